@@ -1,0 +1,44 @@
+/*
+ * The daemon's configuration: defaults, then a JSON file, then the environment, then the command line. Errors name the
+ * source (file and line, variable, or argument) and what was expected.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "engine/base/buf.h"
+#include "engine/base/status.h"
+
+#define CONFIG_FIELD_STRING  char *
+#define CONFIG_FIELD_BOOL    bool
+#define CONFIG_FIELD_INT     int64_t
+#define CONFIG_FIELD_BYTES   int64_t
+#define CONFIG_FIELD_SECONDS int64_t /* milliseconds */
+
+struct config {
+#define OPT(kind, field, name, def, min, max, help) CONFIG_FIELD_##kind field;
+#include "config/options.def"
+#undef OPT
+};
+
+/* Fills in the defaults; free with config_free(). */
+enum status config_init(struct config *c);
+void config_free(struct config *c);
+
+/* Each layer on top of what is there. A file that cannot be read or holds an unknown or ill-typed option is an error. */
+enum status config_read_file(struct config *c, const char *path, struct error *err);
+enum status config_read_env(struct config *c, char **envp, struct error *err);
+/*
+ * Reads options from argv[1..argc). An argument that is no option is an error, except that it is stored in *positional
+ * (borrowed) when that is not NULL and still empty.
+ */
+enum status config_read_args(struct config *c, int argc, char **argv, const char **positional, struct error *err);
+
+/* All of the above in order; --config FILE is taken from the arguments (or KVASIR_CONFIG), and cross-checks are made. */
+enum status config_load(struct config *c, int argc, char **argv, char **envp, struct error *err);
+
+/* Appends the options with their defaults and help, one a line, for --help. */
+void config_help(struct buf *out);
+/* Appends the effective configuration as JSON; secrets are shown as "***". */
+void config_dump(const struct config *c, struct buf *out);

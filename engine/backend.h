@@ -1,0 +1,163 @@
+/*
+ * What a device does for the engine: memory, weights and the operations of a transformer, each over a whole batch.
+ * The forward pass (model/forward.c) is written once over this table; cpu/ and cuda/ implement it.
+ *
+ * Addresses. `float *` and `void *` operands of operations are device addresses: the host may compute with them but reads and writes
+ * them only through mem_read() and mem_write(). Arrays inside struct batch are host memory.
+ *
+ * Order. Operations of one backend run in the order they are called. They may be asynchronous: a result may be read after
+ * mem_read() or sync(), and a host array passed to an operation may change after step_end().
+ *
+ * Determinism. What an operation computes for a row depends on that row alone: not on which rows share the batch, how a prompt was
+ * cut into chunks, how many threads there are, or where its pages lie.
+ *
+ * Threads. One thread, the worker that owns the device, calls a backend.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "engine/base/status.h"
+#include "engine/model/quant.h"
+
+struct backend;
+struct weight; /* a matrix as the backend keeps it, possibly repacked; opaque to the engine */
+
+/* Geometry of the KV cache. A page holds page_tokens positions of ALL layers. Its inner order belongs to the backend. */
+struct kv_layout {
+	int32_t n_layer;
+	int32_t n_head_kv;
+	int32_t head_dim;     /* of K and of V */
+	int32_t page_tokens;  /* KV_PAGE_TOKENS */
+	enum quant_type type; /* QUANT_F16 */
+	size_t page_bytes;    /* 2 * n_layer * n_head_kv * head_dim * page_tokens * element bytes */
+	size_t page_stride;   /* page_bytes rounded up to 4096: distance of two pages in the pool's slab */
+};
+
+enum { KV_PAGE_TOKENS = 16 };
+
+/* One sequence's part of a step. Its rows stand at positions first_position, first_position + 1, ... */
+struct batch_seq {
+	int32_t first_row;
+	int32_t n_rows;
+	int32_t first_position;
+	const int32_t *block_table; /* [n_pages] page numbers; position p lies in page block_table[p / page_tokens] */
+	int32_t n_pages;            /* enough for first_position + n_rows */
+};
+
+/* One step: decode rows and prefill chunks of many sequences together. */
+struct batch {
+	int32_t n_rows;
+	const int32_t *token;    /* [n_rows] */
+	const int32_t *position; /* [n_rows] */
+	int32_t n_seqs;
+	const struct batch_seq *seq; /* [n_seqs]; rows of all of them cover [0, n_rows) without gaps, in order */
+	int32_t n_outputs;
+	const int32_t *output_row;   /* [n_outputs] rows whose logits are wanted, ascending */
+};
+
+/* A matrix in the model file: n_out rows of n_in elements. */
+struct weight_desc {
+	const char *name;
+	const struct quant_format *format;
+	int64_t n_in;
+	int64_t n_out;
+	const void *data; /* host memory; stays valid until the weight is destroyed */
+};
+
+/* y[n_rows][n_out] = x[n_rows][n_in] * W^T (+ bias[n_out]) (+ y when accumulate). */
+struct matmul {
+	const struct weight *weight;
+	const float *bias; /* device address or NULL */
+	float *y;
+	bool accumulate;
+};
+
+enum rope_pairing {
+	ROPE_INTERLEAVED, /* rotates (x[2i], x[2i+1]): llama files */
+	ROPE_HALVES,      /* rotates (x[i], x[i + n_dims/2]): qwen files ("neox") */
+};
+
+/* Angle of pair i at position p: p * inv_freq[i]; sine and cosine are scaled by `magnitude` (YaRN's attention factor). */
+struct rope_params {
+	enum rope_pairing pairing;
+	int32_t n_dims;        /* rotated dimensions of a head; the rest pass through */
+	const float *inv_freq; /* host, [n_dims / 2], stays valid as long as the model */
+	float magnitude;
+};
+
+struct backend_info {
+	const char *name;   /* "cpu-avx512", "cpu-reference", "cuda" */
+	char detail[128];   /* e.g. the instruction sets or the GPU's name */
+	int32_t n_threads;  /* 0 where it does not apply */
+	bool host_memory;   /* device addresses are host addresses */
+};
+
+struct backend_ops {
+	void (*destroy)(struct backend *b);
+	void (*info)(const struct backend *b, struct backend_info *out);
+
+	/* Zeroed device memory, aligned to 4096 bytes. NOMEM when there is not enough. */
+	enum status (*mem_alloc)(struct backend *b, size_t bytes, void **out);
+	void (*mem_free)(struct backend *b, void *p, size_t bytes);
+	enum status (*mem_write)(struct backend *b, void *dst, const void *host, size_t bytes);
+	enum status (*mem_read)(struct backend *b, void *host, const void *src, size_t bytes);
+
+	enum status (*weight_create)(struct backend *b, const struct weight_desc *desc, struct weight **out, struct error *err);
+	void (*weight_destroy)(struct backend *b, struct weight *w);
+	/* Bytes of device memory the weight takes beyond the mapped file. */
+	size_t (*weight_bytes)(const struct backend *b, const struct weight *w);
+
+	/* Brackets a step; the batch and its arrays stay valid and unchanged in between. max_rows bounds scratch memory. */
+	enum status (*reserve)(struct backend *b, int32_t max_rows, int32_t max_width, const struct kv_layout *layout);
+	enum status (*step_begin)(struct backend *b, const struct batch *batch);
+	enum status (*step_end)(struct backend *b); /* waits; a failure of any operation since step_begin shows here */
+
+	/* out[n_rows][n_in] = rows `token` of the embedding matrix, in float; tokens are those of the step's batch. */
+	enum status (*embed)(struct backend *b, const struct weight *w, float *out);
+	/* out[n][dim] = x / sqrt(mean(x^2) + eps) * gain; out may be x. gain is a device address. */
+	enum status (*rms_norm)(struct backend *b, const float *x, int64_t n, int32_t dim, const float *gain, float eps,
+	                        float *out);
+	/* n_mm products over the same x[n_rows][n_in]; activations are quantised once where the backend does so. */
+	enum status (*matmul)(struct backend *b, const float *x, int64_t n_rows, const struct matmul *mm, int32_t n_mm);
+	/* Rotates q[n_rows][n_head][head_dim] and k[n_rows][n_head_kv][head_dim] in place by each row's position. */
+	enum status (*rope)(struct backend *b, float *q, int32_t n_head, float *k, int32_t n_head_kv, int32_t head_dim,
+	                    const struct rope_params *rope);
+	/* Stores k and v[n_rows][n_head_kv][head_dim] of the batch's rows in their pages. kv: the pool's slab. */
+	enum status (*kv_write)(struct backend *b, void *kv, const struct kv_layout *layout, int32_t layer, const float *k,
+	                        const float *v);
+	/*
+	 * Causal attention of q[n_rows][n_head][head_dim] over each row's positions 0..position, which are in the pages:
+	 * out[n_rows][n_head][head_dim] = softmax(scale * q k^T) v. Query head h uses KV head h / (n_head / n_head_kv).
+	 */
+	enum status (*attention)(struct backend *b, const void *kv, const struct kv_layout *layout, int32_t layer,
+	                         const float *q, int32_t n_head, float scale, float *out);
+	/* gate[n][dim] = silu(gate) * up, silu(x) = x / (1 + exp(-x)). */
+	enum status (*swiglu)(struct backend *b, float *gate, const float *up, int64_t n, int32_t dim);
+	/* out[i] = x[rows[i]], rows of dim floats; rows is host memory. */
+	enum status (*gather_rows)(struct backend *b, const float *x, int32_t dim, const int32_t *rows, int32_t n, float *out);
+	/* Copies whole pages within the slab: to[i] = from[i]; the pairs do not overlap. */
+	enum status (*page_copy)(struct backend *b, void *kv, const struct kv_layout *layout, const int32_t *from,
+	                         const int32_t *to, int32_t n);
+	enum status (*sync)(struct backend *b);
+};
+
+/* Every implementation begins with this. */
+struct backend {
+	const struct backend_ops *ops;
+};
+
+/* Fills page_bytes and page_stride from the other fields. INVALID when they overflow or the type has no KV form. */
+enum status kv_layout_init(struct kv_layout *layout, int32_t n_layer, int32_t n_head_kv, int32_t head_dim,
+                           enum quant_type type);
+
+/* How a backend is chosen: "cpu" (the fastest kind this machine has), "cpu-reference", "cpu-avx2", "cpu-avx512", ... */
+struct backend_options {
+	const char *device;
+	int32_t n_threads; /* 0: one per physical core this process may use */
+};
+
+/* One row per device kind in backend.c. UNSUPPORTED names what the machine lacks; INVALID an unknown device. */
+enum status backend_create(const struct backend_options *options, struct backend **out, struct error *err);

@@ -1,0 +1,257 @@
+/*
+ * The engine, as the server sees it: the only header of engine/ (with base/) that server/ includes.
+ *
+ * An engine is one loaded model with its workers. A session is one conversation: its tokens, their KV pages and a
+ * lifetime. A request is one generation from one prompt. The server submits commands and takes events; both cross threads
+ * through mailboxes, and only ids connect them: an event carries the request_id of the command it answers.
+ *
+ * Threads. Functions marked [any] may be called from any thread; the others belong to the thread that created the engine (the loop).
+ * No function here computes or waits, except engine_create(), engine_destroy() and the offline tools at the end.
+ *
+ * Order. For one generation: PROMPT once, then TOKEN for each token, then exactly one of DONE or ERROR, after which its id is never
+ * heard of again. Every other command is answered by exactly one event. A failure before the first token is an ERROR with
+ * no PROMPT before it.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "engine/base/arena.h"
+#include "engine/base/buf.h"
+#include "engine/base/clock.h"
+#include "engine/base/list.h"
+#include "engine/base/status.h"
+#include "engine/base/str.h"
+#include "engine/sample/sampler.h"
+#include "engine/text/value.h"
+
+struct engine;
+
+enum { ENGINE_SESSION_ID_MAX = 64 }; /* longest session id, in bytes: [A-Za-z0-9_.-] */
+
+struct engine_options {
+	const char *model_path;
+	const char *chat_template; /* Jinja source that replaces the model's own; NULL: the model's */
+	const char *device;        /* see backend.h; NULL: "cpu" */
+	int32_t n_threads;         /* 0: one per physical core */
+	int32_t context_tokens;    /* 0: the trained length */
+	uint64_t kv_bytes;         /* cap of the device pool; 0: derived from the memory that is available */
+	int32_t max_running;       /* generations that share steps; 0: default */
+	int32_t max_queue;         /* generations waiting beyond that before LIMIT; 0: default, -1: no bound */
+	int32_t step_tokens;       /* rows of a step; 0: default */
+	int64_t heartbeat_timeout_ms, session_ttl_ms, session_gc_ms; /* 0: 30 s, 300 s, 15 s */
+	int32_t max_sessions;      /* 0: default */
+	const struct clock *clock; /* NULL: the system's */
+	/* Called from an engine thread when events wait; must only wake the loop (uv_async_send). NULL: engine_wait() is used. */
+	void (*wake)(void *arg);
+	void *wake_arg;
+};
+
+enum engine_state { ENGINE_LOADING, ENGINE_READY, ENGINE_FAILED };
+
+/* Facts about the loaded model; valid while the state is READY. Strings live as long as the engine. */
+struct engine_info {
+	const char *model_name; /* general.name, or the file's base name */
+	const char *file_name;  /* base name of the path */
+	const char *arch;
+	const char *backend;    /* e.g. "cpu-avx512" */
+	const char *quantization; /* most common tensor type, "Q4_1" */
+	uint64_t n_params, file_bytes;
+	int32_t n_ctx, n_ctx_train, n_vocab, n_embd, n_layer, n_threads;
+	uint64_t kv_bytes_per_token, kv_bytes;
+	int32_t page_tokens, n_pages;
+	int32_t bos_token, eos_token; /* -1: none */
+	bool has_chat_template;
+	const char *chat_template; /* source or "" */
+	const char *chat_template_error; /* NULL when chat requests can be rendered */
+};
+
+/*
+ * Starts the engine: the options are checked and copied, and a worker begins to load the model. Loading ends with one
+ * ENGINE_EVENT_STATE (request_id 0).
+ */
+enum status engine_create(const struct engine_options *options, struct engine **out, struct error *err);
+/* Cancels what runs, joins the threads, frees everything. Pending events are dropped. NULL is allowed. */
+void engine_destroy(struct engine *e);
+
+enum engine_state engine_state(const struct engine *e);            /* [any] */
+const struct engine_info *engine_info(const struct engine *e);     /* [any], NULL unless READY */
+/* Why loading failed; valid when the state is FAILED. */
+const struct error *engine_load_error(const struct engine *e);     /* [any] */
+/* A fresh id for a command; never 0. */
+uint64_t engine_next_id(struct engine *e);                         /* [any] */
+
+/* ---- Generation ---- */
+
+enum engine_input { ENGINE_INPUT_TEXT, ENGINE_INPUT_TOKENS, ENGINE_INPUT_CHAT };
+
+struct engine_request {
+	uint64_t id; /* from engine_next_id() */
+	enum engine_input input;
+	/* TEXT: a raw prompt; control tokens in it are parsed, BOS is added as the model asks. */
+	char *text; /* malloc'd */
+	size_t text_n;
+	/* TOKENS: taken as they are; out-of-range ids are INVALID. */
+	int32_t *tokens; /* malloc'd */
+	size_t n_tokens;
+	/* CHAT: variables of the template; the engine adds bos_token, eos_token and the like. Lives in `arena`. */
+	struct arena *arena;
+	struct value *chat;
+
+	char session[ENGINE_SESSION_ID_MAX + 1];   /* "": none. Its KV is reused and kept. Requests of one session run one after the other */
+	char fork_from[ENGINE_SESSION_ID_MAX + 1]; /* "": none. A session whose pages are shared if they match more of the prompt */
+
+	struct sampling_params sampling; /* sampling.bias malloc'd */
+	int32_t max_tokens;              /* -1: until the context is full; 0: prompt only */
+	struct str *stops;               /* malloc'd array of malloc'd strings (free((char *)p)) */
+	size_t n_stops;
+	int32_t *stop_tokens;            /* malloc'd; end the answer like EOS, in addition to the model's own */
+	size_t n_stop_tokens;
+	bool ignore_eos;
+	bool keep_special;               /* special tokens appear in the text */
+	bool want_prompt;                /* the PROMPT event carries the prompt's tokens and text */
+	bool want_prompt_logprobs;       /* ... and their log-probabilities, with sampling.n_logprobs alternatives */
+};
+
+/* A request with defaults (temperature 1, max_tokens -1), zeroed otherwise. NULL when there is no memory. */
+struct engine_request *engine_request_create(struct engine *e);
+void engine_request_destroy(struct engine_request *r); /* also frees arena; NULL is allowed */
+/* Adds a stop string (copied); false when there is no memory. */
+bool engine_request_add_stop(struct engine_request *r, const char *s, size_t n);
+
+/* Takes ownership of r in every case; failures come back as an ERROR event. */
+void engine_submit(struct engine *e, struct engine_request *r);
+/* Ends a generation within one step with DONE (finish CANCELLED); unknown ids are ignored. [any] */
+void engine_cancel(struct engine *e, uint64_t id);
+
+/* ---- Text ---- */
+
+/* Answered by TOKENS. text is copied. */
+void engine_tokenize(struct engine *e, uint64_t id, const char *text, size_t n, bool add_special, bool parse_special);
+/* Renders and tokenises a chat; takes ownership of the arena. Answered by TOKENS, whose text is the prompt. */
+void engine_tokenize_chat(struct engine *e, uint64_t id, struct arena *arena, struct value *chat);
+/* Answered by TEXT. ids are copied. INVALID when one is outside the vocabulary. */
+void engine_detokenize(struct engine *e, uint64_t id, const int32_t *ids, size_t n);
+
+/* ---- Sessions ---- */
+
+struct engine_session_info {
+	char id[ENGINE_SESSION_ID_MAX + 1];
+	int64_t age_ms, idle_ms;     /* since creation, since the last heartbeat or request */
+	int64_t expires_in_ms;       /* until the earlier of heartbeat timeout and TTL */
+	int64_t heartbeat_timeout_ms, ttl_ms;
+	int32_t n_tokens;            /* tokens whose KV the session holds */
+	int32_t n_pages;
+	uint64_t kv_bytes;
+	int32_t n_running, n_waiting; /* its generations */
+	uint64_t n_requests;         /* ended */
+};
+
+struct engine_session_params {
+	char id[ENGINE_SESSION_ID_MAX + 1]; /* "": the engine chooses a random one */
+	int64_t heartbeat_timeout_ms, ttl_ms; /* 0: the engine's; larger ones are cut to it; -1: never (for the server's own) */
+};
+
+/* All answered by SESSION (LIST: SESSIONS), or ERROR: NOT_FOUND, EXISTS, INVALID (id), LIMIT (max_sessions). */
+void engine_session_create(struct engine *e, uint64_t id, const struct engine_session_params *p);
+void engine_session_get(struct engine *e, uint64_t id, const char *session);
+void engine_session_heartbeat(struct engine *e, uint64_t id, const char *session);
+/* Cancels its requests and returns its pages. */
+void engine_session_delete(struct engine *e, uint64_t id, const char *session);
+void engine_session_list(struct engine *e, uint64_t id);
+
+/* ---- Events ---- */
+
+enum engine_finish {
+	ENGINE_FINISH_STOP,      /* end token, stop token or stop string */
+	ENGINE_FINISH_LENGTH,    /* max_tokens */
+	ENGINE_FINISH_CANCELLED, /* cancel, or its session ended: see `detail` */
+};
+
+struct engine_usage {
+	int32_t prompt_tokens, cached_tokens, completion_tokens;
+	int32_t n_preempted; /* times its KV was dropped for others and computed again */
+	int64_t queue_ns, prefill_ns, decode_ns; /* submit -> first step -> first token -> end */
+	int64_t ttft_ns;                         /* submit -> first token; 0 when there was none */
+};
+
+enum engine_event_type {
+	ENGINE_EVENT_STATE,    /* loading ended */
+	ENGINE_EVENT_PROMPT,
+	ENGINE_EVENT_TOKEN,
+	ENGINE_EVENT_DONE,
+	ENGINE_EVENT_ERROR,
+	ENGINE_EVENT_TOKENS,
+	ENGINE_EVENT_TEXT,
+	ENGINE_EVENT_SESSION,
+	ENGINE_EVENT_SESSIONS,
+};
+
+struct engine_event {
+	struct list link;
+	enum engine_event_type type;
+	uint64_t request_id;
+
+	struct buf text;   /* TOKEN, DONE: text released now. PROMPT (want_prompt), TOKENS, TEXT: the whole text */
+	struct buf piece;  /* TOKEN: the token's own bytes, which may split a code point */
+	struct sample_result sample; /* TOKEN: sample.token; log-probabilities when sampling.n_logprobs >= 0 */
+
+	int32_t *tokens;   /* PROMPT (want_prompt), TOKENS: [n_tokens] */
+	size_t n_tokens;
+	struct sample_result *logprobs; /* PROMPT (want_prompt_logprobs): [n_tokens]; [0].logprob is NaN: nothing precedes it */
+
+	struct engine_usage usage; /* PROMPT: prompt_tokens and cached_tokens; DONE: all */
+	enum engine_finish finish; /* DONE */
+	const char *detail;        /* DONE: static text: "eos", "stop", "length", "cancelled", "session_expired", ... */
+	int32_t stop_index;        /* DONE: which stop string ended it, or -1 */
+
+	struct error error;        /* ERROR */
+
+	struct engine_session_info *sessions; /* SESSION (1), SESSIONS: [n_sessions] */
+	size_t n_sessions;
+};
+
+/* Appends all waiting events (struct engine_event.link) to `out`; the caller frees each. Never blocks. */
+bool engine_poll(struct engine *e, struct list *out);
+/* As engine_poll, waiting up to timeout_ms for a first one (negative: for ever); for programs without a loop. */
+bool engine_wait(struct engine *e, struct list *out, int64_t timeout_ms);
+void engine_event_free(struct engine_event *ev);
+/* The bytes of a token for messages and log-probabilities (borrowed for the engine's lifetime). READY only. [any] */
+struct str engine_token_piece(const struct engine *e, int32_t token);
+
+/* ---- Figures ---- */
+
+/* A snapshot of counters (since start) and gauges; consistent in itself. */
+struct engine_stats {
+	int32_t n_running, n_waiting, n_sessions;
+	int32_t pages_total, pages_free, pages_sessions; /* held by idle sessions */
+	uint64_t prompt_tokens, cached_tokens, computed_prompt_tokens, generated_tokens;
+	uint64_t finished_stop, finished_length, cancelled, failed;
+	uint64_t preemptions, sessions_created, sessions_expired, sessions_deleted, session_kv_dropped;
+	uint64_t steps, step_rows;
+	int64_t step_ns;
+};
+
+void engine_stats(const struct engine *e, struct engine_stats *out); /* [any] */
+
+/* ---- Offline tools: they work in the calling thread and need no engine ---- */
+
+/* Appends a description of a GGUF file: text for people, or one JSON object. */
+enum status engine_inspect(const char *path, bool json, struct buf *out, struct error *err);
+
+/* A vocabulary without a model. */
+struct engine_vocab;
+enum status engine_vocab_open(const char *path, struct engine_vocab **out, struct error *err);
+void engine_vocab_close(struct engine_vocab *v); /* NULL is allowed */
+/* *ids is malloc'd. */
+enum status engine_vocab_encode(const struct engine_vocab *v, const char *text, size_t n, bool add_special, bool parse_special,
+                                int32_t **ids, size_t *n_ids, struct error *err);
+
+/* Compiles and renders a template once; vars is a dict. The prompt is appended to `out`. */
+struct engine_template;
+enum status engine_template_open(const char *source, size_t n, struct engine_template **out, struct error *err);
+void engine_template_close(struct engine_template *t);
+enum status engine_template_render(const struct engine_template *t, const struct value *vars, int64_t now_unix_s,
+                                   struct buf *out, struct error *err);

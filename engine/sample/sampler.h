@@ -1,0 +1,63 @@
+/*
+ * The sampler chain: penalties and bias, then temperature, top-k, typical, top-p and min-p filters, then a draw. One
+ * sampler per generation; its random numbers depend on its seed alone.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "engine/base/status.h"
+
+struct logit_bias {
+	int32_t token;
+	float bias; /* added to the logit; -100 and below bans the token */
+};
+
+enum { SAMPLING_MAX_TOP_LOGPROBS = 20 };
+
+struct sampling_params {
+	float temperature;       /* 0: greedy */
+	int32_t top_k;           /* 0 or less: all */
+	float top_p;             /* 1: all */
+	float min_p;             /* 0: all */
+	float typical_p;         /* 1: all */
+	float repeat_penalty;    /* 1: none; divides positive and multiplies negative logits of seen tokens */
+	float presence_penalty;  /* OpenAI: subtracted once for a token that was generated */
+	float frequency_penalty; /* OpenAI: subtracted for each time a token was generated */
+	int32_t penalty_last_n;  /* how many last tokens (prompt included) repeat_penalty sees; -1: all */
+	uint64_t seed;
+	struct logit_bias *bias; /* [n_bias], owned by whoever owns the params */
+	size_t n_bias;
+	int32_t n_logprobs;      /* -1: none; else how many alternatives besides the chosen token's own (0-20) */
+};
+
+/* The neutral setting: temperature 1 and everything else off. */
+void sampling_params_init(struct sampling_params *p);
+/* INVALID names the parameter that is out of range. */
+enum status sampling_params_check(const struct sampling_params *p, int32_t n_vocab, struct error *err);
+
+struct token_logprob {
+	int32_t token;
+	float logprob;
+};
+
+struct sample_result {
+	int32_t token;
+	float logprob; /* natural log, of the model's own distribution (before penalties, temperature and filters) */
+	int32_t n_top;
+	struct token_logprob top[SAMPLING_MAX_TOP_LOGPROBS]; /* most likely first */
+};
+
+struct sampler;
+
+enum status sampler_create(const struct sampling_params *p, int32_t n_vocab, struct sampler **out);
+void sampler_destroy(struct sampler *s); /* NULL is allowed */
+/* Tells the sampler of a token of the prompt (generated = false) or of the answer. */
+void sampler_accept(struct sampler *s, int32_t token, bool generated);
+/* Chooses from logits[n_vocab], which it may overwrite. Does not accept the token. NaN logits are never chosen. */
+void sampler_sample(struct sampler *s, float *logits, struct sample_result *out);
+
+/* log softmax(logits)[token] and the n_top most likely tokens; used for a prompt's own log-probabilities. */
+void sampler_logprobs(const float *logits, int32_t n_vocab, int32_t token, int32_t n_top, struct sample_result *out);

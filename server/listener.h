@@ -1,0 +1,34 @@
+/*
+ * The one port. A connection is accepted by libuv, its request head is peeked at without taking it, and its socket is
+ * handed to ws.c when it asks for a WebSocket, else to http.c. Framing that the libraries would misread is refused here or in
+ * http.c, before any handler runs.
+ */
+#pragma once
+
+#include <uv.h>
+
+#include "config/config.h"
+#include "server/http.h"
+#include "server/ws.h"
+
+struct listener;
+
+struct listener_stats {
+	int32_t connections, websockets; /* open now */
+	uint64_t accepted, refused, dropped_slow;
+};
+
+/* Listens on config.host:config.port. Errors name the address. The config must outlive the listener. */
+enum status listener_start(uv_loop_t *loop, const struct config *config, const struct http_app *http, const struct ws_app *ws,
+                           struct listener **out, struct error *err);
+/* The port in use (for port 0). */
+int listener_port(const struct listener *l);
+void listener_stats(const struct listener *l, struct listener_stats *out);
+/* Stops accepting; open connections go on, and idle kept-alive ones are closed. */
+void listener_stop_accepting(struct listener *l);
+/* Exchanges and WebSockets that are still open: what a drain waits for. */
+int32_t listener_active(const struct listener *l);
+/* Closes every WebSocket with `code` once its queue is sent. */
+void listener_close_websockets(struct listener *l, int code, const char *reason);
+/* Drops everything; `closed` runs (from the loop) when the last handle is gone and *l is freed. */
+void listener_close(struct listener *l, void (*closed)(void *arg), void *arg);

@@ -1,0 +1,34 @@
+/*
+ * WebSocket as the API files see it. ws.c is the only file that knows libwebsockets.
+ *
+ * All of this runs on the loop thread. A connection stays valid until its closed callback returns. Pings go out every
+ * config.ws_ping_interval; a connection that does not answer within config.ws_ping_timeout is closed. Messages are whole,
+ * valid UTF-8 text of at most config.max_body bytes; anything else is closed with the code RFC 6455 names.
+ */
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "engine/base/buf.h"
+#include "engine/base/status.h"
+#include "engine/base/str.h"
+
+struct ws_conn;
+
+struct ws_app {
+	void *app;
+	void (*opened)(struct ws_conn *c, void *app);
+	void (*message)(struct ws_conn *c, struct str text, void *app);
+	/* Any frame of the peer, pongs included: a heartbeat. */
+	void (*alive)(struct ws_conn *c, void *app);
+	void (*closed)(struct ws_conn *c, void *app);
+};
+
+/* Queues one text message (copied). LIMIT when more than config.stream_buffer bytes are unread: the connection is then dropped. */
+enum status ws_send(struct ws_conn *c, const char *text, size_t n);
+/* Sends what is queued, then a close frame. `closed` follows. */
+void ws_close(struct ws_conn *c, int code, const char *reason);
+void ws_set_user(struct ws_conn *c, void *user);
+void *ws_user(const struct ws_conn *c);
+const char *ws_peer(const struct ws_conn *c);

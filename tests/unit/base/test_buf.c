@@ -1,0 +1,57 @@
+#include "tests/unit/unit.h"
+
+#include "engine/base/buf.h"
+
+static void appends_and_terminates(void **state)
+{
+	(void)state;
+	struct buf b = BUF_INIT;
+	buf_puts(&b, "ab");
+	buf_putc(&b, 'c');
+	buf_printf(&b, "%d", 42);
+	assert_string_equal(b.data, "abc42");
+	assert_int_equal(b.len, 5);
+	buf_clear(&b);
+	assert_int_equal(b.len, 0);
+	buf_free(&b);
+}
+
+static void a_size_beyond_memory_fails_and_sticks(void **state)
+{
+	(void)state;
+	struct buf b = BUF_INIT;
+	buf_puts(&b, "x");
+	assert_false(buf_reserve(&b, SIZE_MAX / 2));
+	buf_puts(&b, "y");
+	assert_true(b.failed);
+	assert_null(buf_take(&b, NULL));
+}
+
+static void json_strings_are_escaped_and_always_utf8(void **state)
+{
+	(void)state;
+	struct buf b = BUF_INIT;
+	const char in[] = "a\"\\\n\x01\x7f\xc3\xa9\xff\xc3";
+	buf_json_string(&b, in, sizeof in - 1);
+	assert_string_equal(b.data, "\"a\\\"\\\\\\n\\u0001\\u007f\xc3\xa9\xEF\xBF\xBD\xEF\xBF\xBD\"");
+	buf_free(&b);
+}
+
+static void json_numbers_read_back(void **state)
+{
+	(void)state;
+	const double cases[] = {0.1, 1.0 / 3, -12345.678901234567, 1e300, 5e-324, 0};
+	for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+		struct buf b = BUF_INIT;
+		buf_json_number(&b, cases[i]);
+		assert_true(strtod(b.data, NULL) == cases[i]);
+		buf_free(&b);
+	}
+	struct buf b = BUF_INIT;
+	buf_json_number(&b, 1.0 / 0.0);
+	assert_string_equal(b.data, "null");
+	buf_free(&b);
+}
+
+UNIT_MAIN(cmocka_unit_test(appends_and_terminates), cmocka_unit_test(a_size_beyond_memory_fails_and_sticks),
+          cmocka_unit_test(json_strings_are_escaped_and_always_utf8), cmocka_unit_test(json_numbers_read_back))

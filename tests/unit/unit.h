@@ -1,0 +1,27 @@
+/* What every unit test needs: cmocka in the order it asks for, and a main that runs a table of tests. */
+#pragma once
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define UNIT_MAIN(...)                                                                                                 \
+	int main(void)                                                                                                 \
+	{                                                                                                              \
+		const struct CMUnitTest tests[] = {__VA_ARGS__};                                                       \
+		return cmocka_run_group_tests(tests, NULL, NULL);                                                      \
+	}
+
+/* A small repeatable generator for property tests (xorshift64*). */
+static inline uint64_t unit_rand(uint64_t *state)
+{
+	*state ^= *state >> 12;
+	*state ^= *state << 25;
+	*state ^= *state >> 27;
+	return *state * 0x2545F4914F6CDD1Dull;
+}
