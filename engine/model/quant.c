@@ -206,8 +206,8 @@ static void dequantize_q2_k(const void *src, float *dst, size_t n)
 
 /*
  * hmask:32 qs:64 scales:12 d:2.  x = (d * (s - 32)) * q; q = two bits as in Q2_K, minus 4 when bit e / 32 of
- * hmask[e % 32] is clear. s is a 6-bit scale, i = e / 16: its low nibble in scales[i % 8] (low half for i < 8), its upper
- * two bits at bit 2 * (i / 4) of scales[8 + i % 4].
+ * hmask[e % 32] is clear. s is a 6-bit scale, i = e / 16: its low nibble in scales[i % 8] (low half for i < 8), its
+ * upper two bits at bit 2 * (i / 4) of scales[8 + i % 4].
  */
 static void dequantize_q3_k(const void *src, float *dst, size_t n)
 {
@@ -229,9 +229,9 @@ static void dequantize_q3_k(const void *src, float *dst, size_t n)
 }
 
 /*
- * The eight 6-bit scales and mins of Q4_K and Q5_K in 12 bytes: those of i < 4 are the low six bits of a[i] and a[i + 4];
- * those of i >= 4 have their low nibbles in a[i + 4] (scale below, min above) and their upper bits in bits 6-7 of a[i - 4]
- * and a[i].
+ * The eight 6-bit scales and mins of Q4_K and Q5_K in 12 bytes: those of i < 4 are the low six bits of a[i] and a[i +
+ * 4]; those of i >= 4 have their low nibbles in a[i + 4] (scale below, min above) and their upper bits in bits 6-7 of
+ * a[i - 4] and a[i].
  */
 static void k_scale_min(const uint8_t a[12], int i, int *scale, int *min)
 {
@@ -288,8 +288,8 @@ static void dequantize_q5_k(const void *src, float *dst, size_t n)
 }
 
 /*
- * ql:128 qh:64 scales:16 d:2.  x = (d * scales[e / 16]) * (q - 32), scales signed. With h = e / 128, k = e / 32 % 4, l = e % 32:
- * q = nibble k / 2 of ql[64 * h + 32 * (k % 2) + l] | bits 2k, 2k+1 of qh[32 * h + l] << 4.
+ * ql:128 qh:64 scales:16 d:2.  x = (d * scales[e / 16]) * (q - 32), scales signed. With h = e / 128, k = e / 32 % 4, l
+ * = e % 32: q = nibble k / 2 of ql[64 * h + 32 * (k % 2) + l] | bits 2k, 2k+1 of qh[32 * h + l] << 4.
  */
 static void dequantize_q6_k(const void *src, float *dst, size_t n)
 {
@@ -310,19 +310,13 @@ static void dequantize_q6_k(const void *src, float *dst, size_t n)
 }
 
 static const struct quant_format formats[] = {
-        {QUANT_F32, "F32", 1, 4, dequantize_f32},
-        {QUANT_F16, "F16", 1, 2, dequantize_f16},
-        {QUANT_BF16, "BF16", 1, 2, dequantize_bf16},
-        {QUANT_Q4_0, "Q4_0", BLOCK, 18, dequantize_q4_0},
-        {QUANT_Q4_1, "Q4_1", BLOCK, 20, dequantize_q4_1},
-        {QUANT_Q5_0, "Q5_0", BLOCK, 22, dequantize_q5_0},
-        {QUANT_Q5_1, "Q5_1", BLOCK, 24, dequantize_q5_1},
-        {QUANT_Q8_0, "Q8_0", BLOCK, 34, dequantize_q8_0},
-        {QUANT_Q2_K, "Q2_K", SUPER, 84, dequantize_q2_k},
-        {QUANT_Q3_K, "Q3_K", SUPER, 110, dequantize_q3_k},
-        {QUANT_Q4_K, "Q4_K", SUPER, 144, dequantize_q4_k},
-        {QUANT_Q5_K, "Q5_K", SUPER, 176, dequantize_q5_k},
-        {QUANT_Q6_K, "Q6_K", SUPER, 210, dequantize_q6_k},
+	{QUANT_F32, "F32", 1, 4, dequantize_f32},	   {QUANT_F16, "F16", 1, 2, dequantize_f16},
+	{QUANT_BF16, "BF16", 1, 2, dequantize_bf16},	   {QUANT_Q4_0, "Q4_0", BLOCK, 18, dequantize_q4_0},
+	{QUANT_Q4_1, "Q4_1", BLOCK, 20, dequantize_q4_1},  {QUANT_Q5_0, "Q5_0", BLOCK, 22, dequantize_q5_0},
+	{QUANT_Q5_1, "Q5_1", BLOCK, 24, dequantize_q5_1},  {QUANT_Q8_0, "Q8_0", BLOCK, 34, dequantize_q8_0},
+	{QUANT_Q2_K, "Q2_K", SUPER, 84, dequantize_q2_k},  {QUANT_Q3_K, "Q3_K", SUPER, 110, dequantize_q3_k},
+	{QUANT_Q4_K, "Q4_K", SUPER, 144, dequantize_q4_k}, {QUANT_Q5_K, "Q5_K", SUPER, 176, dequantize_q5_k},
+	{QUANT_Q6_K, "Q6_K", SUPER, 210, dequantize_q6_k},
 };
 
 const struct quant_format *quant_format(uint32_t type)
