@@ -9,8 +9,8 @@ static double half_value(uint16_t h)
 {
 	int exponent = h >> 10 & 31, fraction = h & 1023;
 	double x = exponent == 31 ? (fraction ? (double)NAN : (double)INFINITY)
-	           : exponent     ? ldexp(1024 + fraction, exponent - 25)
-	                          : ldexp(fraction, -24);
+		   : exponent	  ? ldexp(1024 + fraction, exponent - 25)
+				  : ldexp(fraction, -24);
 	return h & 0x8000 ? -x : x;
 }
 
@@ -76,14 +76,14 @@ static void bfloat16_is_the_upper_half_of_a_float(void **state)
 }
 
 /*
- * Known answers: blocks of random bytes with d = 0.5 and m or dmin = 0.25 set at the offsets given, decoded by the Python
- * package gguf 0.19.0. `sum` is the sum of (e + 1) * x[e], which any exchange of two elements changes; every value and the
- * sum are exact in binary.
+ * Known answers: blocks of random bytes with d = 0.5 and m or dmin = 0.25 set at the offsets given, decoded by the
+ * Python package gguf 0.19.0. `sum` is the sum of (e + 1) * x[e], which any exchange of two elements changes; every
+ * value and the sum are exact in binary.
  */
 static const struct known {
 	enum quant_type type;
 	int d_at, m_at; /* -1: the format has none */
-	float some[6];  /* elements 0, 1, 15, 16, 17, 31 of a block of 32; 0, 17, 33, 70, 129, 255 of one of 256 */
+	float some[6];	/* elements 0, 1, 15, 16, 17, 31 of a block of 32; 0, 17, 33, 70, 129, 255 of one of 256 */
 	double sum;
 } known[] = {
 	{QUANT_Q4_0, 0, -1, {-4, -1, 0, 2, -3, -2.5}, 44},
@@ -165,7 +165,7 @@ static void formats_are_found_by_their_number(void **state)
 }
 
 UNIT_MAIN(cmocka_unit_test(every_half_has_its_value_and_survives_a_round_trip),
-          cmocka_unit_test(to_half_rounds_to_the_nearest_and_ties_to_even),
-          cmocka_unit_test(to_half_handles_the_ends_of_the_range), cmocka_unit_test(bfloat16_is_the_upper_half_of_a_float),
-          cmocka_unit_test(blocks_decode_to_known_answers), cmocka_unit_test(plain_types_decode_to_known_answers),
-          cmocka_unit_test(formats_are_found_by_their_number))
+	  cmocka_unit_test(to_half_rounds_to_the_nearest_and_ties_to_even),
+	  cmocka_unit_test(to_half_handles_the_ends_of_the_range),
+	  cmocka_unit_test(bfloat16_is_the_upper_half_of_a_float), cmocka_unit_test(blocks_decode_to_known_answers),
+	  cmocka_unit_test(plain_types_decode_to_known_answers), cmocka_unit_test(formats_are_found_by_their_number))
