@@ -12,19 +12,22 @@ static char *described(struct buf *b, bool json)
 {
 	struct gguf *g;
 	struct error err;
-	if (b->failed || gguf_open_memory(b->data, b->len, &g, &err) != STATUS_OK)
+	assert_false(b->failed);
+	if (gguf_open_memory(b->data, b->len, &g, &err) != STATUS_OK)
 		fail_msg("%s", err.message);
 	struct buf out = BUF_INIT;
 	assert_int_equal(inspect_gguf(g, "m.gguf", json, &out, &err), STATUS_OK);
 	gguf_close(g);
 	buf_free(b);
-	return buf_take(&out, NULL);
+	char *text = buf_take(&out, NULL);
+	assert_non_null(text);
+	return text;
 }
 
 static void has(const char *text, const char *part)
 {
-	if (!strstr(text, part))
-		fail_msg("\"%s\" is not in:\n%s", part, text);
+	if (!text || !strstr(text, part))
+		fail_msg("\"%s\" is not in:\n%s", part, text ? text : "(nothing)");
 }
 
 /* A model of one tensor and all the keys the summary reads. */
