@@ -1,6 +1,7 @@
 /*
- * Any bytes as a GGUF file: either a sentence that says what is wrong, or a reader through which everything can be touched.
- * The walk reads each value by every typed read, each tensor's bytes from end to end, and describes the file in both forms.
+ * Any bytes as a GGUF file: either a sentence that says what is wrong, or a reader through which everything can be
+ * touched. The walk reads each value by every typed read, each tensor's bytes from end to end, and describes the file
+ * in both forms.
  */
 #include <stdint.h>
 #include <stdlib.h>
