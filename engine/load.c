@@ -186,7 +186,7 @@ static enum status fill_info(struct engine *e, int32_t n_pages, int32_t n_ctx, s
 enum status engine_load(struct engine *e, struct error *err)
 {
 	const struct engine_options *o = &e->options;
-	int32_t n_pages, n_ctx;
+	int32_t n_pages = 0, n_ctx = 0;
 	enum status st = gguf_open(o->model_path, &e->gguf, err);
 	if (st != STATUS_OK)
 		return st;

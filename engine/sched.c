@@ -164,6 +164,9 @@ static void share_prefix(struct sched *s, struct request *r, const struct sessio
 	const struct kv_seq *kv = from->running ? &from->running->kv : &from->kv;
 	const struct token_buf *tokens = from->running ? &from->running->tokens : &from->tokens;
 	int32_t n = tokens_common_prefix(r->tokens.ids, (int32_t)r->tokens.n, tokens->ids, kv->n_tokens);
+	/* A running request goes on writing its last page, and has its pages already: only full ones are shared. */
+	if (from->running)
+		n -= n % KV_PAGE_TOKENS;
 	if (n <= r->kv.n_tokens)
 		return;
 	kv_seq_release(s->pool, &r->kv);
