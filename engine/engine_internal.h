@@ -94,9 +94,9 @@ void *worker_thread_main(void *engine);
 
 /* Frees a command and all it still owns, its reply included. */
 void command_destroy(struct command *c);
-/* Sends the command's reply as it stands and frees the command. */
-void command_answer(struct engine *e, struct command *c);
-/* Sends an ERROR in its place and frees the command. */
-void command_fail(struct engine *e, struct command *c, const struct error *err);
-/* Hands an event to the server. */
-void engine_send(struct engine *e, struct engine_event *ev);
+/*
+ * Ends a command with its reply as it stands, or with an ERROR in its place, and frees the command. The event goes to the
+ * end of `out`; the caller hands it over with mailbox_post_all(&e->events, out).
+ */
+void command_answer(struct engine *e, struct command *c, struct list *out);
+void command_fail(struct engine *e, struct command *c, const struct error *err, struct list *out);
