@@ -17,6 +17,7 @@
 #include "engine/base/mailbox.h"
 #include "engine/engine.h"
 #include "engine/kv/pool.h"
+#include "engine/kv/prefix.h"
 #include "engine/model/forward.h"
 #include "engine/model/gguf.h"
 #include "engine/text/template.h"
@@ -75,6 +76,8 @@ struct engine {
 	struct model *model;
 	struct kv_layout layout;
 	struct kv_pool *pool;
+	struct kv_prefix *prefix;
+	struct kv_key root;          /* of pages without a salt */
 	int32_t max_outputs;
 	struct engine_info info;
 	char *model_name, *file_name; /* what info points to */

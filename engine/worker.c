@@ -197,6 +197,7 @@ static void handle_generate(struct worker *w, struct command *c)
 		command_answer(e, c, &w->out);
 		return;
 	}
+	r->root = e->root;
 	command_destroy(c); /* the request carries the flight on */
 	r->session = session;
 	if (session)
@@ -331,6 +332,7 @@ static void take_part(struct worker *w, const struct step_part *part, float *log
 	float *mine = logits + (size_t)part->first_output * (size_t)w->e->info.n_vocab;
 	int32_t first = r->kv.n_tokens;
 	r->kv.n_tokens += part->n_rows;
+	sched_index(&w->sched, r);
 	if (r->state == REQUEST_PREFILL)
 		w->stats.computed_prompt_tokens += (uint64_t)part->n_rows;
 	if (r->prompt_logprobs && !r->prompt_done)
@@ -381,11 +383,17 @@ static void publish(struct worker *w)
 {
 	struct engine *e = w->e;
 	struct engine_stats s = w->stats;
+	struct kv_prefix_stats prefix;
+	kv_prefix_stats(e->prefix, &prefix);
 	s.n_running = w->sched.n_running;
 	s.n_waiting = w->sched.n_waiting;
 	s.n_sessions = (int32_t)w->sessions.n_sessions;
 	s.pages_total = kv_pool_n_pages(e->pool);
 	s.pages_free = kv_pool_n_free(e->pool);
+	s.pages_cached = prefix.n_idle;
+	s.prefix_queries = prefix.queries;
+	s.prefix_hits = prefix.hits;
+	s.prefix_evictions = prefix.evicted;
 	s.preemptions = w->sched.n_preemptions;
 	s.sessions_created = w->sessions.created;
 	s.sessions_expired = w->sessions.expired;
@@ -483,7 +491,7 @@ static enum status start(struct worker *w, struct error *err)
 	st = session_table_init(&w->sessions, e->clock, o->heartbeat_timeout_ms, o->session_ttl_ms, o->max_sessions);
 	if (st != STATUS_OK)
 		return error_set(err, st, "no memory for the session table");
-	st = sched_init(&w->sched, e->pool, &w->sessions, e->clock, o->max_running, o->step_tokens, e->max_outputs);
+	st = sched_init(&w->sched, e->pool, e->prefix, &w->sessions, e->clock, o->max_running, o->step_tokens, e->max_outputs);
 	if (st != STATUS_OK)
 		return error_set(err, st, "no memory for the scheduler");
 	w->next_gc_ms = clock_now_ms(e->clock) + o->session_gc_ms;
