@@ -155,7 +155,7 @@ static void errors_in_the_environment_name_the_variable(void **state)
 	char *envp[] = {ARG("KVASIR_MAX_QUEUE=many"), NULL};
 	assert_int_equal(config_read_env(c, envp, &err), STATUS_INVALID);
 	assert_string_equal(err.message,
-	                    "KVASIR_MAX_QUEUE: max-queue: \"many\" does not fit; expected a whole number from 0 to 1048576");
+	                    "KVASIR_MAX_QUEUE: max-queue: \"many\" does not fit; expected a whole number from 1 to 1048576");
 }
 
 static void contradictions_are_found(void **state)
