@@ -299,6 +299,21 @@ static enum status split_args(struct config *c, int argc, char **argv, char **re
 	return STATUS_OK;
 }
 
+/*
+ * An empty text means "not set" for the options that have no default: a unit file or a container description can then
+ * pass a variable on whether it is set or not.
+ */
+static void drop_empty(struct config *c)
+{
+	for (size_t i = 0; i < table.n; i++) {
+		char **field = (char **)((char *)c + rows[i].offset);
+		if (rows[i].kind == OPTION_STRING && !rows[i].def_text && *field && !**field) {
+			free(*field);
+			*field = NULL;
+		}
+	}
+}
+
 enum status config_load(struct config *c, int argc, char **argv, char **envp, struct error *err)
 {
 	const char *file = env_get(envp, "KVASIR_CONFIG");
@@ -320,6 +335,7 @@ enum status config_load(struct config *c, int argc, char **argv, char **envp, st
 	st = config_read_args(c, n_rest, rest, NULL, err);
 	if (st != STATUS_OK)
 		goto out;
+	drop_empty(c);
 	st = config_check(c, err);
 out:
 	free(rest);

@@ -146,3 +146,10 @@ enum status cli_each_line(enum status (*line)(void *arg, const char *text, size_
 	buf_free(&out);
 	return st;
 }
+
+void cli_error_line(const struct error *err, struct buf *out)
+{
+	buf_puts(out, "{\"error\":");
+	buf_json_string(out, err->message, strlen(err->message));
+	buf_putc(out, '}');
+}

@@ -58,3 +58,5 @@ enum status cli_chat_template(const char *name_or_path, struct buf *out, struct 
  */
 enum status cli_each_line(enum status (*line)(void *arg, const char *text, size_t n, struct buf *out, struct error *err),
                           void *arg, struct error *err);
+/* Appends {"error":"MESSAGE"}: the answer to a line that is wrong. */
+void cli_error_line(const struct error *err, struct buf *out);

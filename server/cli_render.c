@@ -1,7 +1,6 @@
 /* kvasir render: a chat template applied to conversations. */
 #include "server/cli.h"
 
-#include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -54,33 +53,26 @@ static bool parse_now(const char *text, int64_t *unix_s)
 }
 
 /* The model's own strings may become control tokens; everything else on the line is text of a user. */
-static bool trust(struct arena *a, struct value *vars, const json_t *root)
+static bool trust(struct arena *a, struct value *vars, const struct json *root)
 {
 	static const char *const names[] = {"bos_token", "eos_token"};
 	for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-		const json_t *v = json_object_get(root, names[i]);
-		if (json_is_string(v) &&
-		    !value_dict_set(a, vars, names[i], strlen(names[i]),
-		                    value_string(a, json_string_value(v), json_string_length(v), VALUE_TRUSTED)))
+		struct json member = json_get(root, names[i]);
+		struct str s = json_text(&member);
+		if (s.p && !value_dict_set(a, vars, names[i], strlen(names[i]), value_string(a, s.p, s.n, VALUE_TRUSTED)))
 			return false;
 	}
 	return true;
 }
 
-static enum status render(const struct job *job, const json_t *root, struct buf *prompt, struct error *err)
+static enum status render(const struct job *job, const struct json *root, struct buf *prompt, struct error *err)
 {
-	enum status st = STATUS_OK;
+	enum status st;
 	struct arena *a = arena_create(ARENA_BYTES);
-	struct value *vars = NULL;
-	if (!a)
-		return error_set(err, STATUS_NOMEM, "out of memory");
-	if (!json_is_object(root))
-		st = error_set(err, STATUS_INVALID, "expected an object");
-	if (st == STATUS_OK)
-		st = json_to_value(root, a, &vars, err);
-	if (st == STATUS_OK && !trust(a, vars, root))
+	struct value *vars = a ? json_to_value(a, root) : NULL;
+	if (!vars || !trust(a, vars, root))
 		st = error_set(err, STATUS_NOMEM, "out of memory");
-	if (st == STATUS_OK)
+	else
 		st = engine_template_render(job->template, vars, job->now_unix_s, prompt, err);
 	arena_destroy(a);
 	return st;
@@ -89,21 +81,22 @@ static enum status render(const struct job *job, const json_t *root, struct buf 
 static enum status render_line(void *arg, const char *line, size_t n, struct buf *out, struct error *err)
 {
 	struct error why;
+	struct json_doc *doc = NULL;
+	struct json root;
 	struct buf prompt = BUF_INIT;
-	json_error_t json_err;
-	json_t *root = json_loadb(line, n, JSON_ALLOW_NUL, &json_err);
-	bool ok = root && render(arg, root, &prompt, &why) == STATUS_OK;
 	(void)err; /* a line that is wrong is answered in its place; the others go on */
-	if (!root)
-		error_set(&why, STATUS_INVALID, "not valid JSON: %s", json_err.text);
-	buf_puts(out, ok ? "{\"prompt\":" : "{\"error\":");
-	if (ok)
+	enum status st = json_parse((struct str){line, n}, &doc, &root, &why);
+	if (st == STATUS_OK)
+		st = render(arg, &root, &prompt, &why);
+	if (st == STATUS_OK) {
+		buf_puts(out, "{\"prompt\":");
 		buf_json_string(out, prompt.data ? prompt.data : "", prompt.len);
-	else
-		buf_json_string(out, why.message, strlen(why.message));
-	buf_putc(out, '}');
+		buf_putc(out, '}');
+	} else {
+		cli_error_line(&why, out);
+	}
 	buf_free(&prompt);
-	json_decref(root);
+	json_doc_free(doc);
 	return STATUS_OK;
 }
 

@@ -1,12 +1,12 @@
 /* kvasir tokenize: text to token ids, with the vocabulary of a model file alone. */
 #include "server/cli.h"
 
-#include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "engine/engine.h"
+#include "server/json.h"
 
 struct args {
 	char *model, *text;
@@ -51,22 +51,23 @@ static enum status encode(const struct job *job, const char *text, size_t n, str
 static enum status encode_line(void *arg, const char *line, size_t n, struct buf *out, struct error *err)
 {
 	const struct job *job = arg;
-	json_error_t json_err;
 	struct error why;
-	const char *text = NULL;
-	size_t text_n;
-	json_t *root = json_loadb(line, n, JSON_ALLOW_NUL, &json_err);
+	struct json_doc *doc = NULL;
+	struct json root;
+	struct str text = {NULL, 0};
 	(void)err; /* a line that is wrong is answered in its place; the others go on */
-	if (!root)
-		error_set(&why, STATUS_INVALID, "not valid JSON: %s", json_err.text);
-	else if (json_unpack(root, "{s:s%}", "text", &text, &text_n) != 0)
-		error_set(&why, STATUS_INVALID, "expected an object with a string \"text\"");
-	if (!text || encode(job, text, text_n, out, &why) != STATUS_OK) {
-		buf_puts(out, "{\"error\":");
-		buf_json_string(out, why.message, strlen(why.message));
-		buf_putc(out, '}');
+	enum status st = json_parse((struct str){line, n}, &doc, &root, &why);
+	if (st == STATUS_OK) {
+		struct json member = json_get(&root, "text");
+		st = json_read_text(&member, &text, &why);
+		if (st == STATUS_OK && !text.p)
+			st = error_set_param(&why, STATUS_INVALID, "text", "text is missing");
 	}
-	json_decref(root);
+	if (st == STATUS_OK)
+		st = encode(job, text.p, text.n, out, &why);
+	if (st != STATUS_OK)
+		cli_error_line(&why, out);
+	json_doc_free(doc);
 	return STATUS_OK;
 }
 

@@ -158,6 +158,16 @@ static void errors_in_the_environment_name_the_variable(void **state)
 	                    "KVASIR_MAX_QUEUE: max-queue: \"many\" does not fit; expected a whole number from 1 to 1048576");
 }
 
+static void an_empty_text_is_not_set(void **state)
+{
+	struct config *c = *state;
+	struct error err;
+	char *envp[] = {ARG("KVASIR_API_KEY="), ARG("KVASIR_CORS_ORIGIN="), NULL};
+	assert_int_equal(load(c, ARGV(ARG("--model=m")), envp, &err), STATUS_OK);
+	assert_null(c->api_key);
+	assert_string_equal(c->cors_origin, "");
+}
+
 static void contradictions_are_found(void **state)
 {
 	struct config *c = *state;
@@ -217,5 +227,5 @@ static void the_dump_is_a_configuration_file_without_secrets(void **state)
 
 UNIT_MAIN(TEST(the_defaults_are_sound), TEST(a_later_source_wins), TEST(a_named_file_wins_over_the_variable),
           TEST(a_file_sets_every_kind), TEST(errors_in_a_file_name_the_line),
-          TEST(errors_in_the_environment_name_the_variable), TEST(contradictions_are_found),
+          TEST(errors_in_the_environment_name_the_variable), TEST(an_empty_text_is_not_set), TEST(contradictions_are_found),
           TEST(actions_are_told_from_values), TEST(the_dump_is_a_configuration_file_without_secrets))
