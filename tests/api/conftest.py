@@ -40,3 +40,9 @@ def client(daemon):
 def http(daemon):
     with httpx.Client(base_url=daemon.url, timeout=120 * SLOW) as c:
         yield c
+
+
+def pytest_terminal_summary(terminalreporter):
+    """The line that tests/run.sh adds up; an error in a fixture is a failure."""
+    n = {k: len(terminalreporter.stats.get(k, [])) for k in ("passed", "failed", "error", "skipped")}
+    terminalreporter.write_line(f"{n['passed']} passed, {n['failed'] + n['error']} failed, {n['skipped']} skipped")
