@@ -111,7 +111,7 @@ struct engine_request {
 	size_t n_stop_tokens;
 	bool ignore_eos;
 	bool keep_special;               /* special tokens appear in the text */
-	bool want_prompt;                /* the PROMPT event carries the prompt's tokens and text */
+	bool want_prompt;                /* the PROMPT event carries the prompt's tokens and text (as given, for TEXT) */
 	bool want_prompt_logprobs;       /* ... and their log-probabilities, with sampling.n_logprobs alternatives */
 };
 
@@ -121,26 +121,31 @@ void engine_request_destroy(struct engine_request *r); /* also frees arena; NULL
 /* Adds a stop string (copied); false when there is no memory. */
 bool engine_request_add_stop(struct engine_request *r, const char *s, size_t n);
 
-/* Takes ownership of r in every case; failures come back as an ERROR event. */
-void engine_submit(struct engine *e, struct engine_request *r);
+/*
+ * The commands below return NOMEM when there was no memory to send them: no event follows then. Every other failure
+ * comes back as an ERROR event.
+ */
+
+/* Takes ownership of r in every case. */
+enum status engine_submit(struct engine *e, struct engine_request *r);
 /* Ends a generation within one step with DONE (finish CANCELLED); unknown ids are ignored. [any] */
-void engine_cancel(struct engine *e, uint64_t id);
+enum status engine_cancel(struct engine *e, uint64_t id);
 
 /* ---- Text ---- */
 
 /* Answered by TOKENS. text is copied. */
-void engine_tokenize(struct engine *e, uint64_t id, const char *text, size_t n, bool add_special, bool parse_special);
+enum status engine_tokenize(struct engine *e, uint64_t id, const char *text, size_t n, bool add_special, bool parse_special);
 /* Renders and tokenises a chat; takes ownership of the arena. Answered by TOKENS, whose text is the prompt. */
-void engine_tokenize_chat(struct engine *e, uint64_t id, struct arena *arena, struct value *chat);
+enum status engine_tokenize_chat(struct engine *e, uint64_t id, struct arena *arena, struct value *chat);
 /* Answered by TEXT. ids are copied. INVALID when one is outside the vocabulary. */
-void engine_detokenize(struct engine *e, uint64_t id, const int32_t *ids, size_t n);
+enum status engine_detokenize(struct engine *e, uint64_t id, const int32_t *ids, size_t n);
 
 /* ---- Sessions ---- */
 
 struct engine_session_info {
 	char id[ENGINE_SESSION_ID_MAX + 1];
 	int64_t age_ms, idle_ms;     /* since creation, since the last heartbeat or request */
-	int64_t expires_in_ms;       /* until the earlier of heartbeat timeout and TTL */
+	int64_t expires_in_ms;       /* until the earlier of heartbeat timeout and TTL; -1: never */
 	int64_t heartbeat_timeout_ms, ttl_ms;
 	int32_t n_tokens;            /* tokens whose KV the session holds */
 	int32_t n_pages;
@@ -155,12 +160,12 @@ struct engine_session_params {
 };
 
 /* All answered by SESSION (LIST: SESSIONS), or ERROR: NOT_FOUND, EXISTS, INVALID (id), LIMIT (max_sessions). */
-void engine_session_create(struct engine *e, uint64_t id, const struct engine_session_params *p);
-void engine_session_get(struct engine *e, uint64_t id, const char *session);
-void engine_session_heartbeat(struct engine *e, uint64_t id, const char *session);
+enum status engine_session_create(struct engine *e, uint64_t id, const struct engine_session_params *p);
+enum status engine_session_get(struct engine *e, uint64_t id, const char *session);
+enum status engine_session_heartbeat(struct engine *e, uint64_t id, const char *session);
 /* Cancels its requests and returns its pages. */
-void engine_session_delete(struct engine *e, uint64_t id, const char *session);
-void engine_session_list(struct engine *e, uint64_t id);
+enum status engine_session_delete(struct engine *e, uint64_t id, const char *session);
+enum status engine_session_list(struct engine *e, uint64_t id);
 
 /* ---- Events ---- */
 
