@@ -187,7 +187,7 @@ int cli_generate(int argc, char **argv)
 	struct args args;
 	struct error err;
 	struct engine *engine = NULL;
-	struct engine_request *request;
+	struct engine_request *request = NULL;
 	struct buf prompt = BUF_INIT, template = BUF_INIT;
 	struct sigaction action = {.sa_handler = on_interrupt};
 	int status;

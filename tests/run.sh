@@ -4,18 +4,24 @@
 #   tests/run.sh [--full] [SUITE...]
 #
 # Suites, in this order (default: all but the slow ones, which --full adds):
-#   includes  who may include whom                       noserver  -Dserver=disabled builds and its tools work
-#   unit      meson test                                 golden    independent outputs, read from $KVASIR_SHARED
-#   api       the daemon with real clients               soak      1,000 requests with random cancels leave nothing behind
-#   sanitize  unit and API tests under ASan and UBSan    clang     clang builds it all, warnings are errors
-#   fuzz      each parser for a minute                   tsan      (slow) unit and API tests under TSan
+#   includes  who may include whom
+#   readme    its options are those of the program
+#   noserver  -Dserver=disabled builds, and its tools work
+#   unit      meson test
+#   golden    independent outputs, read from $KVASIR_SHARED
+#   api       the daemon with real clients
+#   soak      1,000 requests with random cancels leave nothing behind
+#   sanitize  unit and API tests under ASan and UBSan
+#   clang     clang builds it all, warnings are errors
+#   fuzz      each parser for a minute
+#   tsan      unit and API tests under TSan (slow)
 #
 # KVASIR_TEST_MODEL names the model file (else it is fetched into .cache/), KVASIR_SHARED the folder of golden files
 # (default: ../shared beside the repository), KVASIR_JOBS how many compilers and tests run at once.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 2
 
-everyday=(includes noserver unit golden api soak sanitize clang fuzz)
+everyday=(includes readme noserver unit golden api soak sanitize clang fuzz)
 slow=(tsan)
 full=no
 suites=()
@@ -146,6 +152,8 @@ api_tests() { # NAME BUILD
 
 suite_includes() { summed includes tests/check_includes.sh; }
 
+suite_readme() { build build >/dev/null && check readme tests/check_readme.sh build/server/kvasir; }
+
 suite_noserver() {
 	build build-noserver -Dserver=disabled -Dtests=disabled || return
 	check noserver-version build-noserver/server/kvasir version
@@ -204,26 +212,22 @@ suite_tsan() {
 	unset TSAN_OPTIONS
 }
 
-# One clang build serves the warnings and the fuzzers.
-build_clang() {
-	if ! command -v clang >/dev/null; then
-		skip "$1" "clang is not installed"
-		return 1
-	fi
-	CC=clang build build-clang -Dfuzz=true
+need_clang() {
+	command -v clang >/dev/null && return 0
+	skip "$1" "clang is not installed"
+	return 1
 }
 
-suite_clang() { build_clang clang && unit_tests clang-unit build-clang; }
+suite_clang() {
+	need_clang clang || return
+	CC=clang build build-clang && unit_tests clang-unit build-clang
+}
 
 suite_fuzz() {
-	if [ ! -x tests/fuzz/run.sh ]; then
-		skip fuzz "tests/fuzz/run.sh is not there"
-		return
-	fi
-	build_clang fuzz >/dev/null || return
+	need_clang fuzz || return
 	local seconds=60
 	[ "$full" = no ] || seconds=600
-	summed fuzz tests/fuzz/run.sh build-clang "$seconds"
+	KVASIR_JOBS=$jobs summed fuzz tests/fuzz/run.sh "$seconds"
 }
 
 model
