@@ -31,13 +31,13 @@ def cached(reply):
 
 def test_a_session_is_made_seen_kept_alive_and_deleted(http):
     made = http.post("/v1/sessions", json={"id": "mine-1"})
-    assert made.status_code in (200, 201)
+    assert made.status_code == 200
     assert made.json()["id"] == "mine-1"
     assert http.post("/v1/sessions", json={"id": "mine-1"}).status_code == 409
     assert http.get("/v1/sessions/mine-1").json()["id"] == "mine-1"
     assert "mine-1" in [s["id"] for s in http.get("/v1/sessions").json()["data"]]
     assert http.post("/v1/sessions/mine-1/heartbeat").status_code == 200
-    assert http.delete("/v1/sessions/mine-1").status_code in (200, 204)
+    assert http.delete("/v1/sessions/mine-1").status_code == 200
     gone = http.get("/v1/sessions/mine-1")
     assert gone.status_code == 404
     assert set(gone.json()["error"]) == {"message", "type", "param", "code"}
@@ -55,10 +55,7 @@ def test_the_daemon_chooses_an_id(http):
 @pytest.mark.parametrize("bad", ["a b", "ä", "x" * 65, "a/b", ""])
 def test_a_bad_id_is_refused(http, bad):
     r = http.post("/v1/sessions", json={"id": bad})
-    if bad == "":  # as good as none
-        assert r.status_code in (200, 201, 400)
-    else:
-        assert r.status_code == 400 and r.json()["error"]["param"]
+    assert r.status_code == 400 and r.json()["error"]["param"] == "id"
 
 
 def test_the_second_turn_computes_only_what_is_new(http):
@@ -95,7 +92,7 @@ def test_a_changed_history_shares_the_common_part_and_answers_the_same(http):
     http.delete(f"/v1/sessions/{s}")
 
 
-def test_an_unknown_session_is_a_404_or_made(http):
+def test_an_unknown_session_is_a_404(http):
     r = http.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1,
                                                "session_id": "never-made"})
     assert r.status_code == 404
@@ -108,7 +105,9 @@ def test_a_deleted_session_returns_its_pages(daemon, http):
     s = http.post("/v1/sessions", json={}).json()["id"]
     ask(http, [{"role": "user", "content": LONG * 4}], s)
     assert daemon.metrics()["kvasir:kv_pages_free"] < before
-    assert http.get(f"/v1/sessions/{s}").json()["kv"]["pages"] > 0 if "kv" in http.get(f"/v1/sessions/{s}").json() else True
+    seen = http.get(f"/v1/sessions/{s}").json()
+    assert before - daemon.metrics()["kvasir:kv_pages_free"] == seen["pages"] > 0
+    assert seen["pages"] * 16 >= seen["tokens"] > 0 and seen["kv_bytes"] > 0
     http.delete(f"/v1/sessions/{s}")
     eventually(lambda: daemon.metrics()["kvasir:kv_pages_free"] == before, 2, "all pages are back")
 
@@ -138,7 +137,7 @@ def test_heartbeats_keep_a_session_until_its_ttl(brief):
 
 def test_expiry_cancels_what_runs(brief):
     with httpx.Client(base_url=brief.url, timeout=60 * SLOW) as http:
-        s = http.post("/v1/sessions", json={"ttl_ms": int(600 * SLOW), "ttl": 0.6 * SLOW}).json()["id"]
+        s = http.post("/v1/sessions", json={"ttl": 0.6 * SLOW}).json()["id"]
         start = time.monotonic()
         r = http.post("/v1/completions", json={"prompt": LONG, "max_tokens": 6000, "temperature": 0, "session_id": s,
                                                "ignore_eos": True, "stream": True})

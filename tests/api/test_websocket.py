@@ -61,8 +61,7 @@ def test_a_cancel_ends_the_response_and_its_work(daemon, wire):
             break
     wire.send(type="response.cancel", response_id=created["response"]["id"])
     last = list(wire.events())[-1]
-    assert last["type"] in ("response.incomplete", "response.failed", "response.completed")
-    assert last["response"]["status"] in ("cancelled", "incomplete")
+    assert last["type"] == "response.incomplete" and last["response"]["status"] == "cancelled"
     daemon.wait_idle(1)
     again, text = wire.ask("Say yes.")  # the connection goes on
     assert text
