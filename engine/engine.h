@@ -256,6 +256,9 @@ void engine_vocab_close(struct engine_vocab *v); /* NULL is allowed */
 enum status engine_vocab_encode(const struct engine_vocab *v, const char *text, size_t n, bool add_special, bool parse_special,
                                 int32_t **ids, size_t *n_ids, struct error *err);
 
+/* The source of a chat template that comes with the engine, or NULL when there is none of that name. */
+const char *engine_builtin_template(const char *name);
+
 /* Compiles and renders a template once; vars is a dict. The prompt is appended to `out`. */
 struct engine_template;
 enum status engine_template_open(const char *source, size_t n, struct engine_template **out, struct error *err);
