@@ -1,7 +1,7 @@
 #!/bin/sh
 # Runs each fuzz target for SECONDS on its seeds: tests/fuzz/run.sh SECONDS [TARGET...]
-# Builds with clang (libFuzzer, ASan, UBSan) in $KVASIR_FUZZ_BUILD (default build-fuzz). Prints one line per target; the exit
-# status is 1 when one found something, whose input and log then lie in that folder's findings/. The corpus grows from run
+# $KVASIR_JOBS at a time (default: the CPUs). Builds with clang (libFuzzer, ASan, UBSan) in $KVASIR_FUZZ_BUILD (default build-fuzz). Prints one line per target and
+# their sum; the exit status is 1 when one found something, whose input and log then lie in that folder's findings/. The corpus grows from run
 # to run in corpus/.
 set -eu
 
@@ -29,11 +29,11 @@ figure() { # NAME FILE: a figure of -print_final_stats
 }
 
 mkdir -p "$build/findings"
-failed=0
-for name in "$@"; do
-	corpus=$build/corpus/$name seeds=$build/seeds/$name log=$build/findings/$name.log
+
+# Fuzzes one target and prints its line.
+fuzz() {
+	name=$1 corpus=$build/corpus/$1 seeds=$build/seeds/$1 log=$build/findings/$1.log dict=$root/tests/fuzz/$1.dict
 	mkdir -p "$corpus" "$seeds"
-	dict=$root/tests/fuzz/$name.dict
 	set -- -max_total_time="$seconds" -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 \
 		-artifact_prefix="$build/findings/$name-"
 	[ -f "$dict" ] && set -- "$@" -dict="$dict"
@@ -41,9 +41,30 @@ for name in "$@"; do
 		printf '%-12s ok       %s runs, %s inputs in the corpus\n' "$name" "$(figure number_of_executed_units "$log")" \
 			"$(find "$corpus" -type f | wc -l)"
 	else
-		failed=1
 		printf '%-12s FINDING  %s\n' "$name" "$(grep -m 1 -E 'SUMMARY|ERROR|runtime error' "$log" || echo "see $log")"
 		grep -E 'Test unit written|artifact' "$log" || true
 	fi
+}
+
+# A few at a time; each prints into a file of its own, so that lines do not mix.
+jobs=${KVASIR_JOBS:-$(nproc)} running=0
+for name in "$@"; do
+	fuzz "$name" >"$build/findings/$name.result" 2>&1 &
+	running=$((running + 1))
+	if [ "$running" -ge "$jobs" ]; then
+		wait
+		running=0
+	fi
 done
-exit $failed
+wait
+passed=0 failed=0
+for name in "$@"; do
+	cat "$build/findings/$name.result"
+	if grep -q '^[^ ]* *ok ' "$build/findings/$name.result"; then
+		passed=$((passed + 1))
+	else
+		failed=$((failed + 1))
+	fi
+done
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ]
