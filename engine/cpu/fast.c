@@ -1,6 +1,7 @@
 /* The fast backends: weights, matmul and row operations over a table of kernels. Layouts: fast.h. */
 #include "engine/cpu/fast.h"
 
+#include <cpuid.h>
 #include <math.h>
 #include <stdlib.h>
 
@@ -422,9 +423,16 @@ fail:
 	return error_set(err, STATUS_NOMEM, "no memory for the backend %s", kernels->name);
 }
 
+/* clang's __builtin_cpu_supports() does not know this name; AVX implies that the system saves the registers. */
+static bool has_f16c(void)
+{
+	unsigned a, b, c, d;
+	return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+
 enum status cpu_avx2_create(int32_t n_threads, struct backend **out, struct error *err)
 {
-	if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !__builtin_cpu_supports("f16c"))
+	if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !has_f16c())
 		return error_set(err, STATUS_UNSUPPORTED, "this machine has no AVX2, FMA or F16C, which cpu-avx2 needs");
 	return fast_create(&cpu_kernels_avx2, n_threads, out, err);
 }
