@@ -145,7 +145,7 @@ INLINE void store_outputs(const struct tile_job *t, int row, int at, vf v)
  */
 INLINE void add_products(vi *sum, const char *p, int rows, enum pack_planes planes, int group, int groups, const int8_t *q)
 {
-	const int parts = rows == 1 ? 4 : rows <= 3 ? 2 : 1;
+	const int parts = rows == 1 ? 4 : rows <= 3 ? 2 : 1, subvectors = groups == 1 ? 8 : 4;
 	vi part[3][4];
 	UNROLL
 	for (int r = 0; r < rows && parts > 1; r++)
@@ -153,8 +153,8 @@ INLINE void add_products(vi *sum, const char *p, int rows, enum pack_planes plan
 		for (int k = 1; k < parts; k++)
 			part[r][k] = vi_zero();
 	UNROLL
-	for (int j = 0; j < 8 / groups; j++) {
-		int sub = group * 8 / groups + j, k = j % parts;
+	for (int j = 0; j < subvectors; j++) {
+		int sub = group * subvectors + j, k = j % parts;
 		vb w = subvector(p, planes, sub);
 		UNROLL
 		for (int r = 0; r < rows; r++) {

@@ -88,7 +88,8 @@ static void products(struct backend *b)
 	const struct quant_format *f;
 	for (size_t i = 0; (f = quant_format_at(i)); i++) {
 		for (int k = 0; k < 8; k++) {
-			int64_t n_in = f->block_elems == 1 ? random_int(&seed, 1, 300) : random_int(&seed, 1, 5) * (int64_t)f->block_elems;
+			int64_t blocks = random_int(&seed, 1, 5);
+			int64_t n_in = f->block_elems == 1 ? random_int(&seed, 1, 300) : blocks * f->block_elems;
 			compare_product(b, f, n_in, random_int(&seed, 1, 150), random_int(&seed, 1, 70), k & 1, k & 2);
 		}
 		for (int rows = 1; rows <= 17; rows++)
@@ -466,6 +467,21 @@ static void converse(struct kv_case *c, const int32_t *table, int32_t n, int32_t
 	}
 }
 
+/* Writes k and v of positions 0 .. n without attending. */
+static void fill(struct kv_case *c, const int32_t *table, int32_t n, const float *k, const float *v)
+{
+	enum { CHUNK = 512 };
+	int64_t width = (int64_t)c->layout.n_head_kv * c->layout.head_dim;
+	for (int32_t at = 0; at < n; at += CHUNK) {
+		struct scattered s;
+		scattered_init(&s);
+		scattered_add(&s, table, at, at + CHUNK < n ? CHUNK : n - at);
+		assert_int_equal(c->b->ops->step_begin(c->b, &s.batch), STATUS_OK);
+		assert_int_equal(c->b->ops->kv_write(c->b, c->kv, &c->layout, 1, k + at * width, v + at * width), STATUS_OK);
+		assert_int_equal(c->b->ops->step_end(c->b), STATUS_OK);
+	}
+}
+
 /* Chunks, pages, neighbours and threads change nothing, also far beyond one range of positions. */
 static void rows_alone(struct backend *b)
 {
@@ -533,8 +549,8 @@ static void long_rows(struct backend *b)
 	struct scattered pool;
 	scattered_init(&pool);
 	scattered_shuffle(&pool, &seed, PAGES);
-	converse(&c, pool.pages, N - LAST, 512, k, v, q, got);
-	converse(&r, pool.pages, N - LAST, 512, k, v, q, want);
+	fill(&c, pool.pages, N - LAST, k, v);
+	fill(&r, pool.pages, N - LAST, k, v);
 	/* the last rows at once, then one by one */
 	for (int chunk = LAST; chunk >= 1; chunk -= LAST - 1)
 		for (int at = N - LAST; at < N; at += chunk) {
@@ -548,7 +564,7 @@ static void long_rows(struct backend *b)
 	scattered_init(&s);
 	scattered_add(&s, pool.pages, N - LAST, LAST);
 	step(&r, &s.batch, k + (N - LAST) * DIM, v + (N - LAST) * DIM, q + (N - LAST) * DIM * 2, want + (N - LAST) * DIM * 2);
-	assert_close(got, want, (size_t)N * DIM * 2, 5e-6);
+	assert_close(got + (N - LAST) * DIM * 2, want + (N - LAST) * DIM * 2, LAST * DIM * 2, 5e-6);
 	close_kv(&c);
 	close_kv(&r);
 	free(k);
