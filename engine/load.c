@@ -262,7 +262,7 @@ enum status engine_load(struct engine *e, struct error *err)
 	if (st != STATUS_OK)
 		return error_set(err, st, "no memory for the prefix index");
 	make_root(e);
-	e->max_outputs = o->max_running + EXTRA_OUTPUTS;
+	e->max_outputs = o->max_running + EXTRA_OUTPUTS < o->step_tokens ? o->max_running + EXTRA_OUTPUTS : o->step_tokens;
 	st = model_reserve(e->model, o->step_tokens, e->max_outputs, &e->layout, err);
 	if (st != STATUS_OK)
 		return st;
