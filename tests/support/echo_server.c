@@ -288,7 +288,7 @@ static void ws_message(struct ws_conn *c, struct str text, void *app)
 			;
 		free(p);
 	} else {
-		ws_send(c, text.p, text.n);
+		ws_send(c, text.n ? text.p : "(empty)", text.n ? text.n : 7);
 	}
 }
 
