@@ -101,7 +101,6 @@ struct engine_request {
 	struct value *chat;
 
 	char session[ENGINE_SESSION_ID_MAX + 1];   /* "": none. Its KV is reused and kept. Requests of one session run one after the other */
-	char fork_from[ENGINE_SESSION_ID_MAX + 1]; /* "": none. A session whose pages are shared if they match more of the prompt */
 
 	struct sampling_params sampling; /* sampling.bias malloc'd */
 	int32_t max_tokens;              /* -1: until the context is full; 0: prompt only */
@@ -121,24 +120,19 @@ void engine_request_destroy(struct engine_request *r); /* also frees arena; NULL
 /* Adds a stop string (copied); false when there is no memory. */
 bool engine_request_add_stop(struct engine_request *r, const char *s, size_t n);
 
-/*
- * The commands below return NOMEM when there was no memory to send them: no event follows then. Every other failure
- * comes back as an ERROR event.
- */
-
-/* Takes ownership of r in every case. */
-enum status engine_submit(struct engine *e, struct engine_request *r);
+/* Takes ownership of r in every case; failures come back as an ERROR event. */
+void engine_submit(struct engine *e, struct engine_request *r);
 /* Ends a generation within one step with DONE (finish CANCELLED); unknown ids are ignored. [any] */
-enum status engine_cancel(struct engine *e, uint64_t id);
+void engine_cancel(struct engine *e, uint64_t id);
 
 /* ---- Text ---- */
 
 /* Answered by TOKENS. text is copied. */
-enum status engine_tokenize(struct engine *e, uint64_t id, const char *text, size_t n, bool add_special, bool parse_special);
+void engine_tokenize(struct engine *e, uint64_t id, const char *text, size_t n, bool add_special, bool parse_special);
 /* Renders and tokenises a chat; takes ownership of the arena. Answered by TOKENS, whose text is the prompt. */
-enum status engine_tokenize_chat(struct engine *e, uint64_t id, struct arena *arena, struct value *chat);
+void engine_tokenize_chat(struct engine *e, uint64_t id, struct arena *arena, struct value *chat);
 /* Answered by TEXT. ids are copied. INVALID when one is outside the vocabulary. */
-enum status engine_detokenize(struct engine *e, uint64_t id, const int32_t *ids, size_t n);
+void engine_detokenize(struct engine *e, uint64_t id, const int32_t *ids, size_t n);
 
 /* ---- Sessions ---- */
 
@@ -160,12 +154,12 @@ struct engine_session_params {
 };
 
 /* All answered by SESSION (LIST: SESSIONS), or ERROR: NOT_FOUND, EXISTS, INVALID (id), LIMIT (max_sessions). */
-enum status engine_session_create(struct engine *e, uint64_t id, const struct engine_session_params *p);
-enum status engine_session_get(struct engine *e, uint64_t id, const char *session);
-enum status engine_session_heartbeat(struct engine *e, uint64_t id, const char *session);
+void engine_session_create(struct engine *e, uint64_t id, const struct engine_session_params *p);
+void engine_session_get(struct engine *e, uint64_t id, const char *session);
+void engine_session_heartbeat(struct engine *e, uint64_t id, const char *session);
 /* Cancels its requests and returns its pages. */
-enum status engine_session_delete(struct engine *e, uint64_t id, const char *session);
-enum status engine_session_list(struct engine *e, uint64_t id);
+void engine_session_delete(struct engine *e, uint64_t id, const char *session);
+void engine_session_list(struct engine *e, uint64_t id);
 
 /* ---- Events ---- */
 
@@ -231,9 +225,12 @@ struct str engine_token_piece(const struct engine *e, int32_t token);
 /* A snapshot of counters (since start) and gauges; consistent in itself. */
 struct engine_stats {
 	int32_t n_running, n_waiting, n_sessions;
-	int32_t pages_total, pages_free, pages_sessions; /* held by idle sessions */
+	int32_t pages_total, pages_free;
+	int32_t pages_cached;   /* held by the prefix index alone: free for whoever needs them */
+	int32_t pages_sessions; /* references of idle sessions */
 	uint64_t prompt_tokens, cached_tokens, computed_prompt_tokens, generated_tokens;
 	uint64_t finished_stop, finished_length, cancelled, failed;
+	uint64_t prefix_queries, prefix_hits, prefix_evictions; /* pages asked of the prefix index, found, evicted from it */
 	uint64_t preemptions, sessions_created, sessions_expired, sessions_deleted, session_kv_dropped;
 	uint64_t steps, step_rows;
 	int64_t step_ns;
@@ -253,6 +250,9 @@ void engine_vocab_close(struct engine_vocab *v); /* NULL is allowed */
 /* *ids is malloc'd. */
 enum status engine_vocab_encode(const struct engine_vocab *v, const char *text, size_t n, bool add_special, bool parse_special,
                                 int32_t **ids, size_t *n_ids, struct error *err);
+
+/* The source of a chat template that comes with the engine, or NULL when there is none of that name. */
+const char *engine_builtin_template(const char *name);
 
 /* Compiles and renders a template once; vars is a dict. The prompt is appended to `out`. */
 struct engine_template;
