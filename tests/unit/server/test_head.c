@@ -1,6 +1,8 @@
 /* The rules for a request's head and its body's framing: what has one reading passes, all else is refused. */
 #include "tests/unit/unit.h"
 
+#include <stdio.h>
+
 #include "server/head.h"
 
 #define GET  "GET /health/live HTTP/1.1\r\nHost: a\r\n"
