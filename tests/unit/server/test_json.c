@@ -29,8 +29,9 @@ static void only_an_object_is_a_body(void **state)
 {
 	(void)state;
 	struct json root;
-	json_doc_free(parse("{}", &root));
+	struct json_doc *doc = parse("{}", &root);
 	assert_int_equal(json_kind(&root), JSON_DICT);
+	json_doc_free(doc);
 	refuse("", "", "empty");
 	refuse("[1]", "", "object");
 	refuse("\"x\"", "", "not valid JSON");
