@@ -86,7 +86,7 @@ static void start(struct app *a, struct http_exchange *x, struct response_reques
 	}
 	h->app = a;
 	h->x = x;
-	if (response_start(h->r, NULL, NULL, NULL, &err) != STATUS_OK) {
+	if (response_start(h->r, NULL, NULL, &err) != STATUS_OK) {
 		response_destroy(h->r);
 		free(h);
 		reply_error(x, &err);

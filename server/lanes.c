@@ -259,20 +259,15 @@ static enum status start_turn(struct turn *t, struct error *err)
 {
 	struct lane *l = t->lane;
 	const struct response_request *q = response_request(t->r);
-	const char *fork = t->base && t->base->session[0] ? t->base->session : NULL;
 
 	l->running = t;
 	if (q->params.proto->session[0]) {
 		memcpy(l->external, q->params.proto->session, sizeof l->external);
-		return response_start(t->r, t->base, NULL, fork, err);
+		return response_start(t->r, t->base, NULL, err);
 	}
 	l->external[0] = '\0';
-	if (fork && strcmp(fork, l->session) == 0)
-		fork = NULL;
-	/* A session of the lane that has been replaced is not there to fork from. */
-	if (t->retried)
-		fork = NULL;
-	return response_start(t->r, t->base, l->session, fork, err);
+	/* A turn that continues another lane's response finds its pages in the prefix index. */
+	return response_start(t->r, t->base, l->session, err);
 }
 
 /* Starts the next turn of a lane, if it can. What goes wrong ends that turn, which brings the one after it here. */

@@ -338,7 +338,9 @@ struct engine_request *params_request(const struct params *p, struct engine *e, 
 		engine_request_destroy(r);
 		return NULL;
 	}
-	memcpy(choice == 0 ? r->session : r->fork_from, from->session, sizeof r->session);
+	/* One choice carries the session on; the prefix index shares the prompt with the others. */
+	if (choice == 0)
+		memcpy(r->session, from->session, sizeof r->session);
 	r->max_tokens = from->max_tokens;
 	r->ignore_eos = from->ignore_eos;
 	r->keep_special = from->keep_special;

@@ -431,8 +431,7 @@ static enum status build_prompt(struct response *r, struct engine_request *reque
 	return status;
 }
 
-enum status response_start(struct response *r, struct history *base, const char *session, const char *fork_from,
-                           struct error *err)
+enum status response_start(struct response *r, struct history *base, const char *session, struct error *err)
 {
 	struct engine_request *request = params_request(&r->q.params, r->app->engine, 0);
 	struct generation *g = generation_create(r->app, 1, &r->origin, &ops, r);
@@ -447,8 +446,6 @@ enum status response_start(struct response *r, struct history *base, const char 
 	}
 	if (session)
 		snprintf(request->session, sizeof request->session, "%s", session);
-	if (fork_from)
-		snprintf(request->fork_from, sizeof request->fork_from, "%s", fork_from);
 	memcpy(r->session, request->session, sizeof r->session);
 	status = build_prompt(r, request, err);
 	if (status != STATUS_OK)

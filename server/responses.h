@@ -59,11 +59,10 @@ struct response_sink {
 struct response *response_create(struct app *a, struct response_request *q, const struct response_sink *sink, void *arg,
                                  const struct generation_origin *origin, const char *stream_id);
 /*
- * Submits it. base: what it continues, or NULL (a reference is taken). session and fork_from as in struct engine_request,
- * or NULL for the request's own. On an error nothing has been submitted and no callback will come.
+ * Submits it. base: what it continues, or NULL (a reference is taken). session as in struct engine_request, or NULL for
+ * the request's own. On an error nothing has been submitted and no callback will come.
  */
-enum status response_start(struct response *r, struct history *base, const char *session, const char *fork_from,
-                           struct error *err);
+enum status response_start(struct response *r, struct history *base, const char *session, struct error *err);
 /* Ends it with its terminal event: at once when it was not started, else when the engine has stopped. */
 void response_cancel(struct response *r);
 /* Cancels it unseen when it still runs. NULL is allowed. */

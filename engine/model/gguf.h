@@ -79,3 +79,5 @@ enum status gguf_get_ints(const struct gguf *g, const char *key, int32_t **out, 
 
 /* "u32", "string", ... for messages and `inspect`. */
 const char *gguf_type_name(enum gguf_type type);
+/* Bytes of one value in the file; 0 for strings and arrays, whose size varies. */
+size_t gguf_type_bytes(enum gguf_type type);
