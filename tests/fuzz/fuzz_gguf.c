@@ -1,7 +1,7 @@
 /*
  * Any bytes as a GGUF file: either a sentence that says what is wrong, or a reader through which everything can be
- * touched. The walk reads each value by every typed read, each tensor's bytes from end to end, and describes the file
- * in both forms.
+ * touched. The walk reads each value by every typed read and each tensor's bytes from end to end, takes the file for a
+ * model and reads its parameters, and describes it in both forms.
  */
 #include <stdint.h>
 #include <stdlib.h>
@@ -9,6 +9,7 @@
 
 #include "engine/base/utf8.h"
 #include "engine/inspect.h"
+#include "engine/model/arch.h"
 #include "engine/model/gguf.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -88,6 +89,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		touch_value(g, gguf_value_at(g, i));
 	for (size_t i = 0; i < gguf_n_tensors(g); i++)
 		touch_tensor(gguf_tensor_at(g, i), data, size);
+	struct model_params params;
+	arch_read_params(g, &params, &err);
 	for (int json = 0; json < 2; json++) {
 		struct buf out = BUF_INIT;
 		expect(inspect_gguf(g, "input", json, &out, &err) == STATUS_OK);

@@ -4,8 +4,8 @@
  *
  *   score --model FILE [--device NAME] [--threads N] [--chunk ROWS] [--together] [--sparse N] [--top K] [--logits FILE]
  *
- * Standard input: one sequence per line, token ids separated by blanks. Standard output: a line `vocab N`, then for
- * each sequence, position by position,
+ * Standard input: one sequence per line, token ids separated by blanks. Standard output: a line `vocab N backend NAME`,
+ * then for each sequence, position by position,
  *
  *   SEQUENCE POSITION LOGPROB ARGMAX [ID:LOGPROB ...]
  *
@@ -260,9 +260,9 @@ out:
 	return rc;
 }
 
-static void print(const struct score *s, int32_t n_vocab)
+static void print(const struct score *s, int32_t n_vocab, const char *backend)
 {
-	printf("vocab %" PRId32 "\n", n_vocab);
+	printf("vocab %" PRId32 " backend %s\n", n_vocab, backend);
 	for (int32_t i = 0; i < s->n_seqs; i++) {
 		for (int32_t j = 0; j < s->seqs[i].n; j++) {
 			const struct scored *r = &s->scored[s->seqs[i].first_line + (size_t)j];
@@ -302,8 +302,11 @@ static int score(struct score *s, const struct gguf *g, struct backend *b)
 		goto fail_layout;
 	}
 	rc = run(s, m, kv, max_rows);
-	if (rc == 0)
-		print(s, p->n_vocab);
+	if (rc == 0) {
+		struct backend_info info;
+		b->ops->info(b, &info);
+		print(s, p->n_vocab, info.name);
+	}
 	b->ops->mem_free(b, kv, (size_t)n_pages * layout.page_stride);
 fail_layout:
 	model_destroy(m);
@@ -336,10 +339,13 @@ int main(int argc, char **argv)
 		goto out;
 	}
 	if (gguf_open(s.opt.model, &g, &err) != STATUS_OK ||
-	    backend_create(&(struct backend_options){s.opt.device, s.opt.threads}, &b, &err) != STATUS_OK)
+	    backend_create(&(struct backend_options){s.opt.device, s.opt.threads}, &b, &err) != STATUS_OK) {
 		fail(err.message);
-	else
+		/* The status that tells a test to skip: the machine cannot run this device. */
+		rc = err.status == STATUS_UNSUPPORTED && g ? 77 : 1;
+	} else {
 		rc = score(&s, g, b);
+	}
 	if (s.logits && fclose(s.logits) != 0)
 		rc = fail("cannot write the logits");
 	if (b)

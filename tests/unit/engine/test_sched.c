@@ -16,6 +16,7 @@ static struct clock now;
 
 struct fixture {
 	struct kv_pool *pool;
+	struct kv_prefix *prefix;
 	struct session_table sessions;
 	struct sched sched;
 	uint64_t next_id;
@@ -30,7 +31,8 @@ static void setup(struct fixture *f, int32_t n_pages)
 	clock_manual_init(&now, 1);
 	assert_int_equal(kv_pool_create(&mem.base, &layout, n_pages, &f->pool, NULL), STATUS_OK);
 	assert_int_equal(session_table_init(&f->sessions, &now, 30000, 300000, 100), STATUS_OK);
-	assert_int_equal(sched_init(&f->sched, f->pool, &f->sessions, &now, MAX_RUNNING, STEP, MAX_RUNNING + 8), STATUS_OK);
+	assert_int_equal(kv_prefix_create(f->pool, &f->prefix), STATUS_OK);
+	assert_int_equal(sched_init(&f->sched, f->pool, f->prefix, &f->sessions, &now, MAX_RUNNING, STEP, MAX_RUNNING + 8), STATUS_OK);
 }
 
 static void teardown(struct fixture *f)
@@ -40,6 +42,7 @@ static void teardown(struct fixture *f)
 		session_remove(&f->sessions, f->pool, f->sessions.heap[0]);
 	sched_free(&f->sched);
 	session_table_free(&f->sessions);
+	kv_prefix_destroy(f->prefix);
 	assert_int_equal(kv_pool_n_free(f->pool), kv_pool_n_pages(f->pool));
 	assert_int_equal(kv_pool_destroy(f->pool), STATUS_OK);
 	assert_int_equal(mem.allocated, 0);
@@ -118,7 +121,7 @@ static int32_t run_step(struct fixture *f)
 			int32_t p = q->first_position + k, page = q->block_table[p / PAGE];
 			assert_int_equal(b->position[rows], p);
 			assert_int_equal(b->token[rows], r->tokens.ids[p]);
-			/* Nobody else may see a page that is written. */
+			/* Nobody else may see a page that is written, the index included. */
 			assert_int_equal(kv_pool_refs(f->pool, page), 1);
 			cell(f, page, p)[0] = b->token[rows];
 			cell(f, page, p)[1] = p;
@@ -133,6 +136,7 @@ static int32_t run_step(struct fixture *f)
 	for (int32_t i = 0; i < n_seqs; i++) {
 		struct request *r = f->sched.part[i].request;
 		r->kv.n_tokens += f->sched.part[i].n_rows;
+		sched_index(&f->sched, r);
 		if (request_pending(r) > 0)
 			continue;
 		r->prompt_done = true;
@@ -231,7 +235,7 @@ static void requests_of_one_session_run_one_after_the_other(void **state)
 	teardown(&f);
 }
 
-static void a_fork_shares_pages_of_a_running_or_an_idle_session(void **state)
+static void a_prompt_shares_the_full_pages_that_anyone_computed(void **state)
 {
 	(void)state;
 	struct fixture f;
@@ -243,18 +247,56 @@ static void a_fork_shares_pages_of_a_running_or_an_idle_session(void **state)
 	add(&f, a, turn, 40, 1);
 	run_all(&f);
 	struct request *fork = add(&f, b, turn, 45, 3);
-	strcpy(fork->spec->fork_from, "a");
-	assert_int_equal(run_step(&f), 5);
-	assert_int_equal(fork->usage.cached_tokens, 40);
-	/* Two full pages are shared; the tail was copied. */
-	assert_int_equal(kv_pool_refs(f.pool, a->kv.pages[0]), 2);
+	assert_int_equal(run_step(&f), 45 - 32);
+	assert_int_equal(fork->usage.cached_tokens, 32);
+	/* The session, the index and the fork hold what is shared; the tail is everyone's own. */
+	assert_int_equal(kv_pool_refs(f.pool, a->kv.pages[0]), 3);
 	assert_int_equal(kv_pool_refs(f.pool, a->kv.pages[2]), 1);
-	struct request *again = add(&f, NULL, turn, 45, 3);
-	strcpy(again->spec->fork_from, "b");
-	/* b is running, and still writes its last page: 32 of its tokens are shared, and it decodes beside. */
-	assert_int_equal(run_step(&f), 45 - 32 + 1);
-	assert_int_equal(again->usage.cached_tokens, 32);
+	/* Of another tenant nothing is shared. */
+	struct request *other = add(&f, NULL, turn, 45, 3);
+	other->root.bytes[0] ^= 1;
+	assert_int_equal(run_step(&f), 45 + 1);
+	assert_int_equal(other->usage.cached_tokens, 0);
 	run_all(&f);
+	teardown(&f);
+}
+
+static void what_a_cancelled_request_computed_is_not_lost(void **state)
+{
+	(void)state;
+	struct fixture f;
+	int32_t prompt[300];
+	setup(&f, 100);
+	for (int32_t i = 0; i < 300; i++)
+		prompt[i] = i;
+	struct request *r = add(&f, NULL, prompt, 300, 5);
+	run_step(&f);
+	run_step(&f);
+	assert_int_equal(r->kv.n_tokens, 2 * STEP);
+	finish(&f, r);
+	r = add(&f, NULL, prompt, 300, 5);
+	run_step(&f);
+	assert_int_equal(r->usage.cached_tokens, 2 * STEP);
+	run_all(&f);
+	teardown(&f);
+}
+
+static void equal_prompts_that_arrive_together_are_computed_once(void **state)
+{
+	(void)state;
+	struct fixture f;
+	int32_t prompt[200], computed = 0, rows;
+	setup(&f, 100);
+	for (int32_t i = 0; i < 200; i++)
+		prompt[i] = i;
+	for (int32_t i = 0; i < 5; i++) {
+		prompt[199] = 1000 + i;
+		add(&f, NULL, prompt, 200, 1);
+	}
+	while ((rows = run_step(&f)) > 0)
+		computed += rows;
+	/* 192 tokens are full pages of the common beginning; each computes its own rest. */
+	assert_int_equal(computed, 192 + 5 * 8);
 	teardown(&f);
 }
 
@@ -331,8 +373,7 @@ static void random_work_under_pressure(void **state)
 				prompt[i] = i < cut ? family * 1000 + i : (int32_t)(unit_rand(&rng) % 1000) + 10000;
 			struct request *r = add(&f, unit_rand(&rng) % 2 ? s[unit_rand(&rng) % 5] : NULL, prompt, n,
 			                        (int32_t)(unit_rand(&rng) % 100));
-			if (unit_rand(&rng) % 3 == 0)
-				snprintf(r->spec->fork_from, sizeof r->spec->fork_from, "s%d", (int)(unit_rand(&rng) % 5));
+			r->root.bytes[0] = unit_rand(&rng) % 8 == 0;
 		}
 		if (unit_rand(&rng) % 16 == 0) {
 			struct request *r = sched_find(&f.sched, 1 + unit_rand(&rng) % f.next_id);
@@ -352,7 +393,9 @@ UNIT_MAIN(cmocka_unit_test(prompts_are_cut_into_chunks_and_share_steps_with_deco
           cmocka_unit_test(a_short_prompt_does_not_wait_for_a_long_one),
           cmocka_unit_test(the_next_turn_computes_only_what_is_new),
           cmocka_unit_test(requests_of_one_session_run_one_after_the_other),
-          cmocka_unit_test(a_fork_shares_pages_of_a_running_or_an_idle_session),
+          cmocka_unit_test(a_prompt_shares_the_full_pages_that_anyone_computed),
+          cmocka_unit_test(what_a_cancelled_request_computed_is_not_lost),
+          cmocka_unit_test(equal_prompts_that_arrive_together_are_computed_once),
           cmocka_unit_test(memory_goes_from_idle_sessions_first_then_from_the_youngest),
           cmocka_unit_test(a_prompt_that_only_warms_the_cache_asks_for_no_logits),
           cmocka_unit_test(steps_keep_to_their_time_once_the_speed_is_known),
