@@ -261,6 +261,27 @@ static void a_session_computes_only_what_is_new_and_answers_the_same(void **stat
 	engine_destroy(e);
 }
 
+static void equal_prompts_share_pages_unless_their_salts_differ(void **state)
+{
+	(void)state;
+	struct engine_options o = defaults();
+	struct engine *e = start(&o);
+	const char *prompt = "forty characters of prompt to be shared!", *salts[] = {NULL, NULL, "a", "a", "b", ""};
+	const int cached[] = {0, 32, 0, 32, 0, 32};
+	struct answer first = run(e, request(e, prompt, 10));
+	for (size_t i = 1; i < 6; i++) {
+		struct engine_request *r = request(e, prompt, 10);
+		r->cache_salt = salts[i] ? strdup(salts[i]) : NULL;
+		struct answer a = run(e, r);
+		assert_int_equal(a.usage.cached_tokens, cached[i]);
+		same_tokens(&a, &first);
+		buf_free(&a.text);
+	}
+	buf_free(&first.text);
+	assert_at_rest(e);
+	engine_destroy(e);
+}
+
 static void sessions_expire_by_the_clock_and_return_everything(void **state)
 {
 	(void)state;
@@ -588,6 +609,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 	        cmocka_unit_test(an_answer_does_not_depend_on_company_chunks_or_preemption),
 	        cmocka_unit_test(a_session_computes_only_what_is_new_and_answers_the_same),
+	        cmocka_unit_test(equal_prompts_share_pages_unless_their_salts_differ),
 	        cmocka_unit_test(sessions_expire_by_the_clock_and_return_everything),
 	        cmocka_unit_test(a_ttl_ends_what_runs_and_a_delete_too),
 	        cmocka_unit_test(a_cancel_ends_a_request_wherever_it_is),
