@@ -100,7 +100,7 @@ static int32_t merge(struct evict *e, int32_t a, int32_t b)
 	return root;
 }
 
-static void set_root(struct evict *e, int32_t q, int32_t root)
+void evict_set_root(struct evict *e, int32_t q, int32_t root)
 {
 	e->roots[q] = root;
 	if (root == EVICT_NONE)
@@ -122,7 +122,7 @@ void evict_file(struct evict *e, int32_t i)
 	int32_t q = e->policy->queue(e, i);
 	it->heap.left = it->heap.right = it->heap.up = EVICT_NONE;
 	it->heap_depth = 1;
-	set_root(e, q, merge(e, e->roots[q], i));
+	evict_set_root(e, q, merge(e, e->roots[q], i));
 	e->stats.n_candidates++;
 }
 
@@ -135,7 +135,7 @@ bool evict_unfile(struct evict *e, int32_t i)
 	it->heap_depth = 0;
 	e->stats.n_candidates--;
 	if (up == EVICT_NONE) {
-		set_root(e, e->policy->queue(e, i), rest);
+		evict_set_root(e, e->policy->queue(e, i), rest);
 		return true;
 	}
 	struct evict_item *parent = &e->items[up];

@@ -76,6 +76,8 @@ int32_t evict_max_items(const struct evict *e);
 bool evict_unfile(struct evict *e, int32_t i);
 /* Puts a candidate into the queue that its policy names; nothing for an item that is none, or that is in a queue. */
 void evict_file(struct evict *e, int32_t i);
+/* Gives a queue another root: all of its members change. */
+void evict_set_root(struct evict *e, int32_t q, int32_t root);
 /* The first queue from `from` on that has members, or EVICT_NONE. */
 int32_t evict_busy_queue(const struct evict *e, int32_t from);
 
