@@ -142,6 +142,8 @@ struct run {
 static bool run_end(struct run *r)
 {
 	size_t n = r->out->n - r->begin;
+	if (n == 0)
+		return true;
 	if (!merge_run(&r->t->merges, r->work, r->out->ids + r->begin, &n))
 		return false;
 	r->out->n = r->begin + n;

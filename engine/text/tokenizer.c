@@ -15,7 +15,7 @@ enum { PRE_SHOWN = 64 }; /* bytes of a name from the file that a message repeats
 static const char *const end_names[] = {
 	"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|eot|>", "<|eom|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>",
 	"<|end_of_turn|>", "<end_of_turn>", "<|EOT|>", "<EOT>", "<|return|>", "<|call|>",
-	"<\xEF\xBD\x9C" "end\xE2\x96\x81of\xE2\x96\x81sentence\xEF\xBD\x9C>", /* DeepSeek: fullwidth bars, U+2581 */
+	"<\uFF5Cend\u2581of\u2581sentence\uFF5C>", /* DeepSeek */
 };
 
 void token_buf_free(struct token_buf *t)
