@@ -190,11 +190,6 @@ void engine_stats(const struct engine *e, struct engine_stats *out)
 
 /* ---- Events ---- */
 
-void engine_send(struct engine *e, struct engine_event *ev)
-{
-	mailbox_post(&e->events, &ev->link);
-}
-
 bool engine_poll(struct engine *e, struct list *out)
 {
 	return mailbox_take(&e->events, out);
@@ -217,20 +212,20 @@ void command_destroy(struct command *c)
 	free(c);
 }
 
-void command_answer(struct engine *e, struct command *c)
+void command_answer(struct engine *e, struct command *c, struct list *out)
 {
 	struct engine_event *ev = c->reply;
 	c->reply = NULL;
 	if (c->in_flight)
 		atomic_fetch_sub(&e->n_in_flight, 1);
 	command_destroy(c);
-	engine_send(e, ev);
+	list_push_back(out, &ev->link);
 }
 
-void command_fail(struct engine *e, struct command *c, const struct error *err)
+void command_fail(struct engine *e, struct command *c, const struct error *err, struct list *out)
 {
 	event_set_error(c->reply, err);
-	command_answer(e, c);
+	command_answer(e, c, out);
 }
 
 /* A command and the event that will answer it; NULL when there is no memory. */
@@ -261,8 +256,11 @@ enum status engine_submit(struct engine *e, struct engine_request *r)
 	int32_t most = e->options.max_queue < 0 ? INT32_MAX : e->options.max_running + e->options.max_queue;
 	if (atomic_load(&e->n_in_flight) >= most) {
 		struct error err;
+		struct list out;
+		list_init(&out);
 		error_set(&err, STATUS_LIMIT, "%" PRId32 " requests are running or waiting, the most that are allowed; try again later", most);
-		command_fail(e, c, &err);
+		command_fail(e, c, &err, &out);
+		mailbox_post_all(&e->events, &out);
 		return STATUS_OK;
 	}
 	c->in_flight = true;

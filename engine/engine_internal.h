@@ -17,6 +17,7 @@
 #include "engine/base/mailbox.h"
 #include "engine/engine.h"
 #include "engine/kv/pool.h"
+#include "engine/kv/prefix.h"
 #include "engine/model/forward.h"
 #include "engine/model/gguf.h"
 #include "engine/text/template.h"
@@ -75,6 +76,8 @@ struct engine {
 	struct model *model;
 	struct kv_layout layout;
 	struct kv_pool *pool;
+	struct kv_prefix *prefix;
+	struct kv_key root;          /* of pages without a salt */
 	int32_t max_outputs;
 	struct engine_info info;
 	char *model_name, *file_name; /* what info points to */
@@ -94,9 +97,9 @@ void *worker_thread_main(void *engine);
 
 /* Frees a command and all it still owns, its reply included. */
 void command_destroy(struct command *c);
-/* Sends the command's reply as it stands and frees the command. */
-void command_answer(struct engine *e, struct command *c);
-/* Sends an ERROR in its place and frees the command. */
-void command_fail(struct engine *e, struct command *c, const struct error *err);
-/* Hands an event to the server. */
-void engine_send(struct engine *e, struct engine_event *ev);
+/*
+ * Ends a command with its reply as it stands, or with an ERROR in its place, and frees the command. The event goes to the
+ * end of `out`; the caller hands it over with mailbox_post_all(&e->events, out).
+ */
+void command_answer(struct engine *e, struct command *c, struct list *out);
+void command_fail(struct engine *e, struct command *c, const struct error *err, struct list *out);

@@ -120,6 +120,51 @@ static enum status size_pool(struct engine *e, const struct model_params *p, int
 	return STATUS_OK;
 }
 
+/*
+ * Identifies the weights for the prefix index: the file's head (metadata and tensor table) and both ends of every tensor. Reading
+ * all of a large file would double the time to load it.
+ */
+static void digest_weights(const struct gguf *g, uint8_t digest[SHA256_BYTES])
+{
+	enum { END_BYTES = 4096 };
+	struct sha256 s;
+	sha256_init(&s);
+	/* A model has tensors; what stands before the first of them is the head. */
+	const struct gguf_tensor *first = gguf_tensor_at(g, 0);
+	for (size_t i = 1; i < gguf_n_tensors(g); i++) {
+		if (gguf_tensor_at(g, i)->offset < first->offset)
+			first = gguf_tensor_at(g, i);
+	}
+	sha256_update(&s, first->data - first->offset, first->offset);
+	for (size_t i = 0; i < gguf_n_tensors(g); i++) {
+		const struct gguf_tensor *t = gguf_tensor_at(g, i);
+		size_t n = t->n_bytes < END_BYTES ? t->n_bytes : END_BYTES;
+		sha256_update(&s, t->data, n);
+		sha256_update(&s, t->data + t->n_bytes - n, n);
+	}
+	sha256_final(&s, digest);
+}
+
+static void make_root(struct engine *e)
+{
+	const struct model_params *p = model_params(e->model);
+	struct backend_info info;
+	char rope[256];
+	struct kv_root root = {.n_layer = p->n_layer,
+	                       .n_head_kv = p->n_head_kv,
+	                       .head_dim = p->head_dim,
+	                       .page_tokens = KV_PAGE_TOKENS,
+	                       .kv_type = (int32_t)e->layout.type};
+	e->backend->ops->info(e->backend, &info);
+	digest_weights(e->gguf, root.weights);
+	snprintf(rope, sizeof rope, "%d %d %d %a %a %d %a %a %a %a", (int)p->rope_pairing, (int)p->rope_scaling, (int)p->rope_dims,
+	         p->rope_base, p->rope_factor, (int)p->rope_original_ctx, p->rope_attn_factor, p->yarn_beta_fast, p->yarn_beta_slow,
+	         p->yarn_ext_factor);
+	root.rope = str_from(rope);
+	root.scheme = str_from(info.name);
+	kv_key_root(&root, &e->root);
+}
+
 /* The tensor type that holds most of the parameters. */
 static const char *main_type(const struct gguf *g)
 {
@@ -186,7 +231,7 @@ static enum status fill_info(struct engine *e, int32_t n_pages, int32_t n_ctx, s
 enum status engine_load(struct engine *e, struct error *err)
 {
 	const struct engine_options *o = &e->options;
-	int32_t n_pages, n_ctx;
+	int32_t n_pages = 0, n_ctx = 0;
 	enum status st = gguf_open(o->model_path, &e->gguf, err);
 	if (st != STATUS_OK)
 		return st;
@@ -213,6 +258,10 @@ enum status engine_load(struct engine *e, struct error *err)
 	st = kv_pool_create(e->backend, &e->layout, n_pages, &e->pool, err);
 	if (st != STATUS_OK)
 		return st;
+	st = kv_prefix_create(e->pool, &e->prefix);
+	if (st != STATUS_OK)
+		return error_set(err, st, "no memory for the prefix index");
+	make_root(e);
 	e->max_outputs = o->max_running + EXTRA_OUTPUTS;
 	st = model_reserve(e->model, o->step_tokens, e->max_outputs, &e->layout, err);
 	if (st != STATUS_OK)
@@ -222,6 +271,7 @@ enum status engine_load(struct engine *e, struct error *err)
 
 void engine_unload(struct engine *e)
 {
+	kv_prefix_destroy(e->prefix);
 	if (kv_pool_destroy(e->pool) != STATUS_OK)
 		log_msg(LOG_ERROR, "kv_leak", "%d of %d KV pages are still held at the end",
 		        kv_pool_n_pages(e->pool) - kv_pool_n_free(e->pool), kv_pool_n_pages(e->pool));

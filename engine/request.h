@@ -8,6 +8,7 @@
 #include <stdint.h>
 
 #include "engine/engine.h"
+#include "engine/kv/prefix.h"
 #include "engine/kv/seq.h"
 #include "engine/sample/sampler.h"
 #include "engine/text/detok.h"
@@ -34,6 +35,10 @@ struct request {
 	int32_t n_prompt;
 	int32_t max_total;        /* the answer ends when tokens.n reaches this */
 	struct kv_seq kv;         /* kv.n_tokens positions of `tokens` are computed */
+	struct kv_key root;       /* what its pages are indexed under */
+	int32_t n_indexed;        /* leading pages of kv that the prefix index knows */
+	uint64_t awaits_id;       /* a running request that computes part of this prompt; 0: none */
+	int32_t awaits_tokens;    /* how much of it */
 	struct sampler *sampler;
 	struct detok *detok;
 	bool prompt_done;         /* the PROMPT event is out */

@@ -9,13 +9,14 @@
 static const double STEP_SECONDS = 0.25, STEP_SECONDS_DECODING = 0.1;
 enum { MIN_PROMPT_ROWS = 32 };
 
-enum status sched_init(struct sched *s, struct kv_pool *pool, struct session_table *sessions, const struct clock *clock,
-                       int32_t max_running, int32_t step_tokens, int32_t max_outputs)
+enum status sched_init(struct sched *s, struct kv_pool *pool, struct kv_prefix *prefix, struct session_table *sessions,
+                       const struct clock *clock, int32_t max_running, int32_t step_tokens, int32_t max_outputs)
 {
 	memset(s, 0, sizeof *s);
 	list_init(&s->waiting);
 	list_init(&s->running);
 	s->pool = pool;
+	s->prefix = prefix;
 	s->sessions = sessions;
 	s->clock = clock;
 	s->max_running = max_running;
@@ -120,11 +121,16 @@ struct request *sched_find(const struct sched *s, uint64_t id)
 
 /* ---- Memory ---- */
 
-/* Makes pages free by taking those of idle sessions, until n are. */
-static bool reclaim_idle(struct sched *s, int32_t n)
+/* Makes some page free, or lets one fall to the index where it can be had next; false when nothing is left to take. */
+static bool reclaim_one(struct sched *s)
 {
-	while (kv_pool_n_free(s->pool) < n) {
-		if (!session_drop_idle_kv(s->sessions, s->pool))
+	return kv_prefix_evict(s->prefix) || session_drop_idle_kv(s->sessions, s->pool);
+}
+
+static bool reclaim(struct sched *s, int32_t n_free)
+{
+	while (kv_pool_n_free(s->pool) < n_free) {
+		if (!reclaim_one(s))
 			return false;
 	}
 	return true;
@@ -146,7 +152,7 @@ static void preempt(struct sched *s, struct request *r)
 static bool make_room(struct sched *s, struct request *r)
 {
 	while (kv_seq_prepare(s->pool, &r->kv, 1) != STATUS_OK) {
-		if (session_drop_idle_kv(s->sessions, s->pool))
+		if (reclaim_one(s))
 			continue;
 		struct request *youngest = entry(s->running.prev);
 		preempt(s, youngest);
@@ -158,38 +164,27 @@ static bool make_room(struct sched *s, struct request *r)
 
 /* ---- Admission ---- */
 
-/* Shares what `from` has in common with the prompt, if that is more than the request has already. */
-static void share_prefix(struct sched *s, struct request *r, const struct session *from)
-{
-	const struct kv_seq *kv = from->running ? &from->running->kv : &from->kv;
-	const struct token_buf *tokens = from->running ? &from->running->tokens : &from->tokens;
-	int32_t n = tokens_common_prefix(r->tokens.ids, (int32_t)r->tokens.n, tokens->ids, kv->n_tokens);
-	if (n <= r->kv.n_tokens)
-		return;
-	kv_seq_release(s->pool, &r->kv);
-	if (kv_seq_share(s->pool, &r->kv, kv, n) != STATUS_OK)
-		kv_seq_release(s->pool, &r->kv);
-}
-
-/* Finds KV that is computed already: the session's own, or that of the session it forks from. */
+/* Finds KV that is computed already: what the session kept, or the index if that knows more of the prompt. */
 static void attach_kv(struct sched *s, struct request *r)
 {
+	int32_t n = (int32_t)r->tokens.n;
 	if (r->session) {
 		struct token_buf old = {NULL, 0, 0};
 		session_take(s->sessions, r->session, &old, &r->kv);
-		int32_t n = tokens_common_prefix(r->tokens.ids, (int32_t)r->tokens.n, old.ids, r->kv.n_tokens);
-		kv_seq_truncate(s->pool, &r->kv, n);
+		kv_seq_truncate(s->pool, &r->kv, tokens_common_prefix(r->tokens.ids, n, old.ids, r->kv.n_tokens));
 		token_buf_free(&old);
 	}
-	if (r->spec->fork_from[0]) {
-		struct session *from = session_find(s->sessions, r->spec->fork_from);
-		if (from && from != r->session)
-			share_prefix(s, r, from);
+	if (kv_prefix_match(s->prefix, &r->root, r->tokens.ids, n) * KV_PAGE_TOKENS > r->kv.n_tokens) {
+		kv_seq_release(s->pool, &r->kv);
+		/* Without memory for the block table it is computed instead. */
+		if (kv_prefix_get(s->prefix, &r->root, r->tokens.ids, n, clock_now_ms(s->clock), &r->kv) != STATUS_OK)
+			kv_seq_release(s->pool, &r->kv);
 	}
 	/* The last token is computed in any case, for its logits; a prompt's own log-probabilities need all of them. */
-	int32_t most = r->spec->want_prompt_logprobs && !r->prompt_done ? 0 : (int32_t)r->tokens.n - 1;
+	int32_t most = r->prompt_logprobs && !r->prompt_done ? 0 : n - 1;
 	if (r->kv.n_tokens > most)
 		kv_seq_truncate(s->pool, &r->kv, most);
+	r->n_indexed = 0;
 }
 
 /* Gives back what attach_kv() took, for a request that has to wait after all. */
@@ -215,7 +210,7 @@ static bool admit(struct sched *s, struct request *r)
 	attach_kv(s, r);
 	int32_t pending = request_pending(r);
 	int32_t need = kv_seq_pages_needed(s->pool, &r->kv, pending);
-	if (!reclaim_idle(s, need + (s->n_running ? s->n_running : 0)) && s->n_running > 0)
+	if (!reclaim(s, need + s->n_running) && s->n_running > 0)
 		goto wait;
 	if (kv_seq_prepare(s->pool, &r->kv, pending) != STATUS_OK)
 		goto wait;
@@ -238,13 +233,49 @@ wait:
 	return false;
 }
 
+/*
+ * True while a running request still computes a beginning that this one shares and the index does not know yet. Only a
+ * request that is next in line asks, and it remembers whom it waits for, so a step looks at it in O(1).
+ */
+static bool awaits_other(struct sched *s, struct request *r)
+{
+	if (r->prompt_logprobs && !r->prompt_done)
+		return false;
+	list_each(l, next, &s->running) {
+		const struct request *q = entry(l);
+		if (q->id == r->awaits_id && q->state == REQUEST_PREFILL && q->kv.n_tokens < r->awaits_tokens)
+			return true;
+	}
+	r->awaits_id = 0;
+	int32_t n = (int32_t)r->tokens.n, best = 0;
+	list_each(l, next, &s->running) {
+		const struct request *q = entry(l);
+		if (q->state != REQUEST_PREFILL || memcmp(&q->root, &r->root, sizeof r->root) != 0)
+			continue;
+		int32_t common = tokens_common_prefix(r->tokens.ids, n, q->tokens.ids, (int32_t)q->tokens.n);
+		common -= common % KV_PAGE_TOKENS;
+		if (common > best && common > q->kv.n_tokens) {
+			best = common;
+			r->awaits_id = q->id;
+			r->awaits_tokens = common;
+		}
+	}
+	if (best == 0)
+		return false;
+	int32_t known = r->session ? tokens_common_prefix(r->tokens.ids, n, r->session->tokens.ids, r->session->kv.n_tokens) : 0;
+	int32_t indexed = kv_prefix_match(s->prefix, &r->root, r->tokens.ids, n) * KV_PAGE_TOKENS;
+	if (best <= (known > indexed ? known : indexed))
+		r->awaits_id = 0;
+	return r->awaits_id != 0;
+}
+
 static void admit_waiting(struct sched *s)
 {
 	list_each(l, next, &s->waiting) {
 		struct request *r = entry(l);
 		if (s->n_running >= s->max_running)
 			return;
-		if (r->session && r->session->running)
+		if ((r->session && r->session->running) || awaits_other(s, r))
 			continue;
 		/* Nobody overtakes a request that waits for memory: it would never get it. */
 		if (!admit(s, r))
@@ -339,6 +370,12 @@ bool sched_build(struct sched *s)
 	}
 	add_prompts(s, b->n_rows > 0);
 	return b->n_rows > 0;
+}
+
+void sched_index(struct sched *s, struct request *r)
+{
+	if (r->kv.n_tokens / KV_PAGE_TOKENS > r->n_indexed)
+		r->n_indexed = kv_prefix_put(s->prefix, &r->root, r->tokens.ids, &r->kv, r->n_indexed, clock_now_ms(s->clock));
 }
 
 void sched_measure(struct sched *s, int32_t n_rows, bool has_prompt_rows, int64_t step_ns)

@@ -1,11 +1,14 @@
 /*
  * The scheduler: which requests run, and which rows the next step computes. It belongs to the worker thread.
  *
- * Admission is first come, first served, but the requests of one session run one after the other. A request is
- * admitted when the pool has pages for its whole prompt (idle sessions give theirs up for it, least recently used first), so a
+ * Admission is first come, first served, but the requests of one session run one after the other, and a request whose
+ * prompt begins like one that is being computed waits for the common part instead of computing it twice. A request begins with
+ * what its session kept or the prefix index knows of its prompt. It is admitted when the pool has pages for the rest (pages that
+ * only the index holds are evicted for it, then idle sessions give up theirs, least recently used first), so a
  * running prefill never waits for memory. A step takes one row from each request that decodes, then fills its budget
- * with equal shares of the prompts that are being computed. When a decoding request finds no page, idle sessions give up theirs,
- * then the youngest request is preempted: its pages go back, and it is computed again later with the same result.
+ * with equal shares of the prompts that are being computed. When a decoding request finds no page and nothing can be
+ * reclaimed, the youngest request is preempted: its pages fall to the index, and what is evicted of them is computed again later with
+ * the same result.
  */
 #pragma once
 
@@ -16,6 +19,7 @@
 #include "engine/base/clock.h"
 #include "engine/base/list.h"
 #include "engine/kv/pool.h"
+#include "engine/kv/prefix.h"
 #include "engine/request.h"
 #include "engine/session.h"
 
@@ -29,6 +33,7 @@ struct step_part {
 
 struct sched {
 	struct kv_pool *pool;
+	struct kv_prefix *prefix;
 	struct session_table *sessions;
 	const struct clock *clock;
 	int32_t max_running, step_tokens, max_outputs;
@@ -49,8 +54,8 @@ struct sched {
 };
 
 /* step_tokens and max_outputs are at least max_running. */
-enum status sched_init(struct sched *s, struct kv_pool *pool, struct session_table *sessions, const struct clock *clock,
-                       int32_t max_running, int32_t step_tokens, int32_t max_outputs);
+enum status sched_init(struct sched *s, struct kv_pool *pool, struct kv_prefix *prefix, struct session_table *sessions,
+                       const struct clock *clock, int32_t max_running, int32_t step_tokens, int32_t max_outputs);
 /* Every request must have been removed. */
 void sched_free(struct sched *s);
 
@@ -65,5 +70,7 @@ struct request *sched_find(const struct sched *s, uint64_t id);
 
 /* Admits what can be admitted and builds s->batch and s->part[0..batch.n_seqs). False when there is nothing to compute. */
 bool sched_build(struct sched *s);
+/* Indexes the full pages that a request has computed; call it when its kv.n_tokens has grown. */
+void sched_index(struct sched *s, struct request *r);
 /* Tells how long a step of so many rows took, so that the next ones keep to the time a step may take. */
 void sched_measure(struct sched *s, int32_t n_rows, bool has_prompt_rows, int64_t step_ns);

@@ -72,7 +72,7 @@ static enum status encode_text(struct engine *e, const struct engine_request *r,
 	return STATUS_OK;
 }
 
-static void handle_generate(struct engine *e, struct command *c)
+static void handle_generate(struct engine *e, struct command *c, struct list *out)
 {
 	struct engine_request *r = c->request;
 	struct error err = {0};
@@ -91,7 +91,7 @@ static void handle_generate(struct engine *e, struct command *c)
 		break;
 	}
 	if (st != STATUS_OK) {
-		command_fail(e, c, &err);
+		command_fail(e, c, &err, out);
 		return;
 	}
 	/* The prompt's source may be large, and is not needed any more, unless it is to be echoed. */
@@ -105,7 +105,7 @@ static void handle_generate(struct engine *e, struct command *c)
 	mailbox_post(&e->worker_box, &c->link);
 }
 
-static void handle_tokenize(struct engine *e, struct command *c)
+static void handle_tokenize(struct engine *e, struct command *c, struct list *out)
 {
 	struct token_buf tokens = {NULL, 0, 0};
 	struct error err = {0};
@@ -116,15 +116,15 @@ static void handle_tokenize(struct engine *e, struct command *c)
 		st = tokenizer_encode(e->tokenizer, c->text, c->text_n, NULL, 0, c->tokenize_flags, &tokens, &err);
 	if (st != STATUS_OK) {
 		token_buf_free(&tokens);
-		command_fail(e, c, &err);
+		command_fail(e, c, &err, out);
 		return;
 	}
 	c->reply->tokens = tokens.ids;
 	c->reply->n_tokens = tokens.n;
-	command_answer(e, c);
+	command_answer(e, c, out);
 }
 
-static void handle_detokenize(struct engine *e, struct command *c)
+static void handle_detokenize(struct engine *e, struct command *c, struct list *out)
 {
 	struct error err;
 	for (size_t i = 0; i < c->tokens.n; i++) {
@@ -133,20 +133,20 @@ static void handle_detokenize(struct engine *e, struct command *c)
 			error_set_param(&err, STATUS_INVALID, "tokens",
 			                "token id %" PRId32 " at position %zu is outside the vocabulary of %" PRId32, id, i,
 			                tokenizer_n_vocab(e->tokenizer));
-			command_fail(e, c, &err);
+			command_fail(e, c, &err, out);
 			return;
 		}
 	}
 	tokenizer_decode(e->tokenizer, c->tokens.ids, c->tokens.n, true, &c->reply->text);
 	if (c->reply->text.failed) {
 		error_set(&err, STATUS_NOMEM, "no memory for the text");
-		command_fail(e, c, &err);
+		command_fail(e, c, &err, out);
 		return;
 	}
-	command_answer(e, c);
+	command_answer(e, c, out);
 }
 
-static void handle(struct engine *e, struct command *c)
+static void handle(struct engine *e, struct command *c, struct list *out)
 {
 	struct error err;
 	if (c->type == COMMAND_CANCEL) {
@@ -155,19 +155,19 @@ static void handle(struct engine *e, struct command *c)
 	}
 	if (engine_state(e) != ENGINE_READY) {
 		error_set(&err, STATUS_BUSY, engine_state(e) == ENGINE_LOADING ? "the model is still loading" : "the model could not be loaded");
-		command_fail(e, c, &err);
+		command_fail(e, c, &err, out);
 		return;
 	}
 	switch (c->type) {
 	case COMMAND_GENERATE:
-		handle_generate(e, c);
+		handle_generate(e, c, out);
 		break;
 	case COMMAND_TOKENIZE:
 	case COMMAND_TOKENIZE_CHAT:
-		handle_tokenize(e, c);
+		handle_tokenize(e, c, out);
 		break;
 	case COMMAND_DETOKENIZE:
-		handle_detokenize(e, c);
+		handle_detokenize(e, c, out);
 		break;
 	default:
 		command_destroy(c);
@@ -177,8 +177,9 @@ static void handle(struct engine *e, struct command *c)
 void *text_thread_main(void *engine)
 {
 	struct engine *e = engine;
-	struct list commands;
+	struct list commands, out;
 	list_init(&commands);
+	list_init(&out);
 	for (;;) {
 		mailbox_wait(&e->text_box, &commands, -1);
 		for (struct list *l; (l = list_pop_front(&commands));) {
@@ -187,7 +188,8 @@ void *text_thread_main(void *engine)
 				command_destroy(c);
 				goto stop;
 			}
-			handle(e, c);
+			handle(e, c, &out);
+			mailbox_post_all(&e->events, &out);
 		}
 	}
 stop:

@@ -18,6 +18,7 @@ struct worker {
 	struct session_table sessions;
 	struct sched sched;
 	int64_t next_gc_ms;
+	struct list out; /* events of this turn of the loop; they leave together, after the figures that belong to them */
 	struct engine_stats stats; /* counters; gauges are filled in at publication */
 	bool stopping;
 };
@@ -31,7 +32,7 @@ static void end_request(struct worker *w, struct request *r)
 	sched_remove(&w->sched, r);
 	request_destroy(r);
 	atomic_fetch_sub(&w->e->n_in_flight, 1);
-	engine_send(w->e, last);
+	list_push_back(&w->out, &last->link);
 }
 
 static void fail_request(struct worker *w, struct request *r, const struct error *err)
@@ -106,12 +107,12 @@ static void answer_session(struct worker *w, struct command *c, const struct ses
 	ev->sessions = calloc(1, sizeof *ev->sessions);
 	if (!ev->sessions) {
 		error_set(&err, STATUS_NOMEM, "no memory for the answer");
-		command_fail(w->e, c, &err);
+		command_fail(w->e, c, &err, &w->out);
 		return;
 	}
 	session_describe(&w->sessions, s, &w->e->layout, ev->sessions);
 	ev->n_sessions = 1;
-	command_answer(w->e, c);
+	command_answer(w->e, c, &w->out);
 }
 
 static void list_sessions(struct worker *w, struct command *c)
@@ -122,13 +123,13 @@ static void list_sessions(struct worker *w, struct command *c)
 	ev->sessions = calloc(n ? n : 1, sizeof *ev->sessions);
 	if (!ev->sessions) {
 		error_set(&err, STATUS_NOMEM, "no memory for a list of %zu sessions", n);
-		command_fail(w->e, c, &err);
+		command_fail(w->e, c, &err, &w->out);
 		return;
 	}
 	for (size_t i = 0; i < n; i++)
 		session_describe(&w->sessions, w->sessions.heap[i], &w->e->layout, &ev->sessions[i]);
 	ev->n_sessions = n;
-	command_answer(w->e, c);
+	command_answer(w->e, c, &w->out);
 }
 
 static void handle_session(struct worker *w, struct command *c)
@@ -142,7 +143,7 @@ static void handle_session(struct worker *w, struct command *c)
 	}
 	if (c->type == COMMAND_SESSION_CREATE) {
 		if (session_create(&w->sessions, &c->session, &s, &err) != STATUS_OK)
-			command_fail(w->e, c, &err);
+			command_fail(w->e, c, &err, &w->out);
 		else
 			answer_session(w, c, s);
 		return;
@@ -151,7 +152,7 @@ static void handle_session(struct worker *w, struct command *c)
 	if (!s) {
 		error_set_param(&err, STATUS_NOT_FOUND, "session_id", "there is no session '%s': it was never made, has expired or was deleted",
 		                c->session.id);
-		command_fail(w->e, c, &err);
+		command_fail(w->e, c, &err, &w->out);
 		return;
 	}
 	if (c->type == COMMAND_SESSION_HEARTBEAT)
@@ -168,7 +169,7 @@ static void handle_session(struct worker *w, struct command *c)
 	}
 	w->sessions.deleted++;
 	end_session(w, s, "session_deleted");
-	command_answer(w->e, c);
+	command_answer(w->e, c, &w->out);
 }
 
 /* ---- Commands ---- */
@@ -185,7 +186,7 @@ static void handle_generate(struct worker *w, struct command *c)
 		if (!session) {
 			error_set_param(&err, STATUS_NOT_FOUND, "session_id",
 			                "there is no session '%s': it was never made, has expired or was deleted", spec->session);
-			command_fail(e, c, &err);
+			command_fail(e, c, &err, &w->out);
 			return;
 		}
 	}
@@ -193,9 +194,10 @@ static void handle_generate(struct worker *w, struct command *c)
 	if (request_create(spec, &c->tokens, e->tokenizer, e->info.n_ctx, c->submitted_ns, &r, &err) != STATUS_OK) {
 		w->stats.failed++;
 		event_set_error(c->reply, &err);
-		command_answer(e, c);
+		command_answer(e, c, &w->out);
 		return;
 	}
+	r->root = e->root;
 	command_destroy(c); /* the request carries the flight on */
 	r->session = session;
 	if (session)
@@ -259,7 +261,7 @@ static bool send_prompt(struct worker *w, struct request *r)
 	w->stats.prompt_tokens += (uint64_t)r->n_prompt;
 	w->stats.cached_tokens += (uint64_t)r->usage.cached_tokens;
 	r->prompt_done = true;
-	engine_send(w->e, ev);
+	list_push_back(&w->out, &ev->link);
 	return true;
 }
 
@@ -309,7 +311,7 @@ static void take_token(struct worker *w, struct request *r, float *logits)
 	r->state = REQUEST_DECODE;
 	r->usage.completion_tokens++;
 	w->stats.generated_tokens++;
-	engine_send(e, ev);
+	list_push_back(&w->out, &ev->link);
 	if (stop >= 0) {
 		r->last->stop_index = stop;
 		finish_request(w, r, ENGINE_FINISH_STOP, "stop");
@@ -330,6 +332,7 @@ static void take_part(struct worker *w, const struct step_part *part, float *log
 	float *mine = logits + (size_t)part->first_output * (size_t)w->e->info.n_vocab;
 	int32_t first = r->kv.n_tokens;
 	r->kv.n_tokens += part->n_rows;
+	sched_index(&w->sched, r);
 	if (r->state == REQUEST_PREFILL)
 		w->stats.computed_prompt_tokens += (uint64_t)part->n_rows;
 	if (r->prompt_logprobs && !r->prompt_done)
@@ -375,15 +378,22 @@ static void run_step(struct worker *w)
 
 /* ---- The loop ---- */
 
+/* The figures, then the events: who has seen an answer finds it counted. */
 static void publish(struct worker *w)
 {
 	struct engine *e = w->e;
 	struct engine_stats s = w->stats;
+	struct kv_prefix_stats prefix;
+	kv_prefix_stats(e->prefix, &prefix);
 	s.n_running = w->sched.n_running;
 	s.n_waiting = w->sched.n_waiting;
 	s.n_sessions = (int32_t)w->sessions.n_sessions;
 	s.pages_total = kv_pool_n_pages(e->pool);
 	s.pages_free = kv_pool_n_free(e->pool);
+	s.pages_cached = prefix.n_idle;
+	s.prefix_queries = prefix.queries;
+	s.prefix_hits = prefix.hits;
+	s.prefix_evictions = prefix.evicted;
 	s.preemptions = w->sched.n_preemptions;
 	s.sessions_created = w->sessions.created;
 	s.sessions_expired = w->sessions.expired;
@@ -393,6 +403,7 @@ static void publish(struct worker *w)
 	pthread_mutex_lock(&e->lock);
 	e->stats = s;
 	pthread_mutex_unlock(&e->lock);
+	mailbox_post_all(&e->events, &w->out);
 }
 
 /* How long to sleep when nothing can be computed: until the next collection that could find something. */
@@ -445,14 +456,16 @@ static void serve(struct worker *w)
 		finish_request(w, list_entry(l, struct request, link), ENGINE_FINISH_CANCELLED, "shutdown");
 	while (w->sessions.n_sessions > 0)
 		session_remove(&w->sessions, w->e->pool, w->sessions.heap[0]);
+	publish(w);
 }
 
 /* Loading failed, or there is no memory to serve: answer everything until the stop. */
 static void refuse(struct engine *e)
 {
 	struct error err;
-	struct list commands;
+	struct list commands, out;
 	list_init(&commands);
+	list_init(&out);
 	error_set(&err, STATUS_BUSY, "the model could not be loaded");
 	for (bool stop = false; !stop;) {
 		mailbox_wait(&e->worker_box, &commands, -1);
@@ -460,10 +473,11 @@ static void refuse(struct engine *e)
 			struct command *c = list_entry(l, struct command, link);
 			stop = stop || c->type == COMMAND_STOP;
 			if (c->reply)
-				command_fail(e, c, &err);
+				command_fail(e, c, &err, &out);
 			else
 				command_destroy(c);
 		}
+		mailbox_post_all(&e->events, &out);
 	}
 }
 
@@ -477,7 +491,7 @@ static enum status start(struct worker *w, struct error *err)
 	st = session_table_init(&w->sessions, e->clock, o->heartbeat_timeout_ms, o->session_ttl_ms, o->max_sessions);
 	if (st != STATUS_OK)
 		return error_set(err, st, "no memory for the session table");
-	st = sched_init(&w->sched, e->pool, &w->sessions, e->clock, o->max_running, o->step_tokens, e->max_outputs);
+	st = sched_init(&w->sched, e->pool, e->prefix, &w->sessions, e->clock, o->max_running, o->step_tokens, e->max_outputs);
 	if (st != STATUS_OK)
 		return error_set(err, st, "no memory for the scheduler");
 	w->next_gc_ms = clock_now_ms(e->clock) + o->session_gc_ms;
@@ -490,11 +504,12 @@ void *worker_thread_main(void *engine)
 	struct worker w = {.e = e};
 	struct engine_event *loaded = event_create(ENGINE_EVENT_STATE, 0);
 	enum status st = start(&w, &e->load_error);
+	list_init(&w.out);
 	if (st == STATUS_OK)
 		publish(&w);
 	atomic_store_explicit(&e->state, st == STATUS_OK ? ENGINE_READY : ENGINE_FAILED, memory_order_release);
 	if (loaded)
-		engine_send(e, loaded);
+		mailbox_post(&e->events, &loaded->link);
 	if (st == STATUS_OK)
 		serve(&w);
 	else

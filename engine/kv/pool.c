@@ -20,6 +20,9 @@ struct kv_pool {
 	size_t slab_bytes;
 	int32_t n_pages;
 	int32_t *refs;       /* [n_pages] */
+	bool *indexed;       /* [n_pages] */
+	void (*watcher)(void *arg, int32_t page, bool idle);
+	void *watcher_arg;
 	int32_t *free_pages; /* [n_free] a stack: the page freed last is warm and goes out first */
 	int32_t n_free;
 	struct change history[HISTORY];
@@ -41,7 +44,8 @@ enum status kv_pool_create(struct backend *b, const struct kv_layout *layout, in
 	p->slab_bytes = (size_t)n_pages * layout->page_stride;
 	p->refs = calloc((size_t)n_pages, sizeof *p->refs);
 	p->free_pages = calloc((size_t)n_pages, sizeof *p->free_pages);
-	if (!p->refs || !p->free_pages)
+	p->indexed = calloc((size_t)n_pages, sizeof *p->indexed);
+	if (!p->refs || !p->free_pages || !p->indexed)
 		goto fail_arrays;
 	if (b->ops->mem_alloc(b, p->slab_bytes, &p->slab) != STATUS_OK)
 		goto fail_arrays;
@@ -52,6 +56,7 @@ enum status kv_pool_create(struct backend *b, const struct kv_layout *layout, in
 	return STATUS_OK;
 
 fail_arrays:
+	free(p->indexed);
 	free(p->free_pages);
 	free(p->refs);
 	free(p);
@@ -67,6 +72,7 @@ enum status kv_pool_destroy(struct kv_pool *p)
 	if (p->n_free != p->n_pages)
 		return STATUS_BUSY;
 	p->backend->ops->mem_free(p->backend, p->slab, p->slab_bytes);
+	free(p->indexed);
 	free(p->free_pages);
 	free(p->refs);
 	free(p);
@@ -116,6 +122,8 @@ void kv_pool_ref(struct kv_pool *p, int32_t page)
 	check_held(p, page, "ref of free");
 	p->refs[page]++;
 	record(p, page, 'r');
+	if (p->refs[page] == 2 && p->indexed[page])
+		p->watcher(p->watcher_arg, page, false);
 }
 
 void kv_pool_unref(struct kv_pool *p, int32_t page)
@@ -123,8 +131,25 @@ void kv_pool_unref(struct kv_pool *p, int32_t page)
 	check_held(p, page, "unref of free");
 	p->refs[page]--;
 	record(p, page, 'u');
-	if (p->refs[page] == 0)
-		p->free_pages[p->n_free++] = page;
+	if (p->refs[page] == 1 && p->indexed[page])
+		p->watcher(p->watcher_arg, page, true);
+	if (p->refs[page] > 0)
+		return;
+	if (p->indexed[page])
+		broken(p, page, "free of indexed");
+	p->free_pages[p->n_free++] = page;
+}
+
+void kv_pool_watch(struct kv_pool *p, void (*watcher)(void *arg, int32_t page, bool idle), void *arg)
+{
+	p->watcher = watcher;
+	p->watcher_arg = arg;
+}
+
+void kv_pool_mark(struct kv_pool *p, int32_t page, bool indexed)
+{
+	check_held(p, page, "mark of free");
+	p->indexed[page] = indexed;
 }
 
 int32_t kv_pool_refs(const struct kv_pool *p, int32_t page)

@@ -86,6 +86,16 @@ enum status kv_seq_share(struct kv_pool *pool, struct kv_seq *dst, const struct 
 	return STATUS_OK;
 }
 
+bool kv_seq_append(struct kv_pool *pool, struct kv_seq *s, int32_t page)
+{
+	if (!reserve(s, s->n_pages + 1))
+		return false;
+	kv_pool_ref(pool, page);
+	s->pages[s->n_pages++] = page;
+	s->n_tokens += KV_PAGE_TOKENS;
+	return true;
+}
+
 void kv_seq_move(struct kv_seq *dst, struct kv_seq *src)
 {
 	free(dst->pages);

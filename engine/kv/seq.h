@@ -34,5 +34,7 @@ void kv_seq_truncate(struct kv_pool *pool, struct kv_seq *s, int32_t n_tokens);
 void kv_seq_release(struct kv_pool *pool, struct kv_seq *s);
 /* Makes the empty `dst` share the first n_tokens positions of `src`. */
 enum status kv_seq_share(struct kv_pool *pool, struct kv_seq *dst, const struct kv_seq *src, int32_t n_tokens);
+/* Adds one full page that is computed already behind the full pages of s, taking a reference; false without memory. */
+bool kv_seq_append(struct kv_pool *pool, struct kv_seq *s, int32_t page);
 /* Moves everything from src, which is then empty, to dst, which must be empty. */
 void kv_seq_move(struct kv_seq *dst, struct kv_seq *src);
