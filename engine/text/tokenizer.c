@@ -90,19 +90,32 @@ static enum status index_create(struct tokenizer *t, struct error *err)
 	return STATUS_OK;
 }
 
-static bool is_end_name(struct str name)
+static bool is_one_of(struct str name, const char *const *names, size_t n)
 {
-	for (size_t i = 0; i < sizeof end_names / sizeof *end_names; i++) {
-		if (str_is(name, end_names[i]))
+	for (size_t i = 0; i < n; i++) {
+		if (str_is(name, names[i]))
 			return true;
 	}
 	return false;
 }
 
-/* <|...|> */
+static bool is_end_name(struct str name)
+{
+	return is_one_of(name, end_names, sizeof end_names / sizeof *end_names);
+}
+
+static bool is_between(struct str s, const char *left, const char *right)
+{
+	size_t l = strlen(left), r = strlen(right);
+	return s.n > l + r && memcmp(s.p, left, l) == 0 && memcmp(s.p + s.n - r, right, r) == 0;
+}
+
+/* Names that only turn markers have. A user-defined token of such a name must not be found in a user's text either. */
 static bool looks_control(struct str s)
 {
-	return s.n > 4 && memcmp(s.p, "<|", 2) == 0 && memcmp(s.p + s.n - 2, "|>", 2) == 0;
+	static const char *const turns[] = {"<start_of_turn>", "[INST]", "[/INST]"};
+	return is_between(s, "<|", "|>") || is_between(s, "<\uFF5C", "\uFF5C>") ||
+	       is_one_of(s, turns, sizeof turns / sizeof *turns);
 }
 
 /* The value of "<0x0A>" as the vocabulary writes byte tokens, or -1. */

@@ -66,7 +66,7 @@ int32_t tokenizer_n_vocab(const struct tokenizer *t);
 int32_t tokenizer_bos(const struct tokenizer *t); /* -1: none; so the next */
 int32_t tokenizer_eos(const struct tokenizer *t);
 bool tokenizer_adds_bos(const struct tokenizer *t);
-/* A control token (or one whose name says so: <|...|>) or the unknown token: not part of an answer's text. */
+/* A control token (or one whose name is a turn marker's, as <|...|>) or the unknown token: not part of an answer's text. */
 bool tokenizer_is_special(const struct tokenizer *t, int32_t id);
 /* True for every token that ends a generation: EOS, EOT, EOM and the known end-of-turn names (<|im_end|>, <|eot_id|>, ...). */
 bool tokenizer_is_end(const struct tokenizer *t, int32_t id);

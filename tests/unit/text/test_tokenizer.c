@@ -188,6 +188,8 @@ static void end_tokens_are_known_by_id_and_by_name(void **state)
 	int32_t deepseek = vocab_add(&v, "<\uFF5Cend\u2581of\u2581sentence\uFF5C>", VOCAB_CONTROL, 0);
 	int32_t wrong_type = vocab_add(&v, "<|eot_id|>", VOCAB_NORMAL, 0);
 	int32_t looks = vocab_add(&v, "<|assistant|>", VOCAB_USER, 0);
+	int32_t wide = vocab_add(&v, "<\uFF5CUser\uFF5C>", VOCAB_USER, 0);
+	int32_t turn = vocab_add(&v, "[INST]", VOCAB_USER, 0);
 	image_add_u32(&v.image, "tokenizer.ggml.eos_token_id", 'E');
 	image_add_u32(&v.image, "tokenizer.ggml.eot_token_id", 'T');
 	image_add_u32(&v.image, "tokenizer.ggml.eom_token_id", 'M');
@@ -196,11 +198,13 @@ static void end_tokens_are_known_by_id_and_by_name(void **state)
 	const int32_t ends[] = {'E', 'T', 'M', END, deepseek, wrong_type};
 	for (size_t i = 0; i < sizeof ends / sizeof *ends; i++)
 		assert_true(tokenizer_is_end(v.tokenizer, ends[i]));
-	const int32_t others[] = {'B', 'x', IM_START, TOOL, looks, -1, 100000};
+	const int32_t others[] = {'B', 'x', IM_START, TOOL, looks, wide, turn, -1, 100000};
 	for (size_t i = 0; i < sizeof others / sizeof *others; i++)
 		assert_false(tokenizer_is_end(v.tokenizer, others[i]));
 	assert_true(tokenizer_is_special(v.tokenizer, wrong_type));
 	assert_true(tokenizer_is_special(v.tokenizer, looks));
+	assert_true(tokenizer_is_special(v.tokenizer, wide));
+	assert_true(tokenizer_is_special(v.tokenizer, turn));
 	assert_false(tokenizer_is_special(v.tokenizer, TOOL));
 	assert_false(tokenizer_is_special(v.tokenizer, -1));
 	assert_int_equal(tokenizer_eos(v.tokenizer), 'E');
