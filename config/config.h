@@ -16,7 +16,11 @@
 #define CONFIG_FIELD_BYTES   int64_t
 #define CONFIG_FIELD_SECONDS int64_t /* milliseconds */
 
+/* What `kvasir serve` is asked to do instead of serving; the last one named on the command line counts. */
+enum config_action { CONFIG_SERVE, CONFIG_HELP, CONFIG_CHECK, CONFIG_PRINT };
+
 struct config {
+	enum config_action action;
 #define OPT(kind, field, name, def, min, max, help) CONFIG_FIELD_##kind field;
 #include "config/options.def"
 #undef OPT
@@ -35,8 +39,14 @@ enum status config_read_env(struct config *c, char **envp, struct error *err);
  */
 enum status config_read_args(struct config *c, int argc, char **argv, const char **positional, struct error *err);
 
-/* All of the above in order; --config FILE is taken from the arguments (or KVASIR_CONFIG), and cross-checks are made. */
+/*
+ * All of the above in order, then config_check(). The arguments may also hold --config FILE (or the environment
+ * KVASIR_CONFIG) and --help, --check and --print-config, which set `action`; --help ends the reading.
+ */
 enum status config_load(struct config *c, int argc, char **argv, char **envp, struct error *err);
+
+/* What no single option can tell: values that contradict each other or name something unknown. */
+enum status config_check(const struct config *c, struct error *err);
 
 /* Appends the options with their defaults and help, one a line, for --help. */
 void config_help(struct buf *out);

@@ -101,7 +101,8 @@ struct engine_request {
 	struct value *chat;
 
 	char session[ENGINE_SESSION_ID_MAX + 1];   /* "": none. Its KV is reused and kept. Requests of one session run one after the other */
-	char fork_from[ENGINE_SESSION_ID_MAX + 1]; /* "": none. A session whose pages are shared if they match more of the prompt */
+
+	char *cache_salt;                /* malloc'd or NULL: its KV is shared only with requests of the same salt */
 
 	struct sampling_params sampling; /* sampling.bias malloc'd */
 	int32_t max_tokens;              /* -1: until the context is full; 0: prompt only */
@@ -111,7 +112,7 @@ struct engine_request {
 	size_t n_stop_tokens;
 	bool ignore_eos;
 	bool keep_special;               /* special tokens appear in the text */
-	bool want_prompt;                /* the PROMPT event carries the prompt's tokens and text */
+	bool want_prompt;                /* the PROMPT event carries the prompt's tokens and text (as given, for TEXT) */
 	bool want_prompt_logprobs;       /* ... and their log-probabilities, with sampling.n_logprobs alternatives */
 };
 
@@ -140,7 +141,7 @@ void engine_detokenize(struct engine *e, uint64_t id, const int32_t *ids, size_t
 struct engine_session_info {
 	char id[ENGINE_SESSION_ID_MAX + 1];
 	int64_t age_ms, idle_ms;     /* since creation, since the last heartbeat or request */
-	int64_t expires_in_ms;       /* until the earlier of heartbeat timeout and TTL */
+	int64_t expires_in_ms;       /* until the earlier of heartbeat timeout and TTL; -1: never */
 	int64_t heartbeat_timeout_ms, ttl_ms;
 	int32_t n_tokens;            /* tokens whose KV the session holds */
 	int32_t n_pages;
@@ -226,9 +227,12 @@ struct str engine_token_piece(const struct engine *e, int32_t token);
 /* A snapshot of counters (since start) and gauges; consistent in itself. */
 struct engine_stats {
 	int32_t n_running, n_waiting, n_sessions;
-	int32_t pages_total, pages_free, pages_sessions; /* held by idle sessions */
+	int32_t pages_total, pages_free;
+	int32_t pages_cached;   /* held by the prefix index alone: free for whoever needs them */
+	int32_t pages_sessions; /* references of idle sessions */
 	uint64_t prompt_tokens, cached_tokens, computed_prompt_tokens, generated_tokens;
 	uint64_t finished_stop, finished_length, cancelled, failed;
+	uint64_t prefix_queries, prefix_hits, prefix_evictions; /* pages asked of the prefix index, found, evicted from it */
 	uint64_t preemptions, sessions_created, sessions_expired, sessions_deleted, session_kv_dropped;
 	uint64_t steps, step_rows;
 	int64_t step_ns;
@@ -248,6 +252,9 @@ void engine_vocab_close(struct engine_vocab *v); /* NULL is allowed */
 /* *ids is malloc'd. */
 enum status engine_vocab_encode(const struct engine_vocab *v, const char *text, size_t n, bool add_special, bool parse_special,
                                 int32_t **ids, size_t *n_ids, struct error *err);
+
+/* The source of a chat template that comes with the engine, or NULL when there is none of that name. */
+const char *engine_builtin_template(const char *name);
 
 /* Compiles and renders a template once; vars is a dict. The prompt is appended to `out`. */
 struct engine_template;

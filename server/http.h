@@ -50,13 +50,18 @@ void http_reply(struct http_exchange *x, int status, const char *content_type, s
 enum status http_stream_begin(struct http_exchange *x, int status, const char *content_type);
 enum status http_stream_write(struct http_exchange *x, const void *data, size_t n);
 void http_stream_end(struct http_exchange *x);
-/* Bytes queued and not yet sent. */
+/* Bytes queued and not yet handed to the kernel. */
 size_t http_stream_pending(const struct http_exchange *x);
 
 /* ---- Routes ---- */
 
 enum route_flags {
 	ROUTE_OPEN = 1, /* no API key needed: health, CORS preflight, the chat page */
+	/*
+	 * A WebSocket may be opened here: a GET that asks for one goes through dispatch (so the API key is checked) and then to ws_app
+	 * instead of the handler, which sees only plain GETs (answer 426). Asking for one elsewhere gets 404.
+	 */
+	ROUTE_WEBSOCKET = 2,
 };
 
 struct route {
@@ -76,4 +81,5 @@ struct http_app {
 	const char *(*error_body)(struct buf *out, int status, const char *code, const char *message);
 };
 
+/* For dispatch: sets a path parameter (copied). Ignored when there are more than 8. */
 void http_add_param(struct http_exchange *x, const char *name, struct str value);

@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 static _Atomic int min_level = LOG_INFO;
-static const char *const level_names[] = {"debug", "info", "warn", "error"};
+static const char *const level_names[] = {"debug", "info", "warn", "error", "off"};
 
 void log_set_level(enum log_level level)
 {
@@ -17,6 +17,17 @@ void log_set_level(enum log_level level)
 bool log_enabled(enum log_level level)
 {
 	return (int)level >= atomic_load(&min_level);
+}
+
+bool log_level_parse(const char *name, enum log_level *out)
+{
+	for (int i = LOG_DEBUG; i <= LOG_OFF; i++) {
+		if (strcmp(name, level_names[i]) == 0) {
+			*out = (enum log_level)i;
+			return true;
+		}
+	}
+	return false;
 }
 
 void log_begin(struct log_line *l, enum log_level level, const char *event)

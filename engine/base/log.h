@@ -14,6 +14,8 @@ enum log_level { LOG_DEBUG, LOG_INFO, LOG_WARN, LOG_ERROR, LOG_OFF };
 /* Lines below `level` are dropped. Default: LOG_INFO. */
 void log_set_level(enum log_level level);
 bool log_enabled(enum log_level level);
+/* The level called `name` ("debug" ... "off"); false when there is none. */
+bool log_level_parse(const char *name, enum log_level *out);
 
 /* A line under construction. Start it, add fields, end it; the line is written whole by log_end(). */
 struct log_line {

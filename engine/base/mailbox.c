@@ -30,16 +30,32 @@ void mailbox_destroy(struct mailbox *m)
 	pthread_mutex_destroy(&m->lock);
 }
 
-void mailbox_post(struct mailbox *m, struct list *node)
+/* Releases the lock after a post, and wakes the receiver if the box was empty before it. */
+static void posted(struct mailbox *m, bool was_empty)
 {
-	pthread_mutex_lock(&m->lock);
-	bool was_empty = list_empty(&m->items);
-	list_push_back(&m->items, node);
 	if (was_empty)
 		pthread_cond_signal(&m->filled);
 	pthread_mutex_unlock(&m->lock);
 	if (was_empty && m->wake)
 		m->wake(m->wake_arg);
+}
+
+void mailbox_post(struct mailbox *m, struct list *node)
+{
+	pthread_mutex_lock(&m->lock);
+	bool was_empty = list_empty(&m->items);
+	list_push_back(&m->items, node);
+	posted(m, was_empty);
+}
+
+void mailbox_post_all(struct mailbox *m, struct list *nodes)
+{
+	if (list_empty(nodes))
+		return;
+	pthread_mutex_lock(&m->lock);
+	bool was_empty = list_empty(&m->items);
+	list_splice_back(&m->items, nodes);
+	posted(m, was_empty);
 }
 
 static bool take_locked(struct mailbox *m, struct list *out)

@@ -25,6 +25,8 @@ enum status mailbox_init(struct mailbox *m, void (*wake)(void *arg), void *wake_
 /* The box must be empty. */
 void mailbox_destroy(struct mailbox *m);
 void mailbox_post(struct mailbox *m, struct list *node);
+/* Posts every node of `nodes`, which is then empty, under one lock and with at most one wake. */
+void mailbox_post_all(struct mailbox *m, struct list *nodes);
 /* Appends every waiting node to `out`; false when there was none. Never blocks beyond the lock. */
 bool mailbox_take(struct mailbox *m, struct list *out);
 /* As mailbox_take, but waits up to timeout_ns for a first node (negative: for ever). */

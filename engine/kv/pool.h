@@ -32,6 +32,13 @@ void kv_pool_ref(struct kv_pool *p, int32_t page);
 void kv_pool_unref(struct kv_pool *p, int32_t page);
 int32_t kv_pool_refs(const struct kv_pool *p, int32_t page);
 
+/*
+ * Marks a page as known to an index, which holds one of its references. The watcher then hears of each change to and from a single
+ * reference: with idle = true the index is the only holder left. It is not called by kv_pool_mark() itself.
+ */
+void kv_pool_watch(struct kv_pool *p, void (*watcher)(void *arg, int32_t page, bool idle), void *arg);
+void kv_pool_mark(struct kv_pool *p, int32_t page, bool indexed);
+
 int32_t kv_pool_n_pages(const struct kv_pool *p);
 int32_t kv_pool_n_free(const struct kv_pool *p);
 /* The slab, for model_forward(). */

@@ -1,5 +1,8 @@
 /*
  * What a model is made of: hyper-parameters read from GGUF metadata through one table row per architecture.
+ *
+ * A setting that would change the results and that this engine does not compute (experts, soft-capping, other scales)
+ * is refused by name. Metadata of the architecture that is not known at all is named in a warning.
  */
 #pragma once
 
@@ -14,22 +17,31 @@ enum rope_scaling { ROPE_SCALING_NONE, ROPE_SCALING_LINEAR, ROPE_SCALING_LLAMA3,
 struct model_params {
 	const char *arch; /* "llama", "qwen2", "qwen3" */
 	int32_t n_layer, n_embd, n_ff, n_head, n_head_kv, head_dim, n_vocab;
+	/*
+	 * The longest context whose results are the model's own. With a sliding window (Mistral 0.1) that is the
+	 * window: as long as the context fits in it, every row sees all rows before it, and full attention computes
+	 * exactly the same.
+	 */
 	int32_t n_ctx_train;
 	float rms_eps;
-	bool qkv_bias;      /* the architecture has biases on q, k and v */
-	bool qk_norm;       /* RMS norm of each head's q and k before RoPE */
-	bool tied_output;   /* no output.weight: the embedding matrix is the output matrix */
+	bool qkv_bias;    /* q, k and v must have biases; without it they may */
+	bool qk_norm;     /* RMS norm of each head's q and k before RoPE */
+	bool tied_output; /* no output.weight: the embedding matrix is the output matrix */
 	enum rope_pairing rope_pairing;
 	enum rope_scaling rope_scaling;
-	int32_t rope_dims;
+	int32_t rope_dims; /* rotated dimensions of a head, even */
 	float rope_base;
-	float rope_factor;               /* linear, yarn, llama3 */
-	int32_t rope_original_ctx;       /* yarn, llama3 */
-	float rope_attn_factor;          /* yarn; 0: derived from the factor */
+	float rope_factor;         /* how far the context is stretched: linear, yarn, llama3; else 1 */
+	int32_t rope_original_ctx; /* yarn, llama3: the context before stretching */
+	float rope_attn_factor;    /* multiplies the magnitude that the scaling itself asks for; 1: nothing */
+	float rope_low_freq_factor, rope_high_freq_factor; /* llama3 */
 	float yarn_beta_fast, yarn_beta_slow, yarn_ext_factor;
 };
 
-/* UNSUPPORTED names the unknown architecture or RoPE type; INVALID or CORRUPT what does not fit together. */
+/*
+ * UNSUPPORTED names the unknown architecture, RoPE type or setting; NOT_FOUND the missing key or tensor; INVALID or
+ * CORRUPT what is out of range or does not fit together. out->arch is a static string.
+ */
 enum status arch_read_params(const struct gguf *g, struct model_params *out, struct error *err);
 /* A line naming all supported architectures, for messages. */
 const char *arch_supported(void);

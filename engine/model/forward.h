@@ -7,18 +7,20 @@
 
 struct model;
 
-/* Loads every weight. The reader and the backend must outlive the model. Errors name the tensor and what it should be. */
+/* Loads every weight. The reader and the backend must outlive the model. Errors name what is wrong and should be. */
 enum status model_load(const struct gguf *g, struct backend *b, struct model **out, struct error *err);
 void model_destroy(struct model *m); /* NULL is allowed */
 
 const struct model_params *model_params(const struct model *m);
 /* Parameters in all tensors, for information. */
 uint64_t model_n_params(const struct model *m);
-/* Allocates activations for steps of up to max_rows rows and max_outputs wanted rows. Call once before model_forward(). */
+/* Allocates memory for steps of up to max_rows rows and max_outputs wanted rows. Call once before model_forward(). */
 enum status model_reserve(struct model *m, int32_t max_rows, int32_t max_outputs, const struct kv_layout *layout,
                           struct error *err);
 /*
- * Runs one step: writes the KV of every row into its page and computes logits[n_outputs][n_vocab] (host memory, owned by the
- * model, valid until the next call) for batch->output_row. kv is the slab of the pool the block tables refer to.
+ * Runs one step: writes the KV of every row into its page and computes logits[n_outputs][n_vocab] (host memory, owned
+ * by the model, valid until the next call; the caller may overwrite it) for batch->output_row. kv is the slab of the
+ * pool the block tables refer to. INVALID for a batch that does not fit what was reserved or does not hold together;
+ * else what the backend reports.
  */
 enum status model_forward(struct model *m, const struct batch *batch, void *kv, float **logits);

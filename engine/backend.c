@@ -1,0 +1,63 @@
+#include "engine/backend.h"
+
+#include <string.h>
+
+#include "engine/cpu/cpu.h"
+
+/* How wide an element of a KV page is; 0 when the type has no KV form. */
+static size_t kv_element_bytes(enum quant_type type)
+{
+	return type == QUANT_F16 ? 2 : 0;
+}
+
+enum status kv_layout_init(struct kv_layout *layout, int32_t n_layer, int32_t n_head_kv, int32_t head_dim,
+                           enum quant_type type)
+{
+	size_t element = kv_element_bytes(type), bytes;
+	if (element == 0 || n_layer <= 0 || n_head_kv <= 0 || head_dim <= 0)
+		return STATUS_INVALID;
+	/* Half the range, so that rounding up to a stride cannot overflow either. */
+	if (__builtin_mul_overflow(2 * element * KV_PAGE_TOKENS, (size_t)n_layer, &bytes) ||
+	    __builtin_mul_overflow(bytes, (size_t)n_head_kv, &bytes) ||
+	    __builtin_mul_overflow(bytes, (size_t)head_dim, &bytes) || bytes > SIZE_MAX / 2)
+		return STATUS_INVALID;
+	*layout = (struct kv_layout){
+	        .n_layer = n_layer,
+	        .n_head_kv = n_head_kv,
+	        .head_dim = head_dim,
+	        .page_tokens = KV_PAGE_TOKENS,
+	        .type = type,
+	        .page_bytes = bytes,
+	        .page_stride = (bytes + 4095) & ~(size_t)4095,
+	};
+	return STATUS_OK;
+}
+
+/* Kinds of device, the fastest first. `general` is the name that stands for the first of its kinds this machine can run. */
+static const struct device_kind {
+	const char *name;
+	const char *general;
+	/* UNSUPPORTED when the machine lacks something. */
+	enum status (*create)(int32_t n_threads, struct backend **out, struct error *err);
+} device_kinds[] = {
+        {"cpu-reference", "cpu", cpu_reference_create},
+};
+
+enum status backend_create(const struct backend_options *options, struct backend **out, struct error *err)
+{
+	const char *device = options->device ? options->device : "cpu";
+	enum status s = STATUS_NOT_FOUND;
+	if (options->n_threads < 0 || options->n_threads > 4096)
+		return error_set(err, STATUS_INVALID, "%d threads: must be 0 to 4096", options->n_threads);
+	for (size_t i = 0; i < sizeof device_kinds / sizeof device_kinds[0]; i++) {
+		const struct device_kind *kind = &device_kinds[i];
+		if (strcmp(device, kind->name) == 0)
+			return kind->create(options->n_threads, out, err);
+		if (strcmp(device, kind->general) != 0)
+			continue;
+		s = kind->create(options->n_threads, out, err);
+		if (s != STATUS_UNSUPPORTED)
+			return s;
+	}
+	return s == STATUS_UNSUPPORTED ? s : error_set(err, STATUS_INVALID, "unknown device \"%s\"", device);
+}

@@ -1,0 +1,68 @@
+#include "engine/cpu/memory.h"
+
+#include <stdint.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+static const size_t huge_page = (size_t)2 << 20;
+
+static size_t small_page(void)
+{
+	long n = sysconf(_SC_PAGESIZE);
+	return n > 0 ? (size_t)n : 4096;
+}
+
+static size_t mapping_bytes(size_t bytes)
+{
+	size_t align = bytes >= huge_page ? huge_page : small_page();
+	return (bytes + align - 1) & ~(align - 1);
+}
+
+void *cpu_memory_alloc(size_t bytes)
+{
+	if (bytes == 0 || bytes > SIZE_MAX / 4)
+		return NULL;
+	size_t size = mapping_bytes(bytes);
+	/* A huge page must be aligned to its size, which mmap() does not promise: map more, then give the ends back. */
+	size_t slack = size >= huge_page ? huge_page : 0;
+	char *p = mmap(NULL, size + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (p == MAP_FAILED)
+		return NULL;
+	if (slack) {
+		char *aligned = (char *)(((uintptr_t)p + huge_page - 1) & ~(uintptr_t)(huge_page - 1));
+		size_t head = (size_t)(aligned - p);
+		if (head)
+			munmap(p, head);
+		if (slack - head)
+			munmap(aligned + size, slack - head);
+		p = aligned;
+#ifdef MADV_HUGEPAGE
+		madvise(p, size, MADV_HUGEPAGE);
+#endif
+	}
+	return p;
+}
+
+void cpu_memory_free(void *p, size_t bytes)
+{
+	if (p)
+		munmap(p, mapping_bytes(bytes));
+}
+
+void cpu_memory_drop(const void *p, size_t bytes)
+{
+	/*
+	 * MADV_COLD would do nothing to file pages on old kernels, MADV_DONTNEED would zero anonymous memory. MADV_PAGEOUT
+	 * (Linux 5.4) keeps the content in both cases.
+	 */
+#ifdef MADV_PAGEOUT
+	size_t page = small_page();
+	uintptr_t begin = ((uintptr_t)p + page - 1) & ~(uintptr_t)(page - 1);
+	uintptr_t end = ((uintptr_t)p + bytes) & ~(uintptr_t)(page - 1);
+	if (end > begin)
+		madvise((void *)begin, end - begin, MADV_PAGEOUT);
+#else
+	(void)p;
+	(void)bytes;
+#endif
+}

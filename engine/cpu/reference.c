@@ -1,0 +1,463 @@
+/*
+ * The reference backend: plain C, written to be read. Activations stay float, weights are dequantised row by row, sums run in
+ * double. The fast backends are compared with it, and a machine without their instruction sets runs on it.
+ *
+ * KV page: [n_layer][K, V][n_head_kv][page_tokens][head_dim] halves.
+ */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/cpu/cpu.h"
+
+enum {
+	OUT_TILE = 8,  /* weight rows dequantised together, so that each activation row is read once for all of them */
+	DOT_LANES = 16 /* partial sums of a dot product; a compiler turns them into vectors */
+};
+
+struct weight {
+	struct weight_desc desc;
+};
+
+struct reference {
+	struct cpu_base base;
+	float *half; /* [65536] the value of every half */
+	/* Per thread: OUT_TILE dequantised weight rows, or the keys and values of one head. Grows with the longest sequence. */
+	float *scratch; /* [n_threads][scratch_floats] */
+	size_t scratch_floats;
+};
+
+static struct reference *self(const struct backend *b)
+{
+	return (struct reference *)b;
+}
+
+static int64_t min_i64(int64_t a, int64_t b)
+{
+	return a < b ? a : b;
+}
+
+static enum status grow_scratch(struct reference *r, size_t floats)
+{
+	size_t n_threads = (size_t)threads_count(r->base.threads);
+	if (floats <= r->scratch_floats)
+		return STATUS_OK;
+	if (floats > SIZE_MAX / sizeof(float) / n_threads)
+		return STATUS_NOMEM;
+	float *p = malloc(n_threads * floats * sizeof *p);
+	if (!p)
+		return STATUS_NOMEM;
+	free(r->scratch);
+	r->scratch = p;
+	r->scratch_floats = floats;
+	return STATUS_OK;
+}
+
+static double dot(const float *a, const float *b, int64_t n)
+{
+	float part[DOT_LANES] = {0};
+	int64_t i = 0;
+	for (; i + DOT_LANES <= n; i += DOT_LANES)
+		for (int j = 0; j < DOT_LANES; j++)
+			part[j] += a[i + j] * b[i + j];
+	double sum = 0;
+	for (; i < n; i++)
+		sum += (double)a[i] * b[i];
+	for (int j = 0; j < DOT_LANES; j++)
+		sum += part[j];
+	return sum;
+}
+
+/* ---- Weights ---- */
+
+static enum status weight_create(struct backend *b, const struct weight_desc *desc, struct weight **out,
+                                 struct error *err)
+{
+	struct reference *r = self(b);
+	enum status s = cpu_check_weight(desc, err);
+	if (s != STATUS_OK)
+		return s;
+	struct weight *w = malloc(sizeof *w);
+	if (!w || grow_scratch(r, (size_t)desc->n_in * OUT_TILE) != STATUS_OK) {
+		free(w);
+		return error_set(err, STATUS_NOMEM, "no memory for matrix \"%s\"", desc->name);
+	}
+	w->desc = *desc;
+	*out = w;
+	return STATUS_OK;
+}
+
+static void weight_destroy(struct backend *b, struct weight *w)
+{
+	(void)b;
+	free(w);
+}
+
+static size_t weight_bytes(const struct backend *b, const struct weight *w)
+{
+	(void)b;
+	(void)w;
+	return 0;
+}
+
+static void dequantize_row(const struct weight *w, int64_t row, float *out)
+{
+	w->desc.format->dequantize((const char *)w->desc.data + (size_t)row * cpu_row_bytes(&w->desc), out,
+	                           (size_t)w->desc.n_in);
+}
+
+struct embed_job {
+	const struct weight *w;
+	const int32_t *token;
+	float *out;
+};
+
+static void embed_rows(void *arg, int64_t begin, int64_t end, int thread)
+{
+	const struct embed_job *j = arg;
+	(void)thread;
+	for (int64_t i = begin; i < end; i++)
+		dequantize_row(j->w, j->token[i], j->out + i * j->w->desc.n_in);
+}
+
+static enum status embed(struct backend *b, const struct weight *w, float *out)
+{
+	struct reference *r = self(b);
+	const struct batch *batch = r->base.batch;
+	for (int32_t i = 0; i < batch->n_rows; i++)
+		if (batch->token[i] < 0 || batch->token[i] >= w->desc.n_out)
+			return STATUS_INVALID;
+	struct embed_job j = {w, batch->token, out};
+	threads_for(r->base.threads, batch->n_rows, 1, embed_rows, &j);
+	return STATUS_OK;
+}
+
+struct matmul_job {
+	struct reference *r;
+	const float *x;
+	int64_t n_rows;
+	const struct matmul *mm;
+};
+
+static void matmul_outputs(void *arg, int64_t begin, int64_t end, int thread)
+{
+	const struct matmul_job *j = arg;
+	const struct matmul *mm = j->mm;
+	int64_t n_in = mm->weight->desc.n_in, n_out = mm->weight->desc.n_out;
+	float *rows = j->r->scratch + (size_t)thread * j->r->scratch_floats;
+	for (int64_t o = begin; o < end; o += OUT_TILE) {
+		int64_t n = min_i64(OUT_TILE, end - o);
+		for (int64_t k = 0; k < n; k++)
+			dequantize_row(mm->weight, o + k, rows + k * n_in);
+		for (int64_t i = 0; i < j->n_rows; i++)
+			for (int64_t k = 0; k < n; k++) {
+				float *y = mm->y + i * n_out + o + k;
+				double sum = dot(j->x + i * n_in, rows + k * n_in, n_in);
+				sum += mm->bias ? mm->bias[o + k] : 0;
+				*y = (float)(mm->accumulate ? sum + *y : sum);
+			}
+	}
+}
+
+static enum status matmul(struct backend *b, const float *x, int64_t n_rows, const struct matmul *mm, int32_t n_mm)
+{
+	struct reference *r = self(b);
+	for (int32_t i = 0; i < n_mm; i++) {
+		struct matmul_job j = {r, x, n_rows, &mm[i]};
+		threads_for(r->base.threads, mm[i].weight->desc.n_out, OUT_TILE, matmul_outputs, &j);
+	}
+	return STATUS_OK;
+}
+
+/* ---- Rows ---- */
+
+struct norm_job {
+	const float *x;
+	int32_t dim;
+	const float *gain;
+	float eps;
+	float *out;
+};
+
+static void norm_rows(void *arg, int64_t begin, int64_t end, int thread)
+{
+	const struct norm_job *j = arg;
+	(void)thread;
+	for (int64_t i = begin; i < end; i++) {
+		const float *x = j->x + i * j->dim;
+		float *out = j->out + i * j->dim;
+		double sum = 0;
+		for (int32_t d = 0; d < j->dim; d++)
+			sum += (double)x[d] * x[d];
+		double scale = 1 / sqrt(sum / j->dim + j->eps);
+		for (int32_t d = 0; d < j->dim; d++)
+			out[d] = (float)(x[d] * scale * j->gain[d]);
+	}
+}
+
+static enum status rms_norm(struct backend *b, const float *x, int64_t n, int32_t dim, const float *gain, float eps,
+                            float *out)
+{
+	struct norm_job j = {x, dim, gain, eps, out};
+	threads_for(self(b)->base.threads, n, 16, norm_rows, &j);
+	return STATUS_OK;
+}
+
+struct rope_job {
+	const int32_t *position;
+	float *x;
+	int32_t n_head, head_dim;
+	const struct rope_params *p;
+};
+
+static void rope_rows(void *arg, int64_t begin, int64_t end, int thread)
+{
+	const struct rope_job *j = arg;
+	int32_t half = j->p->n_dims / 2;
+	int32_t step = j->p->pairing == ROPE_INTERLEAVED ? 2 : 1;
+	int32_t apart = j->p->pairing == ROPE_INTERLEAVED ? 1 : half;
+	(void)thread;
+	for (int64_t row = begin; row < end; row++)
+		for (int32_t i = 0; i < half; i++) {
+			double angle = (double)j->position[row] * j->p->inv_freq[i];
+			double c = cos(angle) * j->p->magnitude, s = sin(angle) * j->p->magnitude;
+			for (int32_t h = 0; h < j->n_head; h++) {
+				float *x = j->x + (row * j->n_head + h) * j->head_dim + i * step;
+				double x0 = x[0], x1 = x[apart];
+				x[0] = (float)(x0 * c - x1 * s);
+				x[apart] = (float)(x0 * s + x1 * c);
+			}
+		}
+}
+
+static enum status rope(struct backend *b, float *q, int32_t n_head, float *k, int32_t n_head_kv, int32_t head_dim,
+                        const struct rope_params *params)
+{
+	struct reference *r = self(b);
+	const struct batch *batch = r->base.batch;
+	struct rope_job j = {batch->position, q, n_head, head_dim, params};
+	threads_for(r->base.threads, batch->n_rows, 1, rope_rows, &j);
+	j = (struct rope_job){batch->position, k, n_head_kv, head_dim, params};
+	threads_for(r->base.threads, batch->n_rows, 1, rope_rows, &j);
+	return STATUS_OK;
+}
+
+struct swiglu_job {
+	float *gate;
+	const float *up;
+};
+
+static void swiglu_range(void *arg, int64_t begin, int64_t end, int thread)
+{
+	const struct swiglu_job *j = arg;
+	(void)thread;
+	for (int64_t i = begin; i < end; i++) {
+		double x = j->gate[i];
+		j->gate[i] = (float)(x / (1 + exp(-x)) * j->up[i]);
+	}
+}
+
+static enum status swiglu(struct backend *b, float *gate, const float *up, int64_t n, int32_t dim)
+{
+	struct swiglu_job j = {gate, up};
+	threads_for(self(b)->base.threads, n * dim, 1024, swiglu_range, &j);
+	return STATUS_OK;
+}
+
+/* ---- KV ---- */
+
+enum { KEY, VALUE };
+
+/* Where the head_dim halves of one position begin. */
+static size_t kv_offset(const struct kv_layout *l, int32_t page, int32_t layer, int what, int32_t head, int32_t token)
+{
+	size_t vector = ((((size_t)layer * 2 + (size_t)what) * (size_t)l->n_head_kv + (size_t)head) * (size_t)l->page_tokens +
+	                 (size_t)token);
+	return (size_t)page * l->page_stride + vector * (size_t)l->head_dim * sizeof(uint16_t);
+}
+
+static enum status kv_write(struct backend *b, void *kv, const struct kv_layout *l, int32_t layer, const float *k,
+                            const float *v)
+{
+	const struct batch *batch = self(b)->base.batch;
+	for (int32_t s = 0; s < batch->n_seqs; s++) {
+		const struct batch_seq *seq = &batch->seq[s];
+		for (int32_t i = 0; i < seq->n_rows; i++) {
+			int32_t position = seq->first_position + i;
+			int32_t page = seq->block_table[position / l->page_tokens], token = position % l->page_tokens;
+			for (int32_t h = 0; h < l->n_head_kv; h++)
+				for (int what = KEY; what <= VALUE; what++) {
+					const float *from = (what == KEY ? k : v) +
+					                    ((int64_t)(seq->first_row + i) * l->n_head_kv + h) * l->head_dim;
+					uint16_t *to = (uint16_t *)((char *)kv + kv_offset(l, page, layer, what, h, token));
+					for (int32_t d = 0; d < l->head_dim; d++)
+						to[d] = quant_float_to_half(from[d]);
+				}
+		}
+	}
+	return STATUS_OK;
+}
+
+struct attention_job {
+	struct reference *r;
+	const char *kv;
+	const struct kv_layout *layout;
+	int32_t layer;
+	const float *q;
+	int32_t n_head;
+	float scale;
+	float *out;
+};
+
+/* Scratch of attention over n positions: K and V as floats, scores, and a row of sums in double. */
+static size_t attention_floats(const struct kv_layout *l, int64_t n)
+{
+	return (size_t)n * (2 * (size_t)l->head_dim + 1) + 2 * (size_t)l->head_dim + 1;
+}
+
+static void attend(const float *q, const float *k, const float *v, int64_t n, int32_t dim, float scale, float *score,
+                   double *sum, float *out)
+{
+	float max = -INFINITY;
+	double total = 0;
+	for (int64_t t = 0; t < n; t++) {
+		score[t] = (float)(dot(q, k + t * dim, dim) * scale);
+		max = score[t] > max ? score[t] : max;
+	}
+	for (int32_t d = 0; d < dim; d++)
+		sum[d] = 0;
+	for (int64_t t = 0; t < n; t++) {
+		double p = exp((double)score[t] - max);
+		total += p;
+		for (int32_t d = 0; d < dim; d++)
+			sum[d] += p * v[t * dim + d];
+	}
+	for (int32_t d = 0; d < dim; d++)
+		out[d] = (float)(sum[d] / total);
+}
+
+/* Items are (sequence, KV head): K and V are gathered through the block table once for all rows and query heads. */
+static void attention_items(void *arg, int64_t begin, int64_t end, int thread)
+{
+	const struct attention_job *j = arg;
+	const struct kv_layout *l = j->layout;
+	const struct batch *batch = j->r->base.batch;
+	int32_t dim = l->head_dim, group = j->n_head / l->n_head_kv;
+	for (int64_t item = begin; item < end; item++) {
+		const struct batch_seq *seq = &batch->seq[item / l->n_head_kv];
+		int32_t head = (int32_t)(item % l->n_head_kv);
+		int64_t n = (int64_t)seq->first_position + seq->n_rows;
+		float *base = j->r->scratch + (size_t)thread * j->r->scratch_floats;
+		double *sum = (double *)(((uintptr_t)base + 7) & ~(uintptr_t)7);
+		float *k = (float *)(sum + dim), *v = k + n * dim, *score = v + n * dim;
+		for (int64_t t = 0; t < n; t++)
+			for (int what = KEY; what <= VALUE; what++) {
+				int32_t page = seq->block_table[t / l->page_tokens];
+				const uint16_t *from = (const uint16_t *)(j->kv + kv_offset(l, page, j->layer, what, head,
+				                                                           (int32_t)(t % l->page_tokens)));
+				float *to = (what == KEY ? k : v) + t * dim;
+				for (int32_t d = 0; d < dim; d++)
+					to[d] = j->r->half[from[d]];
+			}
+		for (int32_t i = 0; i < seq->n_rows; i++)
+			for (int32_t h = head * group; h < (head + 1) * group; h++) {
+				int64_t at = ((int64_t)(seq->first_row + i) * j->n_head + h) * dim;
+				attend(j->q + at, k, v, (int64_t)seq->first_position + i + 1, dim, j->scale, score, sum,
+				       j->out + at);
+			}
+	}
+}
+
+static enum status attention(struct backend *b, const void *kv, const struct kv_layout *l, int32_t layer, const float *q,
+                             int32_t n_head, float scale, float *out)
+{
+	struct reference *r = self(b);
+	const struct batch *batch = r->base.batch;
+	int64_t longest = 0;
+	for (int32_t s = 0; s < batch->n_seqs; s++) {
+		int64_t n = (int64_t)batch->seq[s].first_position + batch->seq[s].n_rows;
+		longest = n > longest ? n : longest;
+	}
+	enum status s = grow_scratch(r, attention_floats(l, longest));
+	if (s != STATUS_OK)
+		return s;
+	struct attention_job j = {r, kv, l, layer, q, n_head, scale, out};
+	threads_for(r->base.threads, (int64_t)batch->n_seqs * l->n_head_kv, 1, attention_items, &j);
+	return STATUS_OK;
+}
+
+/* ---- The backend ---- */
+
+static enum status reserve(struct backend *b, int32_t max_rows, int32_t max_width, const struct kv_layout *layout)
+{
+	(void)max_rows; /* scratch depends on the widest matrix and the longest sequence only */
+	(void)layout;
+	return grow_scratch(self(b), (size_t)(max_width > 0 ? max_width : 0) * OUT_TILE);
+}
+
+static void info(const struct backend *b, struct backend_info *out)
+{
+	*out = (struct backend_info){
+	        .name = "cpu-reference",
+	        .detail = "plain C, float activations",
+	        .n_threads = threads_count(self(b)->base.threads),
+	        .host_memory = true,
+	};
+}
+
+static void destroy(struct backend *b)
+{
+	struct reference *r = self(b);
+	cpu_base_fini(&r->base);
+	free(r->half);
+	free(r->scratch);
+	free(r);
+}
+
+static const struct backend_ops reference_ops = {
+        .destroy = destroy,
+        .info = info,
+        .mem_alloc = cpu_mem_alloc,
+        .mem_free = cpu_mem_free,
+        .mem_write = cpu_mem_write,
+        .mem_read = cpu_mem_read,
+        .weight_create = weight_create,
+        .weight_destroy = weight_destroy,
+        .weight_bytes = weight_bytes,
+        .reserve = reserve,
+        .step_begin = cpu_step_begin,
+        .step_end = cpu_step_end,
+        .embed = embed,
+        .rms_norm = rms_norm,
+        .matmul = matmul,
+        .rope = rope,
+        .kv_write = kv_write,
+        .attention = attention,
+        .swiglu = swiglu,
+        .gather_rows = cpu_gather_rows,
+        .page_copy = cpu_page_copy,
+        .sync = cpu_sync,
+};
+
+enum status cpu_reference_create(int32_t n_threads, struct backend **out, struct error *err)
+{
+	struct reference *r = calloc(1, sizeof *r);
+	if (!r)
+		goto fail;
+	r->half = malloc(65536 * sizeof *r->half);
+	if (!r->half)
+		goto fail_half;
+	for (uint32_t i = 0; i < 65536; i++)
+		r->half[i] = quant_half_to_float((uint16_t)i);
+	if (cpu_base_init(&r->base, &reference_ops, n_threads) != STATUS_OK)
+		goto fail_base;
+	*out = &r->base.backend;
+	return STATUS_OK;
+
+fail_base:
+	free(r->half);
+fail_half:
+	free(r);
+fail:
+	return error_set(err, STATUS_NOMEM, "no memory for the reference backend");
+}

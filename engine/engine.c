@@ -1,0 +1,372 @@
+/* The engine's public face: it checks options, starts and stops the threads, and turns calls into commands. */
+#include <inttypes.h>
+#include <stdlib.h>
+
+#include "engine/engine_internal.h"
+#include "engine/event.h"
+
+enum {
+	DEFAULT_MAX_RUNNING = 32,
+	DEFAULT_MAX_QUEUE = 1024,
+	DEFAULT_STEP_TOKENS = 512,
+	DEFAULT_MAX_SESSIONS = 10000,
+};
+
+/* ---- Life ---- */
+
+static void fill_defaults(struct engine_options *o)
+{
+	if (o->max_running == 0)
+		o->max_running = DEFAULT_MAX_RUNNING;
+	if (o->max_queue == 0)
+		o->max_queue = DEFAULT_MAX_QUEUE;
+	if (o->step_tokens == 0)
+		o->step_tokens = DEFAULT_STEP_TOKENS;
+	if (o->step_tokens < o->max_running)
+		o->step_tokens = o->max_running;
+	if (o->max_sessions == 0)
+		o->max_sessions = DEFAULT_MAX_SESSIONS;
+	if (o->heartbeat_timeout_ms == 0)
+		o->heartbeat_timeout_ms = 30000;
+	if (o->session_ttl_ms == 0)
+		o->session_ttl_ms = 300000;
+	if (o->session_gc_ms == 0)
+		o->session_gc_ms = 15000;
+	if (!o->clock)
+		o->clock = clock_system();
+}
+
+static enum status check_options(const struct engine_options *o, struct error *err)
+{
+	if (!o->model_path || !o->model_path[0])
+		return error_set_param(err, STATUS_INVALID, "model", "no model file was given");
+	if (o->n_threads < 0 || o->context_tokens < 0 || o->max_running < 1 || o->max_queue < -1 || o->step_tokens < 1 ||
+	    o->max_sessions < 1 || o->heartbeat_timeout_ms < 0 || o->session_ttl_ms < 0 || o->session_gc_ms < 0)
+		return error_set(err, STATUS_INVALID, "an engine option is negative");
+	return STATUS_OK;
+}
+
+/*
+ * The memory of a command and of its answer. A command that is dropped would strand whoever waits for its answer, so these few
+ * hundred bytes are waited for: they come back as running work ends. What a client's input makes large can fail.
+ */
+static void *wait_for_memory(size_t n)
+{
+	void *p;
+	while (!(p = calloc(1, n)))
+		sched_yield();
+	return p;
+}
+
+static void drop_events(struct engine *e)
+{
+	struct list rest;
+	list_init(&rest);
+	mailbox_take(&e->events, &rest);
+	for (struct list *l; (l = list_pop_front(&rest));)
+		engine_event_free(list_entry(l, struct engine_event, link));
+	mailbox_destroy(&e->events);
+}
+
+static void drop_all_commands(struct mailbox *m)
+{
+	struct list rest;
+	list_init(&rest);
+	mailbox_take(m, &rest);
+	for (struct list *l; (l = list_pop_front(&rest));)
+		command_destroy(list_entry(l, struct command, link));
+}
+
+static void stop_thread(struct mailbox *m, pthread_t thread)
+{
+	struct command *stop = wait_for_memory(sizeof *stop);
+	stop->type = COMMAND_STOP;
+	mailbox_post(m, &stop->link);
+	pthread_join(thread, NULL);
+	drop_all_commands(m);
+	mailbox_destroy(m);
+}
+
+static char *copy_or_null(const char *s, bool *failed)
+{
+	char *copy = s ? strdup(s) : NULL;
+	*failed = *failed || (s && !copy);
+	return copy;
+}
+
+enum status engine_create(const struct engine_options *options, struct engine **out, struct error *err)
+{
+	enum status st;
+	bool failed = false;
+	struct engine_options o = *options;
+	fill_defaults(&o);
+	st = check_options(&o, err);
+	if (st != STATUS_OK)
+		return st;
+	st = error_set(err, STATUS_NOMEM, "no memory for the engine");
+	struct engine *e = calloc(1, sizeof *e);
+	if (!e)
+		return st;
+	o.model_path = copy_or_null(o.model_path, &failed);
+	o.chat_template = copy_or_null(o.chat_template, &failed);
+	o.device = copy_or_null(o.device ? o.device : "cpu", &failed);
+	e->options = o;
+	e->clock = o.clock;
+	if (failed)
+		goto fail_strings;
+	if (pthread_mutex_init(&e->lock, NULL) != 0)
+		goto fail_strings;
+	if (mailbox_init(&e->text_box, NULL, NULL) != STATUS_OK)
+		goto fail_text_box;
+	if (mailbox_init(&e->worker_box, NULL, NULL) != STATUS_OK)
+		goto fail_worker_box;
+	if (mailbox_init(&e->events, o.wake, o.wake_arg) != STATUS_OK)
+		goto fail_events;
+	if (pthread_create(&e->worker_thread, NULL, worker_thread_main, e) != 0)
+		goto fail_worker;
+	if (pthread_create(&e->text_thread, NULL, text_thread_main, e) != 0)
+		goto fail_text;
+	*out = e;
+	return STATUS_OK;
+
+fail_text:
+	stop_thread(&e->worker_box, e->worker_thread);
+	drop_events(e);
+	goto fail_worker_box;
+fail_worker:
+	mailbox_destroy(&e->events);
+fail_events:
+	mailbox_destroy(&e->worker_box);
+fail_worker_box:
+	mailbox_destroy(&e->text_box);
+fail_text_box:
+	pthread_mutex_destroy(&e->lock);
+fail_strings:
+	free((char *)o.model_path);
+	free((char *)o.chat_template);
+	free((char *)o.device);
+	free(e);
+	return st;
+}
+
+void engine_destroy(struct engine *e)
+{
+	if (!e)
+		return;
+	stop_thread(&e->text_box, e->text_thread);
+	stop_thread(&e->worker_box, e->worker_thread);
+	drop_events(e);
+	pthread_mutex_destroy(&e->lock);
+	free((char *)e->options.model_path);
+	free((char *)e->options.chat_template);
+	free((char *)e->options.device);
+	free(e);
+}
+
+enum engine_state engine_state(const struct engine *e)
+{
+	return (enum engine_state)atomic_load_explicit(&((struct engine *)e)->state, memory_order_acquire);
+}
+
+const struct engine_info *engine_info(const struct engine *e)
+{
+	return engine_state(e) == ENGINE_READY ? &e->info : NULL;
+}
+
+const struct error *engine_load_error(const struct engine *e)
+{
+	return engine_state(e) == ENGINE_FAILED ? &e->load_error : NULL;
+}
+
+uint64_t engine_next_id(struct engine *e)
+{
+	return atomic_fetch_add(&e->next_id, 1) + 1;
+}
+
+struct str engine_token_piece(const struct engine *e, int32_t token)
+{
+	return tokenizer_piece(e->tokenizer, token, false);
+}
+
+void engine_stats(const struct engine *e, struct engine_stats *out)
+{
+	struct engine *m = (struct engine *)e;
+	pthread_mutex_lock(&m->lock);
+	*out = m->stats;
+	pthread_mutex_unlock(&m->lock);
+}
+
+/* ---- Events ---- */
+
+bool engine_poll(struct engine *e, struct list *out)
+{
+	return mailbox_take(&e->events, out);
+}
+
+bool engine_wait(struct engine *e, struct list *out, int64_t timeout_ms)
+{
+	return mailbox_wait(&e->events, out, timeout_ms < 0 ? -1 : timeout_ms * 1000000);
+}
+
+/* ---- Commands ---- */
+
+void command_destroy(struct command *c)
+{
+	engine_request_destroy(c->request);
+	token_buf_free(&c->tokens);
+	free(c->text);
+	arena_destroy(c->arena);
+	engine_event_free(c->reply);
+	free(c);
+}
+
+void command_answer(struct engine *e, struct command *c, struct list *out)
+{
+	struct engine_event *ev = c->reply;
+	c->reply = NULL;
+	if (c->in_flight)
+		atomic_fetch_sub(&e->n_in_flight, 1);
+	command_destroy(c);
+	list_push_back(out, &ev->link);
+}
+
+void command_fail(struct engine *e, struct command *c, const struct error *err, struct list *out)
+{
+	event_set_error(c->reply, err);
+	command_answer(e, c, out);
+}
+
+static struct command *command_create(struct engine *e, enum command_type type, uint64_t id, enum engine_event_type answer)
+{
+	struct command *c = wait_for_memory(sizeof *c);
+	c->type = type;
+	c->id = id;
+	c->submitted_ns = clock_now_ns(e->clock);
+	c->reply = wait_for_memory(sizeof *c->reply);
+	event_init(c->reply, answer, id);
+	return c;
+}
+
+/* Answers a command that does not get as far as a thread. */
+static void refuse(struct engine *e, struct command *c, const struct error *err)
+{
+	struct list out;
+	list_init(&out);
+	command_fail(e, c, err, &out);
+	mailbox_post_all(&e->events, &out);
+}
+
+void engine_submit(struct engine *e, struct engine_request *r)
+{
+	struct command *c = command_create(e, COMMAND_GENERATE, r->id, ENGINE_EVENT_ERROR);
+	int32_t most = e->options.max_queue < 0 ? INT32_MAX : e->options.max_running + e->options.max_queue;
+	c->request = r;
+	if (atomic_load(&e->n_in_flight) >= most) {
+		struct error err;
+		error_set(&err, STATUS_LIMIT, "%" PRId32 " requests are running or waiting, the most that are allowed; try again later", most);
+		refuse(e, c, &err);
+		return;
+	}
+	c->in_flight = true;
+	atomic_fetch_add(&e->n_in_flight, 1);
+	mailbox_post(&e->text_box, &c->link);
+}
+
+void engine_cancel(struct engine *e, uint64_t id)
+{
+	struct mailbox *boxes[] = {&e->text_box, &e->worker_box};
+	for (size_t i = 0; i < 2; i++) {
+		struct command *c = wait_for_memory(sizeof *c);
+		c->type = COMMAND_CANCEL;
+		c->id = id;
+		mailbox_post(boxes[i], &c->link);
+	}
+}
+
+static void refuse_for_memory(struct engine *e, struct command *c)
+{
+	struct error err;
+	error_set(&err, STATUS_NOMEM, "no memory for the request");
+	refuse(e, c, &err);
+}
+
+void engine_tokenize(struct engine *e, uint64_t id, const char *text, size_t n, bool add_special, bool parse_special)
+{
+	struct command *c = command_create(e, COMMAND_TOKENIZE, id, ENGINE_EVENT_TOKENS);
+	c->text = malloc(n + 1);
+	if (!c->text) {
+		refuse_for_memory(e, c);
+		return;
+	}
+	memcpy(c->text, text, n);
+	c->text_n = n;
+	c->tokenize_flags = (add_special ? TOKENIZE_ADD_BOS_EOS : 0u) | (parse_special ? TOKENIZE_SPECIAL : 0u);
+	mailbox_post(&e->text_box, &c->link);
+}
+
+void engine_tokenize_chat(struct engine *e, uint64_t id, struct arena *arena, struct value *chat)
+{
+	struct command *c = command_create(e, COMMAND_TOKENIZE_CHAT, id, ENGINE_EVENT_TOKENS);
+	c->arena = arena;
+	c->chat = chat;
+	mailbox_post(&e->text_box, &c->link);
+}
+
+void engine_detokenize(struct engine *e, uint64_t id, const int32_t *ids, size_t n)
+{
+	struct command *c = command_create(e, COMMAND_DETOKENIZE, id, ENGINE_EVENT_TEXT);
+	for (size_t i = 0; i < n; i++) {
+		if (!token_buf_add(&c->tokens, ids[i])) {
+			refuse_for_memory(e, c);
+			return;
+		}
+	}
+	mailbox_post(&e->text_box, &c->link);
+}
+
+static void session_command(struct engine *e, enum command_type type, uint64_t id, enum engine_event_type answer,
+                            const struct engine_session_params *p)
+{
+	struct command *c = command_create(e, type, id, answer);
+	if (p)
+		c->session = *p;
+	mailbox_post(&e->worker_box, &c->link);
+}
+
+/* A session by its id. One that is too long names no session: it becomes "", which none has, and never a shorter id. */
+static struct engine_session_params named(const char *session)
+{
+	struct engine_session_params p = {0};
+	size_t n = strnlen(session, sizeof p.id);
+	if (n < sizeof p.id)
+		memcpy(p.id, session, n);
+	return p;
+}
+
+void engine_session_create(struct engine *e, uint64_t id, const struct engine_session_params *p)
+{
+	session_command(e, COMMAND_SESSION_CREATE, id, ENGINE_EVENT_SESSION, p);
+}
+
+void engine_session_get(struct engine *e, uint64_t id, const char *session)
+{
+	struct engine_session_params p = named(session);
+	session_command(e, COMMAND_SESSION_GET, id, ENGINE_EVENT_SESSION, &p);
+}
+
+void engine_session_heartbeat(struct engine *e, uint64_t id, const char *session)
+{
+	struct engine_session_params p = named(session);
+	session_command(e, COMMAND_SESSION_HEARTBEAT, id, ENGINE_EVENT_SESSION, &p);
+}
+
+void engine_session_delete(struct engine *e, uint64_t id, const char *session)
+{
+	struct engine_session_params p = named(session);
+	session_command(e, COMMAND_SESSION_DELETE, id, ENGINE_EVENT_SESSION, &p);
+}
+
+void engine_session_list(struct engine *e, uint64_t id)
+{
+	session_command(e, COMMAND_SESSION_LIST, id, ENGINE_EVENT_SESSIONS, NULL);
+}

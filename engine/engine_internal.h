@@ -1,0 +1,106 @@
+/*
+ * The inside of an engine, shared by engine.c (the API), load.c (loading), text_thread.c and worker.c.
+ *
+ * Way of a command: the loop posts it to the text thread when it needs the template or the tokenizer, else straight to the
+ * worker. The text thread turns prompts into tokens and passes generations on. Cancels go both ways: the worker ends what it
+ * has, the text thread passes the cancel on behind the request it may still be working at. Answers are events.
+ *
+ * Lock rules: `lock` covers `stats` alone. Everything under "loaded" is written by the worker before `state` becomes
+ * READY (release) and never afterwards; other threads read it after seeing READY (acquire).
+ */
+#pragma once
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "engine/backend.h"
+#include "engine/base/mailbox.h"
+#include "engine/engine.h"
+#include "engine/kv/pool.h"
+#include "engine/kv/prefix.h"
+#include "engine/model/forward.h"
+#include "engine/model/gguf.h"
+#include "engine/text/template.h"
+#include "engine/text/tokenizer.h"
+
+enum command_type {
+	COMMAND_GENERATE,
+	COMMAND_CANCEL,
+	COMMAND_TOKENIZE,
+	COMMAND_TOKENIZE_CHAT,
+	COMMAND_DETOKENIZE,
+	COMMAND_SESSION_CREATE,
+	COMMAND_SESSION_GET,
+	COMMAND_SESSION_HEARTBEAT,
+	COMMAND_SESSION_DELETE,
+	COMMAND_SESSION_LIST,
+	COMMAND_STOP,
+};
+
+struct command {
+	struct list link;
+	enum command_type type;
+	uint64_t id;
+	int64_t submitted_ns;
+	bool in_flight;                 /* GENERATE: counted in engine.n_in_flight; its answer ends that */
+	struct engine_request *request; /* GENERATE */
+	struct token_buf tokens;        /* GENERATE behind the text thread; DETOKENIZE */
+	char *text;                     /* TOKENIZE */
+	size_t text_n;
+	unsigned tokenize_flags;
+	struct arena *arena;            /* TOKENIZE_CHAT */
+	struct value *chat;
+	struct engine_session_params session; /* SESSION_*; its id for all but LIST */
+	struct engine_event *reply;     /* made at submission, so that an answer cannot fail for want of memory */
+};
+
+struct engine {
+	struct engine_options options; /* with its strings copied and its defaults filled in */
+	const struct clock *clock;
+	_Atomic uint64_t next_id;
+	_Atomic int32_t n_in_flight;   /* generations between submit and their terminal event */
+
+	struct mailbox text_box, worker_box, events;
+	pthread_t text_thread, worker_thread;
+
+	_Atomic int state; /* enum engine_state */
+	struct error load_error;
+
+	/* loaded */
+	struct gguf *gguf;
+	struct tokenizer *tokenizer;
+	struct template *template;   /* NULL: see info.chat_template_error */
+	char *template_source;
+	struct error template_error;
+	struct backend *backend;
+	struct model *model;
+	struct kv_layout layout;
+	struct kv_pool *pool;
+	struct kv_prefix *prefix;
+	struct kv_root root;         /* what pages are indexed under, without a salt */
+	char rope_text[256];         /* what root.rope points to */
+	int32_t max_outputs;
+	struct engine_info info;
+	char *model_name, *file_name; /* what info points to */
+	struct backend_info backend_info;
+
+	pthread_mutex_t lock;
+	struct engine_stats stats; /* under lock; published by the worker */
+};
+
+/* Loads everything the options ask for, in the worker's thread. On failure what was loaded stays for engine_unload(). */
+enum status engine_load(struct engine *e, struct error *err);
+void engine_unload(struct engine *e);
+
+/* The threads' main functions; each ends at COMMAND_STOP. */
+void *text_thread_main(void *engine);
+void *worker_thread_main(void *engine);
+
+/* Frees a command and all it still owns, its reply included. */
+void command_destroy(struct command *c);
+/*
+ * Ends a command with its reply as it stands, or with an ERROR in its place, and frees the command. The event goes to the
+ * end of `out`; the caller hands it over with mailbox_post_all(&e->events, out).
+ */
+void command_answer(struct engine *e, struct command *c, struct list *out);
+void command_fail(struct engine *e, struct command *c, const struct error *err, struct list *out);

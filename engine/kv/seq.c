@@ -1,0 +1,104 @@
+#include "engine/kv/seq.h"
+
+#include <stdlib.h>
+
+int32_t kv_pages_for(int32_t n_tokens)
+{
+	return n_tokens / KV_PAGE_TOKENS + (n_tokens % KV_PAGE_TOKENS != 0);
+}
+
+static bool reserve(struct kv_seq *s, int32_t n_pages)
+{
+	if (n_pages <= s->cap_pages)
+		return true;
+	int32_t cap = s->cap_pages ? s->cap_pages : 8;
+	while (cap < n_pages)
+		cap = cap > INT32_MAX / 2 ? n_pages : cap * 2;
+	int32_t *pages = realloc(s->pages, (size_t)cap * sizeof *pages);
+	if (!pages)
+		return false;
+	s->pages = pages;
+	s->cap_pages = cap;
+	return true;
+}
+
+/* The page that the next position falls into is partly filled and visible to another holder. */
+static bool tail_is_shared(const struct kv_pool *pool, const struct kv_seq *s)
+{
+	return s->n_tokens % KV_PAGE_TOKENS != 0 && kv_pool_refs(pool, s->pages[s->n_tokens / KV_PAGE_TOKENS]) > 1;
+}
+
+int32_t kv_seq_pages_needed(const struct kv_pool *pool, const struct kv_seq *s, int32_t n)
+{
+	int32_t missing = kv_pages_for(s->n_tokens + n) - s->n_pages;
+	return (missing > 0 ? missing : 0) + (n > 0 && tail_is_shared(pool, s));
+}
+
+enum status kv_seq_prepare(struct kv_pool *pool, struct kv_seq *s, int32_t n)
+{
+	int32_t want = kv_pages_for(s->n_tokens + n);
+	if (n > 0 && tail_is_shared(pool, s)) {
+		int32_t *tail = &s->pages[s->n_tokens / KV_PAGE_TOKENS];
+		int32_t copy = kv_pool_clone(pool, *tail);
+		if (copy == KV_NO_PAGE)
+			return STATUS_LIMIT;
+		kv_pool_unref(pool, *tail);
+		*tail = copy;
+	}
+	if (!reserve(s, want))
+		return STATUS_NOMEM;
+	while (s->n_pages < want) {
+		int32_t page = kv_pool_get(pool);
+		if (page == KV_NO_PAGE)
+			return STATUS_LIMIT;
+		s->pages[s->n_pages++] = page;
+	}
+	return STATUS_OK;
+}
+
+void kv_seq_truncate(struct kv_pool *pool, struct kv_seq *s, int32_t n_tokens)
+{
+	int32_t keep = kv_pages_for(n_tokens);
+	while (s->n_pages > keep)
+		kv_pool_unref(pool, s->pages[--s->n_pages]);
+	if (s->n_tokens > n_tokens)
+		s->n_tokens = n_tokens;
+}
+
+void kv_seq_release(struct kv_pool *pool, struct kv_seq *s)
+{
+	kv_seq_truncate(pool, s, 0);
+	free(s->pages);
+	*s = KV_SEQ_INIT;
+}
+
+enum status kv_seq_share(struct kv_pool *pool, struct kv_seq *dst, const struct kv_seq *src, int32_t n_tokens)
+{
+	int32_t n_pages = kv_pages_for(n_tokens);
+	if (!reserve(dst, n_pages))
+		return STATUS_NOMEM;
+	for (int32_t i = 0; i < n_pages; i++) {
+		kv_pool_ref(pool, src->pages[i]);
+		dst->pages[i] = src->pages[i];
+	}
+	dst->n_pages = n_pages;
+	dst->n_tokens = n_tokens;
+	return STATUS_OK;
+}
+
+bool kv_seq_append(struct kv_pool *pool, struct kv_seq *s, int32_t page)
+{
+	if (!reserve(s, s->n_pages + 1))
+		return false;
+	kv_pool_ref(pool, page);
+	s->pages[s->n_pages++] = page;
+	s->n_tokens += KV_PAGE_TOKENS;
+	return true;
+}
+
+void kv_seq_move(struct kv_seq *dst, struct kv_seq *src)
+{
+	free(dst->pages);
+	*dst = *src;
+	*src = KV_SEQ_INIT;
+}

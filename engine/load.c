@@ -1,0 +1,284 @@
+/*
+ * Loading: the file, its tokenizer and template, a device, the weights, and a page pool whose size follows from the memory that is
+ * there. Runs in the worker's thread while the server already answers health checks.
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "engine/base/log.h"
+#include "engine/engine_internal.h"
+#include "engine/kv/seq.h"
+
+/* Outputs of a step beyond one per running request: rows of prompts whose own log-probabilities were asked for. */
+enum { EXTRA_OUTPUTS = 64 };
+/* Without --kv-memory: at most this part of the memory that is available, and at most max_running full contexts. */
+enum { MEMORY_SHARE_PERCENT = 50 };
+
+static uint64_t read_number(const char *path, const char *key)
+{
+	char line[256];
+	uint64_t value = UINT64_MAX;
+	FILE *f = fopen(path, "re");
+	if (!f)
+		return value;
+	while (fgets(line, sizeof line, f)) {
+		size_t n = strlen(key);
+		if (strncmp(line, key, n) == 0) {
+			char *end;
+			unsigned long long v = strtoull(line + n, &end, 10);
+			if (end != line + n)
+				value = v;
+			break;
+		}
+	}
+	fclose(f);
+	return value;
+}
+
+/* Memory this process may still take: the machine's, and what its cgroup (v2, or v1) leaves of its limit. */
+static uint64_t available_memory(void)
+{
+	uint64_t best = read_number("/proc/meminfo", "MemAvailable:");
+	best = best > UINT64_MAX / 1024 ? UINT64_MAX : best * 1024;
+	static const char *const groups[][2] = {
+	        {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"},
+	        {"/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"},
+	};
+	for (size_t i = 0; i < sizeof groups / sizeof *groups; i++) {
+		uint64_t limit = read_number(groups[i][0], ""), used = read_number(groups[i][1], "");
+		if (limit == UINT64_MAX || used == UINT64_MAX)
+			continue;
+		uint64_t left = limit > used ? limit - used : 0;
+		best = left < best ? left : best;
+	}
+	return best;
+}
+
+static enum status load_text(struct engine *e, struct error *err)
+{
+	enum status st = tokenizer_create(e->gguf, &e->tokenizer, err);
+	if (st != STATUS_OK)
+		return st;
+	struct str source = {NULL, 0};
+	if (e->options.chat_template) {
+		source = str_from(e->options.chat_template);
+	} else {
+		st = gguf_get_str(e->gguf, "tokenizer.chat_template", &source, err);
+		if (st != STATUS_OK && st != STATUS_NOT_FOUND)
+			return st;
+	}
+	if (!source.p) {
+		error_set(&e->template_error, STATUS_NOT_FOUND,
+		          "the model file has no chat template; start the server with --chat-template NAME or FILE");
+		return STATUS_OK;
+	}
+	e->template_source = strndup(source.p, source.n);
+	if (!e->template_source)
+		return error_set(err, STATUS_NOMEM, "no memory for the chat template");
+	st = template_compile(source.p, source.n, &e->template, &e->template_error);
+	if (st == STATUS_NOMEM)
+		return error_set(err, st, "no memory for the chat template");
+	return STATUS_OK;
+}
+
+/* Bytes of KV the pool gets, and the context that fits in them. */
+static enum status size_pool(struct engine *e, const struct model_params *p, int32_t *n_pages, int32_t *n_ctx, struct error *err)
+{
+	const struct engine_options *o = &e->options;
+	size_t stride = e->layout.page_stride;
+	if (o->context_tokens > p->n_ctx_train)
+		log_msg(LOG_WARN, "context", "the context of %" PRId32 " tokens is longer than the %" PRId32 " the model was trained on",
+		        o->context_tokens, p->n_ctx_train);
+	*n_ctx = o->context_tokens ? o->context_tokens : p->n_ctx_train;
+	uint64_t full = (uint64_t)kv_pages_for(*n_ctx);
+	uint64_t pages;
+	if (o->kv_bytes) {
+		pages = o->kv_bytes / stride;
+	} else {
+		uint64_t available = available_memory();
+		pages = (available == UINT64_MAX ? UINT64_C(1) << 30 : available / 100 * MEMORY_SHARE_PERCENT) / stride;
+		if (pages > full * (uint64_t)o->max_running)
+			pages = full * (uint64_t)o->max_running;
+	}
+	if (pages > INT32_MAX / KV_PAGE_TOKENS)
+		pages = INT32_MAX / KV_PAGE_TOKENS;
+	if (pages < 1)
+		return error_set(err, STATUS_NOMEM, "the KV cache gets %" PRIu64 " bytes, but one page of %d tokens takes %zu",
+		                 o->kv_bytes, KV_PAGE_TOKENS, stride);
+	if (pages < full) {
+		if (o->context_tokens)
+			return error_set(err, STATUS_NOMEM,
+			                 "a context of %" PRId32 " tokens takes %" PRIu64 " bytes of KV cache, but there are %" PRIu64
+			                 ": choose a smaller --context or a larger --kv-memory",
+			                 *n_ctx, full * stride, pages * stride);
+		*n_ctx = (int32_t)pages * KV_PAGE_TOKENS;
+		log_msg(LOG_WARN, "context", "the KV cache of %" PRIu64 " bytes holds %" PRId32 " tokens, less than the model's context",
+		        pages * stride, *n_ctx);
+	}
+	*n_pages = (int32_t)pages;
+	return STATUS_OK;
+}
+
+/*
+ * Identifies the weights for the prefix index: the file's head (metadata and tensor table) and both ends of every tensor. Reading
+ * all of a large file would double the time to load it.
+ */
+static void digest_weights(const struct gguf *g, uint8_t digest[SHA256_BYTES])
+{
+	enum { END_BYTES = 4096 };
+	struct sha256 s;
+	sha256_init(&s);
+	/* A model has tensors; what stands before the first of them is the head. */
+	const struct gguf_tensor *first = gguf_tensor_at(g, 0);
+	for (size_t i = 1; i < gguf_n_tensors(g); i++) {
+		if (gguf_tensor_at(g, i)->offset < first->offset)
+			first = gguf_tensor_at(g, i);
+	}
+	sha256_update(&s, first->data - first->offset, first->offset);
+	for (size_t i = 0; i < gguf_n_tensors(g); i++) {
+		const struct gguf_tensor *t = gguf_tensor_at(g, i);
+		size_t n = t->n_bytes < END_BYTES ? t->n_bytes : END_BYTES;
+		sha256_update(&s, t->data, n);
+		sha256_update(&s, t->data + t->n_bytes - n, n);
+	}
+	sha256_final(&s, digest);
+}
+
+/* Everything but a request's salt that the content of a page depends on. */
+static void make_root(struct engine *e)
+{
+	const struct model_params *p = model_params(e->model);
+	e->backend->ops->info(e->backend, &e->backend_info);
+	snprintf(e->rope_text, sizeof e->rope_text, "%d %d %d %a %a %d %a %a %a %a", (int)p->rope_pairing, (int)p->rope_scaling,
+	         (int)p->rope_dims, p->rope_base, p->rope_factor, (int)p->rope_original_ctx, p->rope_attn_factor, p->yarn_beta_fast,
+	         p->yarn_beta_slow, p->yarn_ext_factor);
+	e->root = (struct kv_root){.n_layer = p->n_layer,
+	                           .n_head_kv = p->n_head_kv,
+	                           .head_dim = p->head_dim,
+	                           .page_tokens = KV_PAGE_TOKENS,
+	                           .kv_type = (int32_t)e->layout.type,
+	                           .scheme = str_from(e->backend_info.name),
+	                           .rope = str_from(e->rope_text)};
+	digest_weights(e->gguf, e->root.weights);
+}
+
+/* The tensor type that holds most of the parameters. */
+static const char *main_type(const struct gguf *g)
+{
+	const char *best = "none";
+	uint64_t best_elems = 0;
+	for (size_t i = 0; quant_format_at(i); i++) {
+		uint64_t elems = 0;
+		for (size_t t = 0; t < gguf_n_tensors(g); t++) {
+			if (gguf_tensor_at(g, t)->format == quant_format_at(i))
+				elems += gguf_tensor_at(g, t)->n_elems;
+		}
+		if (elems > best_elems) {
+			best_elems = elems;
+			best = quant_format_at(i)->name;
+		}
+	}
+	return best;
+}
+
+static enum status fill_info(struct engine *e, int32_t n_pages, int32_t n_ctx, struct error *err)
+{
+	const struct model_params *p = model_params(e->model);
+	struct engine_info *info = &e->info;
+	struct str name;
+	const char *slash = strrchr(e->options.model_path, '/');
+	e->file_name = strdup(slash ? slash + 1 : e->options.model_path);
+	if (gguf_get_str(e->gguf, "general.name", &name, NULL) == STATUS_OK && name.n > 0 && name.n <= 256)
+		e->model_name = strndup(name.p, name.n);
+	else
+		e->model_name = e->file_name ? strdup(e->file_name) : NULL;
+	if (!e->file_name || !e->model_name)
+		return error_set(err, STATUS_NOMEM, "no memory for the model's name");
+	*info = (struct engine_info){
+	        .model_name = e->model_name,
+	        .file_name = e->file_name,
+	        .arch = p->arch,
+	        .backend = e->backend_info.name,
+	        .quantization = main_type(e->gguf),
+	        .n_params = model_n_params(e->model),
+	        .file_bytes = gguf_file_bytes(e->gguf),
+	        .n_ctx = n_ctx,
+	        .n_ctx_train = p->n_ctx_train,
+	        .n_vocab = p->n_vocab,
+	        .n_embd = p->n_embd,
+	        .n_layer = p->n_layer,
+	        .n_threads = e->backend_info.n_threads,
+	        .kv_bytes_per_token = e->layout.page_bytes / KV_PAGE_TOKENS,
+	        .kv_bytes = (uint64_t)n_pages * e->layout.page_stride,
+	        .page_tokens = KV_PAGE_TOKENS,
+	        .n_pages = n_pages,
+	        .bos_token = tokenizer_bos(e->tokenizer),
+	        .eos_token = tokenizer_eos(e->tokenizer),
+	        .has_chat_template = e->template_source != NULL,
+	        .chat_template = e->template_source ? e->template_source : "",
+	        .chat_template_error = e->template ? NULL : e->template_error.message,
+	};
+	if (e->template_source && !e->template)
+		log_msg(LOG_WARN, "chat_template", "the model's chat template cannot run: %s; chat requests will be refused",
+		        e->template_error.message);
+	return STATUS_OK;
+}
+
+enum status engine_load(struct engine *e, struct error *err)
+{
+	const struct engine_options *o = &e->options;
+	int32_t n_pages = 0, n_ctx = 0;
+	enum status st = gguf_open(o->model_path, &e->gguf, err);
+	if (st != STATUS_OK)
+		return st;
+	st = load_text(e, err);
+	if (st != STATUS_OK)
+		return st;
+	struct backend_options bo = {.device = o->device, .n_threads = o->n_threads};
+	st = backend_create(&bo, &e->backend, err);
+	if (st != STATUS_OK)
+		return st;
+	st = model_load(e->gguf, e->backend, &e->model, err);
+	if (st != STATUS_OK)
+		return st;
+	const struct model_params *p = model_params(e->model);
+	if (tokenizer_n_vocab(e->tokenizer) > p->n_vocab)
+		return error_set(err, STATUS_INVALID, "the tokenizer has %" PRId32 " tokens, but the model only %" PRId32,
+		                 tokenizer_n_vocab(e->tokenizer), p->n_vocab);
+	st = kv_layout_init(&e->layout, p->n_layer, p->n_head_kv, p->head_dim, QUANT_F16);
+	if (st != STATUS_OK)
+		return error_set(err, st, "the model's KV geometry is not supported");
+	st = size_pool(e, p, &n_pages, &n_ctx, err);
+	if (st != STATUS_OK)
+		return st;
+	st = kv_pool_create(e->backend, &e->layout, n_pages, &e->pool, err);
+	if (st != STATUS_OK)
+		return st;
+	st = kv_prefix_create(e->pool, &e->prefix);
+	if (st != STATUS_OK)
+		return error_set(err, st, "no memory for the prefix index");
+	make_root(e);
+	e->max_outputs = o->max_running + EXTRA_OUTPUTS < o->step_tokens ? o->max_running + EXTRA_OUTPUTS : o->step_tokens;
+	st = model_reserve(e->model, o->step_tokens, e->max_outputs, &e->layout, err);
+	if (st != STATUS_OK)
+		return st;
+	return fill_info(e, n_pages, n_ctx, err);
+}
+
+void engine_unload(struct engine *e)
+{
+	kv_prefix_destroy(e->prefix);
+	if (kv_pool_destroy(e->pool) != STATUS_OK)
+		log_msg(LOG_ERROR, "kv_leak", "%d of %d KV pages are still held at the end",
+		        kv_pool_n_pages(e->pool) - kv_pool_n_free(e->pool), kv_pool_n_pages(e->pool));
+	model_destroy(e->model);
+	if (e->backend)
+		e->backend->ops->destroy(e->backend);
+	template_destroy(e->template);
+	free(e->template_source);
+	tokenizer_destroy(e->tokenizer);
+	free(e->file_name);
+	free(e->model_name);
+	gguf_close(e->gguf);
+}

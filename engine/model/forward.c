@@ -1,0 +1,340 @@
+#include "engine/model/forward.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/model/rope.h"
+#include "engine/model/weights.h"
+
+/* Device memory of one step; R = max_rows, O = max_outputs. */
+struct activations {
+	float *hidden; /* [R][n_embd] the residual stream */
+	float *normed; /* [R][n_embd] */
+	float *q;      /* [R][n_head * head_dim] */
+	float *k;      /* [R][n_head_kv * head_dim] */
+	float *v;      /* [R][n_head_kv * head_dim] */
+	float *mixed;  /* [R][n_head * head_dim] what attention gives */
+	float *gate;   /* [R][n_ff] */
+	float *up;     /* [R][n_ff] */
+	float *logits; /* [O][n_vocab] */
+};
+
+struct model {
+	struct backend *backend;
+	struct model_params params;
+	struct model_weights weights;
+	uint64_t n_params;
+	struct rope_params rope;
+	float *inv_freq; /* [rope_dims / 2] */
+
+	int32_t max_rows, max_outputs; /* 0 before model_reserve() */
+	struct kv_layout layout;
+	struct activations act;
+	void *slab; /* device memory that `act` points into */
+	size_t slab_bytes;
+	float *host_logits; /* [max_outputs][n_vocab]; NULL where device memory is host memory */
+};
+
+/* ---- Life ---- */
+
+static enum status init_rope(struct model *m, const struct gguf *g, struct error *err)
+{
+	const struct model_params *p = &m->params;
+	float *factors;
+	enum status st = weights_read_vector(gguf_find_tensor(g, "rope_freqs.weight"), p->rope_dims / 2, &factors, err);
+	if (st != STATUS_OK)
+		return st;
+	for (int32_t i = 0; factors && i < p->rope_dims / 2; i++) {
+		if (!(factors[i] > 0.0f && factors[i] < INFINITY)) {
+			st = error_set(err, STATUS_CORRUPT, "tensor 'rope_freqs.weight': divisor %" PRId32 " is %g", i,
+			               (double)factors[i]);
+			goto out;
+		}
+	}
+	m->inv_freq = malloc((size_t)p->rope_dims / 2 * sizeof *m->inv_freq);
+	if (!m->inv_freq) {
+		st = error_set(err, STATUS_NOMEM, "no memory for the RoPE table");
+		goto out;
+	}
+	rope_frequencies(p, factors, m->inv_freq);
+	m->rope = (struct rope_params){
+		.pairing = p->rope_pairing,
+		.n_dims = p->rope_dims,
+		.inv_freq = m->inv_freq,
+		.magnitude = rope_magnitude(p),
+	};
+out:
+	free(factors);
+	return st;
+}
+
+enum status model_load(const struct gguf *g, struct backend *b, struct model **out, struct error *err)
+{
+	struct model *m = calloc(1, sizeof *m);
+	if (!m)
+		return error_set(err, STATUS_NOMEM, "no memory for a model");
+	m->backend = b;
+	enum status st = arch_read_params(g, &m->params, err);
+	if (st == STATUS_OK)
+		st = init_rope(m, g, err);
+	if (st == STATUS_OK)
+		st = weights_load(g, b, &m->params, &m->weights, err);
+	if (st != STATUS_OK) {
+		model_destroy(m);
+		return st;
+	}
+	for (size_t i = 0; i < gguf_n_tensors(g); i++)
+		m->n_params += gguf_tensor_at(g, i)->n_elems;
+	*out = m;
+	return STATUS_OK;
+}
+
+static void release_step_memory(struct model *m)
+{
+	if (m->slab)
+		m->backend->ops->mem_free(m->backend, m->slab, m->slab_bytes);
+	free(m->host_logits);
+	m->slab = NULL;
+	m->host_logits = NULL;
+	m->max_rows = m->max_outputs = 0;
+}
+
+void model_destroy(struct model *m)
+{
+	if (!m)
+		return;
+	release_step_memory(m);
+	if (m->weights.backend)
+		weights_free(&m->weights);
+	free(m->inv_freq);
+	free(m);
+}
+
+const struct model_params *model_params(const struct model *m)
+{
+	return &m->params;
+}
+
+uint64_t model_n_params(const struct model *m)
+{
+	return m->n_params;
+}
+
+/* ---- Step memory ---- */
+
+static enum status no_step_memory(enum status st, int32_t max_rows, int32_t max_outputs, struct error *err)
+{
+	return error_set(err, st, "no memory for steps of %" PRId32 " rows and %" PRId32 " outputs", max_rows,
+	                 max_outputs);
+}
+
+enum status model_reserve(struct model *m, int32_t max_rows, int32_t max_outputs, const struct kv_layout *layout,
+                          struct error *err)
+{
+	const struct model_params *p = &m->params;
+	const struct backend_ops *ops = m->backend->ops;
+	size_t rows = (size_t)max_rows, q_width = (size_t)p->n_head * (size_t)p->head_dim;
+	size_t kv_width = (size_t)p->n_head_kv * (size_t)p->head_dim, embd = (size_t)p->n_embd, ff = (size_t)p->n_ff;
+	if (max_outputs > max_rows)
+		max_outputs = max_rows; /* no step can want more */
+	const struct {
+		float **place;
+		size_t rows, width;
+	} part[] = {
+		{&m->act.hidden, rows, embd},
+		{&m->act.normed, rows, embd},
+		{&m->act.q, rows, q_width},
+		{&m->act.k, rows, kv_width},
+		{&m->act.v, rows, kv_width},
+		{&m->act.mixed, rows, q_width},
+		{&m->act.gate, rows, ff},
+		{&m->act.up, rows, ff},
+		{&m->act.logits, (size_t)max_outputs, (size_t)p->n_vocab},
+	};
+	enum { N_PARTS = sizeof part / sizeof part[0], ALIGN_FLOATS = 1024 };
+	size_t offset[N_PARTS], total = 0;
+
+	if (m->slab)
+		return error_set(err, STATUS_INVALID, "step memory is reserved already");
+	if (max_rows < 1 || max_outputs < 0)
+		return error_set(err, STATUS_INVALID, "a step cannot have %" PRId32 " rows and %" PRId32 " outputs",
+		                 max_rows, max_outputs);
+	if (layout->n_layer != p->n_layer || layout->n_head_kv != p->n_head_kv || layout->head_dim != p->head_dim)
+		return error_set(err, STATUS_INVALID, "the KV layout is another model's");
+	for (size_t i = 0; i < N_PARTS; i++) {
+		size_t floats;
+		if (__builtin_mul_overflow(part[i].rows, part[i].width, &floats) || floats > SIZE_MAX / 64 ||
+		    total > SIZE_MAX / 64)
+			return no_step_memory(STATUS_NOMEM, max_rows, max_outputs, err);
+		offset[i] = total;
+		total += (floats + ALIGN_FLOATS - 1) & ~(size_t)(ALIGN_FLOATS - 1);
+	}
+
+	struct backend_info info;
+	ops->info(m->backend, &info);
+	m->slab_bytes = total * sizeof(float);
+	enum status st = ops->mem_alloc(m->backend, m->slab_bytes, &m->slab);
+	if (st != STATUS_OK)
+		return no_step_memory(st, max_rows, max_outputs, err);
+	if (!info.host_memory && max_outputs > 0) {
+		m->host_logits = malloc((size_t)max_outputs * (size_t)p->n_vocab * sizeof *m->host_logits);
+		if (!m->host_logits)
+			st = STATUS_NOMEM;
+	}
+	size_t widest = embd > ff ? embd : ff;
+	widest = widest > q_width ? widest : q_width;
+	if (st == STATUS_OK)
+		st = ops->reserve(m->backend, max_rows, (int32_t)widest, layout);
+	if (st != STATUS_OK) {
+		release_step_memory(m);
+		return no_step_memory(st, max_rows, max_outputs, err);
+	}
+	for (size_t i = 0; i < N_PARTS; i++)
+		*part[i].place = (float *)m->slab + offset[i];
+	m->layout = *layout;
+	m->max_rows = max_rows;
+	m->max_outputs = max_outputs;
+	return STATUS_OK;
+}
+
+/* ---- The forward pass ---- */
+
+#define TRY(call)                                                                                                      \
+	do {                                                                                                           \
+		enum status try_st = (call);                                                                           \
+		if (try_st != STATUS_OK)                                                                               \
+			return try_st;                                                                                 \
+	} while (0)
+
+/* Keys, values and queries of all rows; leaves what attention gives in act.mixed. */
+static enum status attend(struct model *m, const struct batch *batch, void *kv, int32_t layer)
+{
+	const struct layer_weights *w = &m->weights.layers[layer];
+	const struct model_params *p = &m->params;
+	const struct backend_ops *ops = m->backend->ops;
+	struct activations *a = &m->act;
+	int32_t n = batch->n_rows;
+	const struct matmul qkv[] = {
+		{.weight = w->q.weight, .bias = w->q.bias, .y = a->q},
+		{.weight = w->k.weight, .bias = w->k.bias, .y = a->k},
+		{.weight = w->v.weight, .bias = w->v.bias, .y = a->v},
+	};
+	TRY(ops->rms_norm(m->backend, a->hidden, n, p->n_embd, w->attn_norm, p->rms_eps, a->normed));
+	TRY(ops->matmul(m->backend, a->normed, n, qkv, 3));
+	if (p->qk_norm) {
+		TRY(ops->rms_norm(m->backend, a->q, (int64_t)n * p->n_head, p->head_dim, w->q_norm, p->rms_eps, a->q));
+		TRY(ops->rms_norm(m->backend, a->k, (int64_t)n * p->n_head_kv, p->head_dim, w->k_norm, p->rms_eps,
+		                  a->k));
+	}
+	TRY(ops->rope(m->backend, a->q, p->n_head, a->k, p->n_head_kv, p->head_dim, &m->rope));
+	TRY(ops->kv_write(m->backend, kv, &m->layout, layer, a->k, a->v));
+	if (layer == p->n_layer - 1 && batch->n_outputs == 0)
+		return STATUS_OK; /* the last layer's keys and values were all that was wanted of it */
+	return ops->attention(m->backend, kv, &m->layout, layer, a->q, p->n_head, 1.0f / sqrtf((float)p->head_dim),
+	                      a->mixed);
+}
+
+/* hidden += o(mixed); hidden += down(silu(gate(norm(hidden))) * up(norm(hidden))), for n rows. */
+static enum status project_and_feed_forward(struct model *m, int32_t layer, int32_t n, float *hidden, float *normed,
+                                            const float *mixed)
+{
+	const struct layer_weights *w = &m->weights.layers[layer];
+	const struct model_params *p = &m->params;
+	const struct backend_ops *ops = m->backend->ops;
+	struct activations *a = &m->act;
+	const struct matmul o = {.weight = w->o.weight, .bias = w->o.bias, .y = hidden, .accumulate = true};
+	const struct matmul gate_up[] = {
+		{.weight = w->gate.weight, .bias = w->gate.bias, .y = a->gate},
+		{.weight = w->up.weight, .bias = w->up.bias, .y = a->up},
+	};
+	const struct matmul down = {.weight = w->down.weight, .bias = w->down.bias, .y = hidden, .accumulate = true};
+	TRY(ops->matmul(m->backend, mixed, n, &o, 1));
+	TRY(ops->rms_norm(m->backend, hidden, n, p->n_embd, w->ffn_norm, p->rms_eps, normed));
+	TRY(ops->matmul(m->backend, normed, n, gate_up, 2));
+	TRY(ops->swiglu(m->backend, a->gate, a->up, n, p->n_ff));
+	return ops->matmul(m->backend, a->gate, n, &down, 1);
+}
+
+/*
+ * All layers, then logits. After the last layer's attention only the rows whose logits are wanted go on: they are
+ * gathered into `normed` and `q`, which are free by then.
+ */
+static enum status run(struct model *m, const struct batch *batch, void *kv)
+{
+	const struct model_params *p = &m->params;
+	const struct backend_ops *ops = m->backend->ops;
+	struct activations *a = &m->act;
+	int32_t last = p->n_layer - 1, n = batch->n_outputs;
+	float *hidden = a->hidden, *normed = a->normed, *mixed = a->mixed;
+
+	TRY(ops->embed(m->backend, m->weights.embedding, a->hidden));
+	for (int32_t layer = 0; layer < last; layer++) {
+		TRY(attend(m, batch, kv, layer));
+		TRY(project_and_feed_forward(m, layer, batch->n_rows, a->hidden, a->normed, a->mixed));
+	}
+	TRY(attend(m, batch, kv, last));
+	if (n == 0)
+		return STATUS_OK;
+	if (n < batch->n_rows) {
+		TRY(ops->gather_rows(m->backend, a->hidden, p->n_embd, batch->output_row, n, a->normed));
+		TRY(ops->gather_rows(m->backend, a->mixed, p->n_head * p->head_dim, batch->output_row, n, a->q));
+		hidden = a->normed;
+		normed = a->hidden;
+		mixed = a->q;
+	}
+	TRY(project_and_feed_forward(m, last, n, hidden, normed, mixed));
+	const struct matmul output = {.weight = m->weights.output, .y = a->logits};
+	TRY(ops->rms_norm(m->backend, hidden, n, p->n_embd, m->weights.output_norm, p->rms_eps, normed));
+	return ops->matmul(m->backend, normed, n, &output, 1);
+}
+
+/* A batch that does not fit would make the backend write elsewhere, so it is looked at although the engine made it. */
+static bool batch_fits(const struct model *m, const struct batch *b)
+{
+	int32_t next = 0;
+	if (b->n_rows < 1 || b->n_rows > m->max_rows || b->n_outputs < 0 || b->n_outputs > m->max_outputs ||
+	    b->n_seqs < 1)
+		return false;
+	for (int32_t i = 0; i < b->n_rows; i++) {
+		if (b->token[i] < 0 || b->token[i] >= m->params.n_vocab)
+			return false;
+	}
+	for (int32_t i = 0; i < b->n_seqs; i++) {
+		const struct batch_seq *s = &b->seq[i];
+		if (s->first_row != next || s->n_rows < 1 || s->n_rows > b->n_rows - next || s->first_position < 0 ||
+		    (int64_t)s->first_position + s->n_rows > (int64_t)s->n_pages * m->layout.page_tokens)
+			return false;
+		for (int32_t j = 0; j < s->n_rows; j++) {
+			if (b->position[next + j] != s->first_position + j)
+				return false;
+		}
+		next += s->n_rows;
+	}
+	for (int32_t i = 0; i < b->n_outputs; i++) {
+		if (b->output_row[i] < 0 || b->output_row[i] >= b->n_rows ||
+		    (i && b->output_row[i] <= b->output_row[i - 1]))
+			return false;
+	}
+	return next == b->n_rows;
+}
+
+enum status model_forward(struct model *m, const struct batch *batch, void *kv, float **logits)
+{
+	const struct backend_ops *ops = m->backend->ops;
+	if (!batch_fits(m, batch))
+		return STATUS_INVALID;
+	TRY(ops->step_begin(m->backend, batch));
+	enum status st = run(m, batch, kv);
+	enum status end = ops->step_end(m->backend);
+	if (st != STATUS_OK || end != STATUS_OK)
+		return st != STATUS_OK ? st : end;
+	*logits = m->act.logits;
+	if (m->host_logits && batch->n_outputs > 0) {
+		size_t bytes = (size_t)batch->n_outputs * (size_t)m->params.n_vocab * sizeof **logits;
+		TRY(ops->mem_read(m->backend, m->host_logits, m->act.logits, bytes));
+		*logits = m->host_logits;
+	}
+	return STATUS_OK;
+}

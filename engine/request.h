@@ -1,0 +1,68 @@
+/*
+ * One generation as the worker sees it: the prompt and the answer so far, the KV computed for them, and where it
+ * stands. Owned by the worker thread from arrival to its terminal event.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "engine/engine.h"
+#include "engine/kv/prefix.h"
+#include "engine/kv/seq.h"
+#include "engine/sample/sampler.h"
+#include "engine/text/detok.h"
+#include "engine/text/tokenizer.h"
+
+struct session;
+
+enum request_state {
+	REQUEST_WAITING, /* holds no pages */
+	REQUEST_PREFILL, /* positions of known tokens are still to be computed */
+	REQUEST_DECODE,  /* all but the newest token are computed */
+	REQUEST_ENDED,
+};
+
+struct request {
+	struct list link;         /* in the scheduler's waiting or running list */
+	uint64_t id;
+	uint64_t order;           /* of arrival; the youngest is preempted first */
+	enum request_state state;
+	struct engine_request *spec;
+	struct session *session;  /* NULL: none */
+
+	struct token_buf tokens;  /* the prompt, then the answer */
+	int32_t n_prompt;
+	int32_t max_total;        /* the answer ends when tokens.n reaches this */
+	struct kv_seq kv;         /* kv.n_tokens positions of `tokens` are computed */
+	struct kv_key root;       /* what its pages are indexed under */
+	int32_t n_indexed;        /* leading pages of kv that the prefix index knows */
+	uint64_t awaits_id;       /* a running request that computes part of this prompt; 0: none */
+	int32_t awaits_tokens;    /* how much of it */
+	struct sampler *sampler;
+	struct detok *detok;
+	bool prompt_done;         /* the PROMPT event is out */
+	bool admitted_before;     /* a step has seen it: queue time has been taken */
+	struct sample_result *prompt_logprobs; /* [n_prompt] when wanted */
+
+	struct engine_usage usage;
+	int64_t submitted_ns, started_ns, first_token_ns;
+	struct engine_event *last; /* the terminal event, made at arrival so that it cannot fail */
+};
+
+/*
+ * Makes a request from its parts; takes ownership of spec and of *tokens (which is then empty), also on failure.
+ * NOMEM; INVALID and CONTEXT_LENGTH as the parameters say.
+ */
+enum status request_create(struct engine_request *spec, struct token_buf *tokens, const struct tokenizer *tokenizer,
+                           int32_t n_ctx, int64_t submitted_ns, struct request **out, struct error *err);
+/* The pages must have been given back. The terminal event is freed if it was not sent. NULL is allowed. */
+void request_destroy(struct request *r);
+
+/* Positions that a step could compute now: the rest of the prompt, or 1 for the newest token. */
+int32_t request_pending(const struct request *r);
+/* True when this token ends the answer; *detail says why. */
+bool request_is_end_token(const struct request *r, const struct tokenizer *tokenizer, int32_t token, const char **detail);
+
+/* Length of the common beginning of two token sequences. */
+int32_t tokens_common_prefix(const int32_t *a, int32_t n_a, const int32_t *b, int32_t n_b);

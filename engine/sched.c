@@ -1,0 +1,387 @@
+#include "engine/sched.h"
+
+#include <stdlib.h>
+
+/*
+ * How long a step should take: a client that leaves, a cancel and a new request wait for at most a step, and with
+ * somebody decoding a step is also the time between two of their tokens.
+ */
+static const double STEP_SECONDS = 0.25, STEP_SECONDS_DECODING = 0.1;
+enum { MIN_PROMPT_ROWS = 32 };
+
+enum status sched_init(struct sched *s, struct kv_pool *pool, struct kv_prefix *prefix, struct session_table *sessions,
+                       const struct clock *clock, int32_t max_running, int32_t step_tokens, int32_t max_outputs)
+{
+	memset(s, 0, sizeof *s);
+	list_init(&s->waiting);
+	list_init(&s->running);
+	s->pool = pool;
+	s->prefix = prefix;
+	s->sessions = sessions;
+	s->clock = clock;
+	s->max_running = max_running;
+	s->step_tokens = step_tokens;
+	s->max_outputs = max_outputs;
+	s->token = calloc((size_t)step_tokens, sizeof *s->token);
+	s->position = calloc((size_t)step_tokens, sizeof *s->position);
+	s->seq = calloc((size_t)max_running, sizeof *s->seq);
+	s->output_row = calloc((size_t)max_outputs, sizeof *s->output_row);
+	s->part = calloc((size_t)max_running, sizeof *s->part);
+	if (!s->token || !s->position || !s->seq || !s->output_row || !s->part) {
+		sched_free(s);
+		return STATUS_NOMEM;
+	}
+	s->batch.token = s->token;
+	s->batch.position = s->position;
+	s->batch.seq = s->seq;
+	s->batch.output_row = s->output_row;
+	return STATUS_OK;
+}
+
+void sched_free(struct sched *s)
+{
+	free(s->token);
+	free(s->position);
+	free(s->seq);
+	free(s->output_row);
+	free(s->part);
+	memset(s, 0, sizeof *s);
+}
+
+/* ---- The lists ---- */
+
+static struct request *entry(struct list *l)
+{
+	return list_entry(l, struct request, link);
+}
+
+/* Both lists are ordered by arrival; new requests go to the end, preempted ones back to where they were. */
+static void insert_ordered(struct list *head, struct request *r)
+{
+	struct list *after = head->prev;
+	while (after != head && entry(after)->order > r->order)
+		after = after->prev;
+	list_insert_between(&r->link, after, after->next);
+}
+
+static void to_waiting(struct sched *s, struct request *r)
+{
+	r->state = REQUEST_WAITING;
+	insert_ordered(&s->waiting, r);
+	s->n_waiting++;
+	if (r->session)
+		r->session->n_waiting++;
+}
+
+static void leave_list(struct sched *s, struct request *r)
+{
+	list_remove(&r->link);
+	if (r->state == REQUEST_WAITING) {
+		s->n_waiting--;
+		if (r->session)
+			r->session->n_waiting--;
+	} else {
+		s->n_running--;
+		if (r->session)
+			r->session->running = NULL;
+	}
+}
+
+void sched_add(struct sched *s, struct request *r)
+{
+	r->order = s->next_order++;
+	to_waiting(s, r);
+}
+
+void sched_remove(struct sched *s, struct request *r)
+{
+	bool was_running = r->state != REQUEST_WAITING;
+	leave_list(s, r);
+	r->state = REQUEST_ENDED;
+	if (r->session && was_running)
+		session_keep(s->sessions, s->pool, r->session, &r->tokens, &r->kv);
+	if (r->session) {
+		r->session->n_requests++;
+		session_touch(s->sessions, r->session);
+	}
+	kv_seq_release(s->pool, &r->kv);
+}
+
+struct request *sched_find(const struct sched *s, uint64_t id)
+{
+	const struct list *heads[] = {&s->running, &s->waiting};
+	for (size_t i = 0; i < 2; i++) {
+		list_each(l, next, (struct list *)heads[i]) {
+			if (entry(l)->id == id)
+				return entry(l);
+		}
+	}
+	return NULL;
+}
+
+/* ---- Memory ---- */
+
+/* Makes some page free, or lets one fall to the index where it can be had next; false when nothing is left to take. */
+static bool reclaim_one(struct sched *s)
+{
+	return kv_prefix_evict(s->prefix) || session_drop_idle_kv(s->sessions, s->pool);
+}
+
+static bool reclaim(struct sched *s, int32_t n_free)
+{
+	while (kv_pool_n_free(s->pool) < n_free) {
+		if (!reclaim_one(s))
+			return false;
+	}
+	return true;
+}
+
+static void preempt(struct sched *s, struct request *r)
+{
+	leave_list(s, r);
+	kv_seq_release(s->pool, &r->kv);
+	to_waiting(s, r);
+	r->usage.n_preempted++;
+	s->n_preemptions++;
+}
+
+/*
+ * Makes the next position of a decoding request writable, at the cost of younger ones if need be. False when the request itself
+ * was the youngest and had to go.
+ */
+static bool make_room(struct sched *s, struct request *r)
+{
+	while (kv_seq_prepare(s->pool, &r->kv, 1) != STATUS_OK) {
+		if (reclaim_one(s))
+			continue;
+		struct request *youngest = entry(s->running.prev);
+		preempt(s, youngest);
+		if (youngest == r)
+			return false;
+	}
+	return true;
+}
+
+/* ---- Admission ---- */
+
+/* Finds KV that is computed already: what the session kept, or the index if that knows more of the prompt. */
+static void attach_kv(struct sched *s, struct request *r)
+{
+	int32_t n = (int32_t)r->tokens.n;
+	if (r->session) {
+		struct token_buf old = {NULL, 0, 0};
+		session_take(s->sessions, r->session, &old, &r->kv);
+		kv_seq_truncate(s->pool, &r->kv, tokens_common_prefix(r->tokens.ids, n, old.ids, r->kv.n_tokens));
+		token_buf_free(&old);
+	}
+	if (kv_prefix_match(s->prefix, &r->root, r->tokens.ids, n) * KV_PAGE_TOKENS > r->kv.n_tokens) {
+		kv_seq_release(s->pool, &r->kv);
+		/* Without memory for the block table it is computed instead. */
+		if (kv_prefix_get(s->prefix, &r->root, r->tokens.ids, n, clock_now_ms(s->clock), &r->kv) != STATUS_OK)
+			kv_seq_release(s->pool, &r->kv);
+	}
+	/* The last token is computed in any case, for its logits; a prompt's own log-probabilities need all of them. */
+	int32_t most = r->prompt_logprobs && !r->prompt_done ? 0 : n - 1;
+	if (r->kv.n_tokens > most)
+		kv_seq_truncate(s->pool, &r->kv, most);
+	r->n_indexed = 0;
+}
+
+/* Gives back what attach_kv() took, for a request that has to wait after all. */
+static void detach_kv(struct sched *s, struct request *r)
+{
+	if (r->session && r->kv.n_tokens > 0) {
+		struct token_buf tokens = {NULL, 0, 0};
+		for (int32_t i = 0; i < r->kv.n_tokens; i++) {
+			if (!token_buf_add(&tokens, r->tokens.ids[i])) {
+				token_buf_free(&tokens);
+				kv_seq_release(s->pool, &r->kv);
+				return;
+			}
+		}
+		session_keep(s->sessions, s->pool, r->session, &tokens, &r->kv);
+	}
+	kv_seq_release(s->pool, &r->kv);
+}
+
+/* Takes the pages of the whole prompt, and leaves one for each running request's next token. */
+static bool admit(struct sched *s, struct request *r)
+{
+	attach_kv(s, r);
+	int32_t pending = request_pending(r);
+	int32_t need = kv_seq_pages_needed(s->pool, &r->kv, pending);
+	if (!reclaim(s, need + s->n_running) && s->n_running > 0)
+		goto wait;
+	if (kv_seq_prepare(s->pool, &r->kv, pending) != STATUS_OK)
+		goto wait;
+	leave_list(s, r);
+	r->state = REQUEST_PREFILL;
+	insert_ordered(&s->running, r);
+	s->n_running++;
+	if (r->session)
+		r->session->running = r;
+	if (!r->admitted_before) {
+		r->admitted_before = true;
+		r->started_ns = clock_now_ns(s->clock);
+		r->usage.cached_tokens = r->kv.n_tokens;
+		r->usage.queue_ns = r->started_ns - r->submitted_ns;
+	}
+	return true;
+
+wait:
+	detach_kv(s, r);
+	return false;
+}
+
+/*
+ * True while a running request still computes a beginning that this one shares and the index does not know yet. Only a
+ * request that is next in line asks, and it remembers whom it waits for, so a step looks at it in O(1).
+ */
+static bool awaits_other(struct sched *s, struct request *r)
+{
+	if (r->prompt_logprobs && !r->prompt_done)
+		return false;
+	list_each(l, next, &s->running) {
+		const struct request *q = entry(l);
+		if (q->id == r->awaits_id && q->state == REQUEST_PREFILL && q->kv.n_tokens < r->awaits_tokens)
+			return true;
+	}
+	r->awaits_id = 0;
+	int32_t n = (int32_t)r->tokens.n, best = 0;
+	list_each(l, next, &s->running) {
+		const struct request *q = entry(l);
+		if (q->state != REQUEST_PREFILL || memcmp(&q->root, &r->root, sizeof r->root) != 0)
+			continue;
+		int32_t common = tokens_common_prefix(r->tokens.ids, n, q->tokens.ids, (int32_t)q->tokens.n);
+		common -= common % KV_PAGE_TOKENS;
+		if (common > best && common > q->kv.n_tokens) {
+			best = common;
+			r->awaits_id = q->id;
+			r->awaits_tokens = common;
+		}
+	}
+	if (best == 0)
+		return false;
+	int32_t known = r->session ? tokens_common_prefix(r->tokens.ids, n, r->session->tokens.ids, r->session->kv.n_tokens) : 0;
+	int32_t indexed = kv_prefix_match(s->prefix, &r->root, r->tokens.ids, n) * KV_PAGE_TOKENS;
+	if (best <= (known > indexed ? known : indexed))
+		r->awaits_id = 0;
+	return r->awaits_id != 0;
+}
+
+static void admit_waiting(struct sched *s)
+{
+	list_each(l, next, &s->waiting) {
+		struct request *r = entry(l);
+		if (s->n_running >= s->max_running)
+			return;
+		if ((r->session && r->session->running) || awaits_other(s, r))
+			continue;
+		/* Nobody overtakes a request that waits for memory: it would never get it. */
+		if (!admit(s, r))
+			return;
+	}
+}
+
+/* ---- The step ---- */
+
+/* Adds the next n_rows positions of a request to the batch. */
+static void add_rows(struct sched *s, struct request *r, int32_t n_rows, int32_t n_outputs)
+{
+	struct batch *b = &s->batch;
+	int32_t first = b->n_rows, at = r->kv.n_tokens;
+	for (int32_t i = 0; i < n_rows; i++) {
+		s->token[first + i] = r->tokens.ids[at + i];
+		s->position[first + i] = at + i;
+	}
+	for (int32_t i = 0; i < n_outputs; i++)
+		s->output_row[b->n_outputs + i] = first + n_rows - n_outputs + i;
+	s->seq[b->n_seqs] = (struct batch_seq){first, n_rows, at, r->kv.pages, r->kv.n_pages};
+	s->part[b->n_seqs] = (struct step_part){r, n_rows, b->n_outputs, n_outputs};
+	b->n_rows += n_rows;
+	b->n_outputs += n_outputs;
+	b->n_seqs++;
+}
+
+static int32_t step_budget(const struct sched *s, bool decoding)
+{
+	if (s->rows_per_s <= 0)
+		return s->step_tokens < 64 ? s->step_tokens : 64;
+	double rows = s->rows_per_s * (decoding ? STEP_SECONDS_DECODING : STEP_SECONDS);
+	int32_t floor = s->batch.n_rows + MIN_PROMPT_ROWS;
+	if (rows < floor)
+		rows = floor;
+	return rows < s->step_tokens ? (int32_t)rows : s->step_tokens;
+}
+
+/* A prompt's share of the step: as many rows as given, or what its outputs leave room for. */
+static void add_prompt_rows(struct sched *s, struct request *r, int32_t n_rows)
+{
+	int32_t room = s->max_outputs - s->batch.n_outputs;
+	bool all_outputs = r->prompt_logprobs && !r->prompt_done;
+	if (all_outputs && n_rows > room)
+		n_rows = room;
+	if (n_rows > request_pending(r))
+		n_rows = request_pending(r);
+	if (n_rows <= 0 || room <= 0)
+		return;
+	bool completes = n_rows == request_pending(r);
+	/* A prompt that only warms the cache needs no logits at its end. */
+	bool wants_last = completes && r->max_total > r->n_prompt;
+	add_rows(s, r, n_rows, all_outputs ? n_rows : wants_last ? 1 : 0);
+}
+
+static void add_prompts(struct sched *s, bool decoding)
+{
+	int32_t n_prompts = 0;
+	list_each(l, next, &s->running)
+		n_prompts += entry(l)->state == REQUEST_PREFILL;
+	if (n_prompts == 0)
+		return;
+	int32_t left = step_budget(s, decoding) - s->batch.n_rows;
+	list_each(l, next, &s->running) {
+		struct request *r = entry(l);
+		if (r->state != REQUEST_PREFILL || left <= 0)
+			continue;
+		/* Equal shares, so that a short prompt behind a long one does not wait for all of it; what one leaves goes on. */
+		int32_t share = (left + n_prompts - 1) / n_prompts;
+		if (share < MIN_PROMPT_ROWS)
+			share = left < MIN_PROMPT_ROWS ? left : MIN_PROMPT_ROWS;
+		int32_t before = s->batch.n_rows;
+		add_prompt_rows(s, r, share);
+		left -= s->batch.n_rows - before;
+		n_prompts--;
+	}
+}
+
+bool sched_build(struct sched *s)
+{
+	struct batch *b = &s->batch;
+	b->n_rows = b->n_seqs = b->n_outputs = 0;
+	admit_waiting(s);
+	/* Oldest first: whoever has to give way is younger and so not in the batch yet. */
+	for (struct list *l = s->running.next; l != &s->running;) {
+		struct request *r = entry(l);
+		if (r->state == REQUEST_DECODE && !make_room(s, r))
+			break;
+		l = l->next;
+		if (r->state == REQUEST_DECODE)
+			add_rows(s, r, 1, 1);
+	}
+	add_prompts(s, b->n_rows > 0);
+	return b->n_rows > 0;
+}
+
+void sched_index(struct sched *s, struct request *r)
+{
+	if (r->kv.n_tokens / KV_PAGE_TOKENS > r->n_indexed)
+		r->n_indexed = kv_prefix_put(s->prefix, &r->root, r->tokens.ids, &r->kv, r->n_indexed, clock_now_ms(s->clock));
+}
+
+void sched_measure(struct sched *s, int32_t n_rows, bool has_prompt_rows, int64_t step_ns)
+{
+	if (!has_prompt_rows || n_rows < MIN_PROMPT_ROWS || step_ns <= 0)
+		return;
+	double now = n_rows / (step_ns * 1e-9);
+	s->rows_per_s = s->rows_per_s > 0 ? 0.7 * s->rows_per_s + 0.3 * now : now;
+}

@@ -1,0 +1,76 @@
+/*
+ * The scheduler: which requests run, and which rows the next step computes. It belongs to the worker thread.
+ *
+ * Admission is first come, first served, but the requests of one session run one after the other, and a request whose
+ * prompt begins like one that is being computed waits for the common part instead of computing it twice. A request begins with
+ * what its session kept or the prefix index knows of its prompt. It is admitted when the pool has pages for the rest (pages that
+ * only the index holds are evicted for it, then idle sessions give up theirs, least recently used first), so a
+ * running prefill never waits for memory. A step takes one row from each request that decodes, then fills its budget
+ * with equal shares of the prompts that are being computed. When a decoding request finds no page and nothing can be
+ * reclaimed, the youngest request is preempted: its pages fall to the index, and what is evicted of them is computed again later with
+ * the same result.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "engine/backend.h"
+#include "engine/base/clock.h"
+#include "engine/base/list.h"
+#include "engine/kv/pool.h"
+#include "engine/kv/prefix.h"
+#include "engine/request.h"
+#include "engine/session.h"
+
+/* What one request does in a step. */
+struct step_part {
+	struct request *request;
+	int32_t n_rows;
+	int32_t first_output; /* of n_outputs consecutive ones: the last row's, or all rows' for prompt log-probabilities */
+	int32_t n_outputs;
+};
+
+struct sched {
+	struct kv_pool *pool;
+	struct kv_prefix *prefix;
+	struct session_table *sessions;
+	const struct clock *clock;
+	int32_t max_running, step_tokens, max_outputs;
+
+	struct list waiting; /* by arrival */
+	struct list running; /* by arrival */
+	int32_t n_waiting, n_running;
+	uint64_t next_order;
+	uint64_t n_preemptions;
+	double rows_per_s;   /* measured speed of steps with prompt rows; 0: not known yet */
+
+	/* The step under construction: host arrays that `batch` points to. */
+	struct batch batch;
+	int32_t *token, *position; /* [step_tokens] */
+	struct batch_seq *seq;     /* [max_running] */
+	int32_t *output_row;       /* [max_outputs] */
+	struct step_part *part;    /* [max_running] */
+};
+
+/* step_tokens and max_outputs are at least max_running. */
+enum status sched_init(struct sched *s, struct kv_pool *pool, struct kv_prefix *prefix, struct session_table *sessions,
+                       const struct clock *clock, int32_t max_running, int32_t step_tokens, int32_t max_outputs);
+/* Every request must have been removed. */
+void sched_free(struct sched *s);
+
+/* Puts a new request at the end of the queue; its session, if any, is set. */
+void sched_add(struct sched *s, struct request *r);
+/*
+ * Takes a request out, wherever it stands, and leaves its computed KV with its session, or gives the pages back. The caller
+ * destroys it.
+ */
+void sched_remove(struct sched *s, struct request *r);
+struct request *sched_find(const struct sched *s, uint64_t id);
+
+/* Admits what can be admitted and builds s->batch and s->part[0..batch.n_seqs). False when there is nothing to compute. */
+bool sched_build(struct sched *s);
+/* Indexes the full pages that a request has computed; call it when its kv.n_tokens has grown. */
+void sched_index(struct sched *s, struct request *r);
+/* Tells how long a step of so many rows took, so that the next ones keep to the time a step may take. */
+void sched_measure(struct sched *s, int32_t n_rows, bool has_prompt_rows, int64_t step_ns);

@@ -1,0 +1,315 @@
+#include "engine/session.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/random.h>
+
+#include "engine/base/hash.h"
+#include "engine/request.h"
+
+enum { FIRST_BUCKETS = 64 };
+
+enum status session_table_init(struct session_table *t, const struct clock *clock, int64_t heartbeat_ms, int64_t ttl_ms,
+                               int32_t max_sessions)
+{
+	memset(t, 0, sizeof *t);
+	t->clock = clock;
+	t->heartbeat_ms = heartbeat_ms;
+	t->ttl_ms = ttl_ms;
+	t->max_sessions = max_sessions;
+	list_init(&t->idle);
+	/* The seed keeps clients from choosing ids that share a bucket. */
+	if (getrandom(t->id_seed, sizeof t->id_seed, 0) != sizeof t->id_seed)
+		return STATUS_INTERNAL;
+	t->buckets = calloc(FIRST_BUCKETS, sizeof *t->buckets);
+	if (!t->buckets)
+		return STATUS_NOMEM;
+	t->n_buckets = FIRST_BUCKETS;
+	return STATUS_OK;
+}
+
+void session_table_free(struct session_table *t)
+{
+	free(t->heap);
+	free(t->buckets);
+	t->heap = NULL;
+	t->buckets = NULL;
+}
+
+/* ---- The index by id ---- */
+
+static struct session **bucket_of(const struct session_table *t, const char *id)
+{
+	return &t->buckets[hash64(id, strlen(id), t->id_seed[0]) & (t->n_buckets - 1)];
+}
+
+static struct session *lookup(const struct session_table *t, const char *id)
+{
+	struct session *s = *bucket_of(t, id);
+	while (s && strcmp(s->id, id) != 0)
+		s = s->hash_next;
+	return s;
+}
+
+/* Without memory the chains grow longer and nothing else changes. */
+static void grow_buckets(struct session_table *t)
+{
+	struct session **old = t->buckets;
+	size_t n_old = t->n_buckets;
+	struct session **buckets = calloc(n_old * 2, sizeof *buckets);
+	if (!buckets)
+		return;
+	t->buckets = buckets;
+	t->n_buckets = n_old * 2;
+	for (size_t i = 0; i < n_old; i++) {
+		for (struct session *s = old[i], *next; s; s = next) {
+			next = s->hash_next;
+			struct session **b = bucket_of(t, s->id);
+			s->hash_next = *b;
+			*b = s;
+		}
+	}
+	free(old);
+}
+
+/* ---- The heap of deadlines ---- */
+
+static void heap_put(struct session_table *t, size_t at, struct session *s)
+{
+	t->heap[at] = s;
+	s->heap_at = at;
+}
+
+static void heap_up(struct session_table *t, size_t at)
+{
+	struct session *s = t->heap[at];
+	while (at > 0 && t->heap[(at - 1) / 2]->heap_deadline_ms > s->heap_deadline_ms) {
+		heap_put(t, at, t->heap[(at - 1) / 2]);
+		at = (at - 1) / 2;
+	}
+	heap_put(t, at, s);
+}
+
+static void heap_down(struct session_table *t, size_t at)
+{
+	struct session *s = t->heap[at];
+	for (;;) {
+		size_t child = at * 2 + 1;
+		if (child >= t->n_sessions)
+			break;
+		if (child + 1 < t->n_sessions && t->heap[child + 1]->heap_deadline_ms < t->heap[child]->heap_deadline_ms)
+			child++;
+		if (t->heap[child]->heap_deadline_ms >= s->heap_deadline_ms)
+			break;
+		heap_put(t, at, t->heap[child]);
+		at = child;
+	}
+	heap_put(t, at, s);
+}
+
+static void heap_remove(struct session_table *t, struct session *s)
+{
+	size_t at = s->heap_at;
+	struct session *moved = t->heap[--t->n_sessions];
+	if (moved == s)
+		return;
+	heap_put(t, at, moved);
+	heap_up(t, at);
+	heap_down(t, moved->heap_at);
+}
+
+/* ---- Life ---- */
+
+static int64_t add_ms(int64_t from, int64_t ms)
+{
+	return ms < 0 ? INT64_MAX : from > INT64_MAX - ms ? INT64_MAX : from + ms;
+}
+
+int64_t session_deadline_ms(const struct session *s)
+{
+	int64_t by_ttl = add_ms(s->created_ms, s->ttl_ms);
+	int64_t by_heartbeat = s->running || s->n_waiting ? INT64_MAX : add_ms(s->seen_ms, s->heartbeat_ms);
+	return by_ttl < by_heartbeat ? by_ttl : by_heartbeat;
+}
+
+static bool id_is_valid(const char *id)
+{
+	for (const char *c = id; *c; c++) {
+		bool ok = (*c >= 'a' && *c <= 'z') || (*c >= 'A' && *c <= 'Z') || (*c >= '0' && *c <= '9') || *c == '_' || *c == '-' ||
+		          *c == '.';
+		if (!ok)
+			return false;
+	}
+	return id[0] != '\0';
+}
+
+/* What the client asked for, within the table's bounds; -1 (never) is for the server's own sessions. */
+static int64_t bounded(int64_t asked, int64_t bound)
+{
+	if (asked < 0)
+		return -1;
+	return asked == 0 || asked > bound ? bound : asked;
+}
+
+enum status session_create(struct session_table *t, const struct engine_session_params *p, struct session **out,
+                           struct error *err)
+{
+	struct session *s;
+	char id[ENGINE_SESSION_ID_MAX + 1];
+	if (p->id[0]) {
+		if (!id_is_valid(p->id))
+			return error_set_param(err, STATUS_INVALID, "id", "a session id is made of letters, digits, '_', '.' and '-'");
+		memcpy(id, p->id, sizeof id);
+		if (lookup(t, id))
+			return error_set_param(err, STATUS_EXISTS, "id", "a session '%s' exists already", id);
+	} else {
+		uint64_t r[2];
+		if (getrandom(r, sizeof r, 0) != sizeof r)
+			return error_set(err, STATUS_INTERNAL, "the system gives no random numbers");
+		snprintf(id, sizeof id, "sess_%016llx%016llx", (unsigned long long)r[0], (unsigned long long)r[1]);
+	}
+	if (t->n_sessions >= (size_t)t->max_sessions)
+		return error_set(err, STATUS_LIMIT, "there are %d sessions already, the most that are allowed", t->max_sessions);
+	if (t->n_sessions == t->cap_heap) {
+		size_t cap = t->cap_heap ? t->cap_heap * 2 : 64;
+		struct session **heap = realloc(t->heap, cap * sizeof(struct session *));
+		if (!heap)
+			return error_set(err, STATUS_NOMEM, "no memory for another session");
+		t->heap = heap;
+		t->cap_heap = cap;
+	}
+	s = calloc(1, sizeof *s);
+	if (!s)
+		return error_set(err, STATUS_NOMEM, "no memory for another session");
+	memcpy(s->id, id, sizeof id);
+	s->created_ms = s->seen_ms = clock_now_ms(t->clock);
+	s->heartbeat_ms = bounded(p->heartbeat_timeout_ms, t->heartbeat_ms);
+	s->ttl_ms = bounded(p->ttl_ms, t->ttl_ms);
+	list_init(&s->idle_link);
+	if (t->n_sessions >= t->n_buckets)
+		grow_buckets(t);
+	struct session **b = bucket_of(t, id);
+	s->hash_next = *b;
+	*b = s;
+	s->heap_deadline_ms = session_deadline_ms(s);
+	t->heap[t->n_sessions] = s;
+	s->heap_at = t->n_sessions++;
+	heap_up(t, s->heap_at);
+	t->created++;
+	*out = s;
+	return STATUS_OK;
+}
+
+struct session *session_find(struct session_table *t, const char *id)
+{
+	struct session *s = lookup(t, id);
+	return s && session_deadline_ms(s) > clock_now_ms(t->clock) ? s : NULL;
+}
+
+void session_touch(struct session_table *t, struct session *s)
+{
+	s->seen_ms = clock_now_ms(t->clock);
+}
+
+struct session *session_next_expired(struct session_table *t)
+{
+	int64_t now = clock_now_ms(t->clock);
+	while (t->n_sessions > 0 && t->heap[0]->heap_deadline_ms <= now) {
+		struct session *s = t->heap[0];
+		int64_t deadline = session_deadline_ms(s);
+		if (deadline <= now)
+			return s;
+		/* A session that runs has no heartbeat deadline now, but may have one the moment it stops: look again then. */
+		int64_t look_again = s->heartbeat_ms < 0 ? deadline : add_ms(now, s->heartbeat_ms > 0 ? s->heartbeat_ms : 1);
+		s->heap_deadline_ms = deadline < look_again ? deadline : look_again;
+		heap_down(t, 0);
+	}
+	return NULL;
+}
+
+int64_t session_next_deadline_ms(const struct session_table *t)
+{
+	return t->n_sessions ? t->heap[0]->heap_deadline_ms : INT64_MAX;
+}
+
+/* Its KV leaves the list of what may be given up; harmless when it is not there. */
+static void leave_idle(struct session_table *t, struct session *s)
+{
+	if (list_empty(&s->idle_link))
+		return;
+	list_remove(&s->idle_link);
+	t->idle_pages -= s->kv.n_pages;
+}
+
+void session_remove(struct session_table *t, struct kv_pool *pool, struct session *s)
+{
+	struct session **at = bucket_of(t, s->id);
+	while (*at != s)
+		at = &(*at)->hash_next;
+	*at = s->hash_next;
+	heap_remove(t, s);
+	leave_idle(t, s);
+	kv_seq_release(pool, &s->kv);
+	token_buf_free(&s->tokens);
+	free(s);
+}
+
+/* ---- Its KV ---- */
+
+void session_keep(struct session_table *t, struct kv_pool *pool, struct session *s, struct token_buf *tokens,
+                  struct kv_seq *kv)
+{
+	leave_idle(t, s);
+	kv_seq_truncate(pool, kv, kv->n_tokens);
+	token_buf_free(&s->tokens);
+	kv_seq_release(pool, &s->kv);
+	s->tokens = *tokens;
+	*tokens = (struct token_buf){NULL, 0, 0};
+	kv_seq_move(&s->kv, kv);
+	s->tokens.n = (size_t)s->kv.n_tokens;
+	if (s->kv.n_pages > 0) {
+		list_push_back(&t->idle, &s->idle_link);
+		t->idle_pages += s->kv.n_pages;
+	}
+}
+
+void session_take(struct session_table *t, struct session *s, struct token_buf *tokens, struct kv_seq *kv)
+{
+	leave_idle(t, s);
+	token_buf_free(tokens);
+	*tokens = s->tokens;
+	s->tokens = (struct token_buf){NULL, 0, 0};
+	kv_seq_move(kv, &s->kv);
+}
+
+bool session_drop_idle_kv(struct session_table *t, struct kv_pool *pool)
+{
+	if (list_empty(&t->idle))
+		return false;
+	struct session *s = list_entry(t->idle.next, struct session, idle_link);
+	leave_idle(t, s);
+	kv_seq_release(pool, &s->kv);
+	token_buf_free(&s->tokens);
+	t->kv_dropped++;
+	return true;
+}
+
+void session_describe(const struct session_table *t, const struct session *s, const struct kv_layout *layout,
+                      struct engine_session_info *out)
+{
+	int64_t now = clock_now_ms(t->clock), deadline = session_deadline_ms(s);
+	const struct kv_seq *kv = s->running ? &s->running->kv : &s->kv;
+	memset(out, 0, sizeof *out);
+	memcpy(out->id, s->id, sizeof out->id);
+	out->age_ms = now - s->created_ms;
+	out->idle_ms = s->running ? 0 : now - s->seen_ms;
+	out->expires_in_ms = deadline == INT64_MAX ? -1 : deadline > now ? deadline - now : 0;
+	out->heartbeat_timeout_ms = s->heartbeat_ms;
+	out->ttl_ms = s->ttl_ms;
+	out->n_tokens = kv->n_tokens;
+	out->n_pages = kv->n_pages;
+	out->kv_bytes = (uint64_t)kv->n_pages * layout->page_stride;
+	out->n_running = s->running != NULL;
+	out->n_waiting = s->n_waiting;
+	out->n_requests = s->n_requests;
+}

@@ -1,0 +1,82 @@
+/*
+ * Sessions: conversations with a lifetime. A session keeps the tokens of its last request and their KV, so that
+ * the next turn computes only what is new. It ends when no sign of life came for its heartbeat timeout, when its TTL
+ * has passed, or when it is deleted. A running request is a sign of life: it suspends the heartbeat timeout, not the TTL.
+ *
+ * The table belongs to the worker thread and reads time from the clock it is given. Expiry is exact: a session whose
+ * deadline has passed is not found, whether or not a collection has run since. Collection pops a heap of deadlines, which are
+ * moved lazily, so a heartbeat costs O(1) and a collection O(log n) for each session it looks at.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "engine/base/clock.h"
+#include "engine/base/list.h"
+#include "engine/engine.h"
+#include "engine/kv/seq.h"
+#include "engine/text/tokenizer.h"
+
+struct request;
+
+struct session {
+	char id[ENGINE_SESSION_ID_MAX + 1];
+	int64_t created_ms, seen_ms;
+	int64_t heartbeat_ms, ttl_ms; /* -1: never */
+	struct request *running;      /* at most one; it holds the KV meanwhile */
+	int32_t n_waiting;
+	uint64_t n_requests;
+	struct token_buf tokens;      /* [kv.n_tokens] the tokens whose KV it holds */
+	struct kv_seq kv;
+	struct list idle_link;        /* in session_table.idle while it holds KV and nothing runs */
+	struct session *hash_next;
+	size_t heap_at;
+	int64_t heap_deadline_ms;
+};
+
+struct session_table {
+	const struct clock *clock;
+	int64_t heartbeat_ms, ttl_ms; /* defaults and upper bounds */
+	int32_t max_sessions;
+	struct session **buckets;
+	size_t n_buckets; /* a power of two */
+	struct session **heap; /* [n_sessions] by heap_deadline_ms */
+	size_t n_sessions, cap_heap;
+	struct list idle;      /* least recently used first */
+	int32_t idle_pages;    /* references on pages that sessions in `idle` hold */
+	uint64_t id_seed[2];
+	uint64_t created, expired, deleted, kv_dropped;
+};
+
+enum status session_table_init(struct session_table *t, const struct clock *clock, int64_t heartbeat_ms, int64_t ttl_ms,
+                               int32_t max_sessions);
+/* Every session must have been removed. */
+void session_table_free(struct session_table *t);
+
+/* EXISTS, INVALID (id), LIMIT (too many), NOMEM. Collect expired sessions first: one that is still there holds its id. */
+enum status session_create(struct session_table *t, const struct engine_session_params *p, struct session **out,
+                           struct error *err);
+/* NULL when there is none, or its deadline has passed. */
+struct session *session_find(struct session_table *t, const char *id);
+/* A sign of life. */
+void session_touch(struct session_table *t, struct session *s);
+/* When it ends, on the clock's milliseconds; INT64_MAX: never. */
+int64_t session_deadline_ms(const struct session *s);
+/* A session whose deadline has passed, or NULL. The caller ends its requests and removes it. */
+struct session *session_next_expired(struct session_table *t);
+/* The earliest moment at which session_next_expired() could find one; INT64_MAX: never. */
+int64_t session_next_deadline_ms(const struct session_table *t);
+/* Takes it out of the table, gives its pages back and frees it. Nothing may run on it. */
+void session_remove(struct session_table *t, struct kv_pool *pool, struct session *s);
+
+/* Leaves the KV of an ended request with its session; takes the content of *tokens and *kv. */
+void session_keep(struct session_table *t, struct kv_pool *pool, struct session *s, struct token_buf *tokens,
+                  struct kv_seq *kv);
+/* Takes the KV out, for a request that begins. */
+void session_take(struct session_table *t, struct session *s, struct token_buf *tokens, struct kv_seq *kv);
+/* Gives back the pages of the session used least recently; false when no idle session holds any. */
+bool session_drop_idle_kv(struct session_table *t, struct kv_pool *pool);
+
+void session_describe(const struct session_table *t, const struct session *s, const struct kv_layout *layout,
+                      struct engine_session_info *out);

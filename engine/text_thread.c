@@ -1,0 +1,199 @@
+/*
+ * The text thread: renders chat templates and tokenises, so that neither the loop nor the worker waits for a long
+ * prompt. It keeps the order of what it passes on.
+ */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "engine/engine_internal.h"
+#include "engine/event.h"
+
+static bool set_token_text(struct engine *e, struct arena *a, struct value *vars, const char *name, int32_t token)
+{
+	if (token < 0 || value_dict_get(vars, name, strlen(name)))
+		return true;
+	struct str piece = tokenizer_piece(e->tokenizer, token, false);
+	return value_dict_set(a, vars, name, strlen(name), value_string(a, piece.p, piece.n, VALUE_TRUSTED));
+}
+
+/* Renders a chat and appends its tokens; *prompt (may be NULL) receives the text. */
+static enum status encode_chat(struct engine *e, struct arena *arena, struct value *chat, struct token_buf *tokens,
+                               struct buf *prompt, struct error *err)
+{
+	struct rendered r = {0};
+	enum status st;
+	if (!e->template)
+		return error_set_param(err, STATUS_INVALID, "messages", "this server cannot render chats: %s",
+		                       e->info.chat_template_error ? e->info.chat_template_error : "the model has no chat template");
+	if (!set_token_text(e, arena, chat, "bos_token", tokenizer_bos(e->tokenizer)) ||
+	    !set_token_text(e, arena, chat, "eos_token", tokenizer_eos(e->tokenizer)))
+		return error_set_param(err, STATUS_LIMIT, "messages", "the chat is too large");
+	st = template_render(e->template, chat, (int64_t)time(NULL), NULL, &r, err);
+	if (st != STATUS_OK)
+		goto done;
+	/* The template places BOS itself where the model wants it; one that leaves it out follows the file's own wish. */
+	int32_t bos = tokenizer_bos(e->tokenizer);
+	size_t first = tokens->n;
+	if (tokenizer_adds_bos(e->tokenizer) && bos >= 0 && !token_buf_add(tokens, bos)) {
+		st = error_set(err, STATUS_NOMEM, "no memory for the prompt");
+		goto done;
+	}
+	struct str text = buf_str(&r.text);
+	st = tokenizer_encode(e->tokenizer, text.p, text.n, r.data, r.n_data, TOKENIZE_SPECIAL, tokens, err);
+	if (st == STATUS_OK && tokens->n > first + 1 && tokens->ids[first] == bos && tokens->ids[first + 1] == bos) {
+		memmove(tokens->ids + first, tokens->ids + first + 1, (tokens->n - first - 1) * sizeof *tokens->ids);
+		tokens->n--;
+	}
+	if (st == STATUS_OK && prompt) {
+		*prompt = r.text;
+		r.text = BUF_INIT;
+	}
+done:
+	rendered_free(&r);
+	return st;
+}
+
+/* A raw prompt: people paste templated text, so control tokens count, and a BOS they pasted is not doubled. */
+static enum status encode_text(struct engine *e, const struct engine_request *r, struct token_buf *tokens, struct error *err)
+{
+	enum status st = tokenizer_encode(e->tokenizer, r->text ? r->text : "", r->text_n, NULL, 0,
+	                                  TOKENIZE_SPECIAL | TOKENIZE_ADD_BOS_EOS, tokens, err);
+	if (st != STATUS_OK)
+		return st;
+	int32_t bos = tokenizer_bos(e->tokenizer);
+	if (bos >= 0 && tokenizer_adds_bos(e->tokenizer) && tokens->n >= 2 && tokens->ids[0] == bos && tokens->ids[1] == bos) {
+		memmove(tokens->ids, tokens->ids + 1, (tokens->n - 1) * sizeof *tokens->ids);
+		tokens->n--;
+	}
+	/* An empty prompt still has to begin with something. */
+	if (tokens->n == 0 && bos >= 0 && !token_buf_add(tokens, bos))
+		return error_set(err, STATUS_NOMEM, "no memory for the prompt");
+	return STATUS_OK;
+}
+
+static void handle_generate(struct engine *e, struct command *c, struct list *out)
+{
+	struct engine_request *r = c->request;
+	struct error err = {0};
+	enum status st = STATUS_OK;
+	switch (r->input) {
+	case ENGINE_INPUT_TEXT:
+		st = encode_text(e, r, &c->tokens, &err);
+		break;
+	case ENGINE_INPUT_CHAT:
+		st = encode_chat(e, r->arena, r->chat, &c->tokens, NULL, &err);
+		break;
+	case ENGINE_INPUT_TOKENS:
+		c->tokens = (struct token_buf){r->tokens, r->n_tokens, r->n_tokens};
+		r->tokens = NULL;
+		r->n_tokens = 0;
+		break;
+	}
+	if (st != STATUS_OK) {
+		command_fail(e, c, &err, out);
+		return;
+	}
+	/* The prompt's source may be large, and is not needed any more, unless it is to be echoed. */
+	arena_destroy(r->arena);
+	r->arena = NULL;
+	r->chat = NULL;
+	if (!r->want_prompt) {
+		free(r->text);
+		r->text = NULL;
+	}
+	mailbox_post(&e->worker_box, &c->link);
+}
+
+static void handle_tokenize(struct engine *e, struct command *c, struct list *out)
+{
+	struct token_buf tokens = {NULL, 0, 0};
+	struct error err = {0};
+	enum status st;
+	if (c->type == COMMAND_TOKENIZE_CHAT)
+		st = encode_chat(e, c->arena, c->chat, &tokens, &c->reply->text, &err);
+	else
+		st = tokenizer_encode(e->tokenizer, c->text, c->text_n, NULL, 0, c->tokenize_flags, &tokens, &err);
+	if (st != STATUS_OK) {
+		token_buf_free(&tokens);
+		command_fail(e, c, &err, out);
+		return;
+	}
+	c->reply->tokens = tokens.ids;
+	c->reply->n_tokens = tokens.n;
+	command_answer(e, c, out);
+}
+
+static void handle_detokenize(struct engine *e, struct command *c, struct list *out)
+{
+	struct error err;
+	for (size_t i = 0; i < c->tokens.n; i++) {
+		int32_t id = c->tokens.ids[i];
+		if (id < 0 || id >= tokenizer_n_vocab(e->tokenizer)) {
+			error_set_param(&err, STATUS_INVALID, "tokens",
+			                "token id %" PRId32 " at position %zu is outside the vocabulary of %" PRId32, id, i,
+			                tokenizer_n_vocab(e->tokenizer));
+			command_fail(e, c, &err, out);
+			return;
+		}
+	}
+	tokenizer_decode(e->tokenizer, c->tokens.ids, c->tokens.n, true, &c->reply->text);
+	if (c->reply->text.failed) {
+		error_set(&err, STATUS_NOMEM, "no memory for the text");
+		command_fail(e, c, &err, out);
+		return;
+	}
+	command_answer(e, c, out);
+}
+
+static void handle(struct engine *e, struct command *c, struct list *out)
+{
+	struct error err;
+	if (c->type == COMMAND_CANCEL) {
+		mailbox_post(&e->worker_box, &c->link);
+		return;
+	}
+	if (engine_state(e) != ENGINE_READY) {
+		error_set(&err, STATUS_BUSY, engine_state(e) == ENGINE_LOADING ? "the model is still loading" : "the model could not be loaded");
+		command_fail(e, c, &err, out);
+		return;
+	}
+	switch (c->type) {
+	case COMMAND_GENERATE:
+		handle_generate(e, c, out);
+		break;
+	case COMMAND_TOKENIZE:
+	case COMMAND_TOKENIZE_CHAT:
+		handle_tokenize(e, c, out);
+		break;
+	case COMMAND_DETOKENIZE:
+		handle_detokenize(e, c, out);
+		break;
+	default:
+		command_destroy(c);
+	}
+}
+
+void *text_thread_main(void *engine)
+{
+	struct engine *e = engine;
+	struct list commands, out;
+	list_init(&commands);
+	list_init(&out);
+	for (;;) {
+		mailbox_wait(&e->text_box, &commands, -1);
+		for (struct list *l; (l = list_pop_front(&commands));) {
+			struct command *c = list_entry(l, struct command, link);
+			if (c->type == COMMAND_STOP) {
+				command_destroy(c);
+				goto stop;
+			}
+			handle(e, c, &out);
+			mailbox_post_all(&e->events, &out);
+		}
+	}
+stop:
+	for (struct list *l; (l = list_pop_front(&commands));)
+		command_destroy(list_entry(l, struct command, link));
+	return NULL;
+}

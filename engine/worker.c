@@ -1,0 +1,523 @@
+/*
+ * The worker: the one thread that owns a device, its page pool, its sessions and its scheduler. It takes commands
+ * between steps, runs a step when there is something to compute, and sleeps when there is not.
+ */
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+
+#include "engine/base/log.h"
+#include "engine/engine_internal.h"
+#include "engine/event.h"
+#include "engine/request.h"
+#include "engine/sched.h"
+#include "engine/session.h"
+
+struct worker {
+	struct engine *e;
+	struct session_table sessions;
+	struct sched sched;
+	int64_t next_gc_ms;
+	struct list out; /* events of this turn of the loop; they leave together, after the figures that belong to them */
+	struct engine_stats stats; /* counters; gauges are filled in at publication */
+	bool stopping;
+};
+
+/* ---- Endings ---- */
+
+static void end_request(struct worker *w, struct request *r)
+{
+	struct engine_event *last = r->last;
+	r->last = NULL;
+	sched_remove(&w->sched, r);
+	request_destroy(r);
+	atomic_fetch_sub(&w->e->n_in_flight, 1);
+	list_push_back(&w->out, &last->link);
+}
+
+static void fail_request(struct worker *w, struct request *r, const struct error *err)
+{
+	event_set_error(r->last, err);
+	w->stats.failed++;
+	end_request(w, r);
+}
+
+static void finish_request(struct worker *w, struct request *r, enum engine_finish finish, const char *detail)
+{
+	struct engine_event *ev = r->last;
+	int64_t now = clock_now_ns(w->e->clock);
+	if (detok_finish(r->detok, &ev->text), ev->text.failed) {
+		struct error err;
+		error_set(&err, STATUS_NOMEM, "no memory for the end of the answer");
+		fail_request(w, r, &err);
+		return;
+	}
+	ev->finish = finish;
+	ev->detail = detail;
+	if (r->first_token_ns) {
+		r->usage.decode_ns = now - r->first_token_ns;
+	} else if (r->started_ns) {
+		r->usage.prefill_ns = now - r->started_ns;
+	}
+	if (!r->started_ns)
+		r->usage.queue_ns = now - r->submitted_ns;
+	ev->usage = r->usage;
+	switch (finish) {
+	case ENGINE_FINISH_STOP:
+		w->stats.finished_stop++;
+		break;
+	case ENGINE_FINISH_LENGTH:
+		w->stats.finished_length++;
+		break;
+	case ENGINE_FINISH_CANCELLED:
+		w->stats.cancelled++;
+		break;
+	}
+	end_request(w, r);
+}
+
+/* ---- Sessions ---- */
+
+/* Ends every request of a session, then the session. */
+static void end_session(struct worker *w, struct session *s, const char *detail)
+{
+	if (s->running)
+		finish_request(w, s->running, ENGINE_FINISH_CANCELLED, detail);
+	list_each(l, next, &w->sched.waiting) {
+		struct request *r = list_entry(l, struct request, link);
+		if (r->session == s)
+			finish_request(w, r, ENGINE_FINISH_CANCELLED, detail);
+	}
+	session_remove(&w->sessions, w->e->pool, s);
+}
+
+static void collect_sessions(struct worker *w)
+{
+	struct session *s;
+	while ((s = session_next_expired(&w->sessions))) {
+		w->sessions.expired++;
+		end_session(w, s, "session_expired");
+	}
+}
+
+static void answer_session(struct worker *w, struct command *c, const struct session *s)
+{
+	struct engine_event *ev = c->reply;
+	struct error err;
+	ev->sessions = calloc(1, sizeof *ev->sessions);
+	if (!ev->sessions) {
+		error_set(&err, STATUS_NOMEM, "no memory for the answer");
+		command_fail(w->e, c, &err, &w->out);
+		return;
+	}
+	session_describe(&w->sessions, s, &w->e->layout, ev->sessions);
+	ev->n_sessions = 1;
+	command_answer(w->e, c, &w->out);
+}
+
+static void list_sessions(struct worker *w, struct command *c)
+{
+	struct engine_event *ev = c->reply;
+	struct error err;
+	size_t n = w->sessions.n_sessions;
+	ev->sessions = calloc(n ? n : 1, sizeof *ev->sessions);
+	if (!ev->sessions) {
+		error_set(&err, STATUS_NOMEM, "no memory for a list of %zu sessions", n);
+		command_fail(w->e, c, &err, &w->out);
+		return;
+	}
+	for (size_t i = 0; i < n; i++)
+		session_describe(&w->sessions, w->sessions.heap[i], &w->e->layout, &ev->sessions[i]);
+	ev->n_sessions = n;
+	command_answer(w->e, c, &w->out);
+}
+
+static void handle_session(struct worker *w, struct command *c)
+{
+	struct session *s = NULL;
+	struct error err;
+	collect_sessions(w);
+	if (c->type == COMMAND_SESSION_LIST) {
+		list_sessions(w, c);
+		return;
+	}
+	if (c->type == COMMAND_SESSION_CREATE) {
+		if (session_create(&w->sessions, &c->session, &s, &err) != STATUS_OK)
+			command_fail(w->e, c, &err, &w->out);
+		else
+			answer_session(w, c, s);
+		return;
+	}
+	s = session_find(&w->sessions, c->session.id);
+	if (!s) {
+		error_set_param(&err, STATUS_NOT_FOUND, "session_id", "there is no session '%s': it was never made, has expired or was deleted",
+		                c->session.id);
+		command_fail(w->e, c, &err, &w->out);
+		return;
+	}
+	if (c->type == COMMAND_SESSION_HEARTBEAT)
+		session_touch(&w->sessions, s);
+	if (c->type != COMMAND_SESSION_DELETE) {
+		answer_session(w, c, s);
+		return;
+	}
+	/* The answer describes what is deleted, and goes out after the session's requests have ended. */
+	c->reply->sessions = calloc(1, sizeof *c->reply->sessions);
+	if (c->reply->sessions) {
+		session_describe(&w->sessions, s, &w->e->layout, c->reply->sessions);
+		c->reply->n_sessions = 1;
+	}
+	w->sessions.deleted++;
+	end_session(w, s, "session_deleted");
+	command_answer(w->e, c, &w->out);
+}
+
+/* ---- Commands ---- */
+
+static void handle_generate(struct worker *w, struct command *c)
+{
+	struct engine *e = w->e;
+	struct engine_request *spec = c->request;
+	struct error err = {0};
+	struct session *session = NULL;
+	struct request *r;
+	if (spec->session[0]) {
+		session = session_find(&w->sessions, spec->session);
+		if (!session) {
+			error_set_param(&err, STATUS_NOT_FOUND, "session_id",
+			                "there is no session '%s': it was never made, has expired or was deleted", spec->session);
+			command_fail(e, c, &err, &w->out);
+			return;
+		}
+	}
+	c->request = NULL;
+	if (request_create(spec, &c->tokens, e->tokenizer, e->info.n_ctx, c->submitted_ns, &r, &err) != STATUS_OK) {
+		w->stats.failed++;
+		event_set_error(c->reply, &err);
+		command_answer(e, c, &w->out);
+		return;
+	}
+	struct kv_root root = e->root;
+	root.salt = str_from(spec->cache_salt ? spec->cache_salt : "");
+	kv_key_root(&root, &r->root);
+	command_destroy(c); /* the request carries the flight on */
+	r->session = session;
+	if (session)
+		session_touch(&w->sessions, session);
+	sched_add(&w->sched, r);
+}
+
+static void handle(struct worker *w, struct command *c)
+{
+	struct request *r;
+	switch (c->type) {
+	case COMMAND_GENERATE:
+		handle_generate(w, c);
+		break;
+	case COMMAND_CANCEL:
+		r = sched_find(&w->sched, c->id);
+		if (r)
+			finish_request(w, r, ENGINE_FINISH_CANCELLED, "cancelled");
+		command_destroy(c);
+		break;
+	case COMMAND_SESSION_CREATE:
+	case COMMAND_SESSION_GET:
+	case COMMAND_SESSION_HEARTBEAT:
+	case COMMAND_SESSION_DELETE:
+	case COMMAND_SESSION_LIST:
+		handle_session(w, c);
+		break;
+	case COMMAND_STOP:
+		w->stopping = true;
+		command_destroy(c);
+		break;
+	default:
+		command_destroy(c);
+	}
+}
+
+/* ---- The step ---- */
+
+/* The prompt is computed: what was known of it goes out, with its log-probabilities if they were wanted. */
+static bool send_prompt(struct worker *w, struct request *r)
+{
+	struct engine_event *ev = event_create(ENGINE_EVENT_PROMPT, r->id);
+	if (!ev)
+		return false;
+	ev->usage = r->usage;
+	if (r->spec->want_prompt) {
+		ev->tokens = malloc((size_t)r->n_prompt * sizeof *ev->tokens);
+		if (r->spec->text)
+			buf_append(&ev->text, r->spec->text, r->spec->text_n);
+		else
+			tokenizer_decode(w->e->tokenizer, r->tokens.ids, (size_t)r->n_prompt, true, &ev->text);
+		if (!ev->tokens || ev->text.failed) {
+			engine_event_free(ev);
+			return false;
+		}
+		memcpy(ev->tokens, r->tokens.ids, (size_t)r->n_prompt * sizeof *ev->tokens);
+		ev->n_tokens = (size_t)r->n_prompt;
+	}
+	ev->logprobs = r->prompt_logprobs;
+	r->prompt_logprobs = NULL;
+	w->stats.prompt_tokens += (uint64_t)r->n_prompt;
+	w->stats.cached_tokens += (uint64_t)r->usage.cached_tokens;
+	r->prompt_done = true;
+	list_push_back(&w->out, &ev->link);
+	return true;
+}
+
+/* Row i of a prompt predicts token i + 1. first: the position of the first of n logit rows. */
+static void read_prompt_logprobs(struct worker *w, struct request *r, const float *logits, int32_t first, int32_t n)
+{
+	int32_t n_vocab = tokenizer_n_vocab(w->e->tokenizer);
+	int32_t n_top = r->spec->sampling.n_logprobs > 0 ? r->spec->sampling.n_logprobs : 0;
+	if (first == 0) {
+		r->prompt_logprobs[0].token = r->tokens.ids[0];
+		r->prompt_logprobs[0].logprob = NAN;
+	}
+	for (int32_t i = 0; i < n && first + i + 1 < r->n_prompt; i++)
+		sampler_logprobs(logits + (size_t)i * (size_t)w->e->info.n_vocab, n_vocab, r->tokens.ids[first + i + 1], n_top,
+		                 &r->prompt_logprobs[first + i + 1]);
+}
+
+/* Chooses the next token, sends it, and ends the request if it was the last. */
+static void take_token(struct worker *w, struct request *r, float *logits)
+{
+	struct engine *e = w->e;
+	const char *detail;
+	struct error err;
+	struct engine_event *ev = event_create(ENGINE_EVENT_TOKEN, r->id);
+	if (!ev)
+		goto nomem;
+	sampler_sample(r->sampler, logits, &ev->sample);
+	int32_t token = ev->sample.token;
+	if (!r->first_token_ns) {
+		r->first_token_ns = clock_now_ns(e->clock);
+		r->usage.prefill_ns = r->first_token_ns - r->started_ns;
+		r->usage.ttft_ns = r->first_token_ns - r->submitted_ns;
+	}
+	if (request_is_end_token(r, e->tokenizer, token, &detail)) {
+		engine_event_free(ev);
+		finish_request(w, r, ENGINE_FINISH_STOP, detail);
+		return;
+	}
+	struct str piece = tokenizer_piece(e->tokenizer, token, false);
+	buf_append(&ev->piece, piece.p, piece.n);
+	int stop = detok_push(r->detok, token, &ev->text);
+	if (ev->piece.failed || ev->text.failed || !token_buf_add(&r->tokens, token)) {
+		engine_event_free(ev);
+		goto nomem;
+	}
+	sampler_accept(r->sampler, token, true);
+	r->state = REQUEST_DECODE;
+	r->usage.completion_tokens++;
+	w->stats.generated_tokens++;
+	list_push_back(&w->out, &ev->link);
+	if (stop >= 0) {
+		r->last->stop_index = stop;
+		finish_request(w, r, ENGINE_FINISH_STOP, "stop");
+	} else if ((int32_t)r->tokens.n >= r->max_total) {
+		finish_request(w, r, ENGINE_FINISH_LENGTH, "length");
+	}
+	return;
+
+nomem:
+	error_set(&err, STATUS_NOMEM, "no memory for the next token");
+	fail_request(w, r, &err);
+}
+
+static void take_part(struct worker *w, const struct step_part *part, float *logits)
+{
+	struct request *r = part->request;
+	struct error err;
+	float *mine = logits + (size_t)part->first_output * (size_t)w->e->info.n_vocab;
+	int32_t first = r->kv.n_tokens;
+	r->kv.n_tokens += part->n_rows;
+	sched_index(&w->sched, r);
+	if (r->state == REQUEST_PREFILL)
+		w->stats.computed_prompt_tokens += (uint64_t)part->n_rows;
+	if (r->prompt_logprobs && !r->prompt_done)
+		read_prompt_logprobs(w, r, mine, first, part->n_outputs);
+	if (request_pending(r) > 0)
+		return;
+	if (!r->prompt_done && !send_prompt(w, r)) {
+		error_set(&err, STATUS_NOMEM, "no memory for the prompt's answer");
+		fail_request(w, r, &err);
+		return;
+	}
+	if (r->max_total <= r->n_prompt) {
+		finish_request(w, r, ENGINE_FINISH_LENGTH, "length");
+		return;
+	}
+	take_token(w, r, mine + (size_t)(part->n_outputs - 1) * (size_t)w->e->info.n_vocab);
+}
+
+static void run_step(struct worker *w)
+{
+	struct engine *e = w->e;
+	const struct batch *b = &w->sched.batch;
+	float *logits = NULL;
+	int64_t start = clock_now_ns(clock_system());
+	enum status st = model_forward(e->model, b, kv_pool_slab(e->pool), &logits);
+	int64_t took = clock_now_ns(clock_system()) - start;
+	int32_t n_seqs = b->n_seqs;
+	if (st != STATUS_OK) {
+		struct error err;
+		error_set(&err, st, "the device failed: %s", status_text(st));
+		log_msg(LOG_ERROR, "step", "a step of %" PRId32 " rows failed: %s", b->n_rows, status_text(st));
+		for (int32_t i = 0; i < n_seqs; i++)
+			fail_request(w, w->sched.part[i].request, &err);
+		return;
+	}
+	w->stats.steps++;
+	w->stats.step_rows += (uint64_t)b->n_rows;
+	w->stats.step_ns += took;
+	sched_measure(&w->sched, b->n_rows, b->n_rows > n_seqs, took);
+	for (int32_t i = 0; i < n_seqs; i++)
+		take_part(w, &w->sched.part[i], logits);
+}
+
+/* ---- The loop ---- */
+
+/* The figures, then the events: who has seen an answer finds it counted. */
+static void publish(struct worker *w)
+{
+	struct engine *e = w->e;
+	struct engine_stats s = w->stats;
+	struct kv_prefix_stats prefix;
+	kv_prefix_stats(e->prefix, &prefix);
+	s.n_running = w->sched.n_running;
+	s.n_waiting = w->sched.n_waiting;
+	s.n_sessions = (int32_t)w->sessions.n_sessions;
+	s.pages_total = kv_pool_n_pages(e->pool);
+	s.pages_free = kv_pool_n_free(e->pool);
+	s.pages_cached = prefix.n_idle;
+	s.prefix_queries = prefix.queries;
+	s.prefix_hits = prefix.hits;
+	s.prefix_evictions = prefix.evicted;
+	s.preemptions = w->sched.n_preemptions;
+	s.sessions_created = w->sessions.created;
+	s.sessions_expired = w->sessions.expired;
+	s.sessions_deleted = w->sessions.deleted;
+	s.session_kv_dropped = w->sessions.kv_dropped;
+	s.pages_sessions = w->sessions.idle_pages;
+	pthread_mutex_lock(&e->lock);
+	e->stats = s;
+	pthread_mutex_unlock(&e->lock);
+	mailbox_post_all(&e->events, &w->out);
+}
+
+/* How long to sleep when nothing can be computed: until the next collection that could find something. */
+static int64_t sleep_ns(const struct worker *w)
+{
+	if (session_next_deadline_ms(&w->sessions) == INT64_MAX)
+		return -1;
+	/* A clock that tests move by hand does not move while we sleep by the system's: look often. */
+	if (w->e->clock != clock_system())
+		return 2000000;
+	int64_t ms = w->next_gc_ms - clock_now_ms(w->e->clock);
+	return ms > 0 ? ms * 1000000 : 0;
+}
+
+static void take_commands(struct worker *w, bool idle)
+{
+	struct list commands;
+	list_init(&commands);
+	if (idle)
+		mailbox_wait(&w->e->worker_box, &commands, sleep_ns(w));
+	else
+		mailbox_take(&w->e->worker_box, &commands);
+	for (struct list *l; (l = list_pop_front(&commands));)
+		handle(w, list_entry(l, struct command, link));
+}
+
+static void collect_when_due(struct worker *w)
+{
+	int64_t now = clock_now_ms(w->e->clock);
+	if (now < w->next_gc_ms)
+		return;
+	collect_sessions(w);
+	w->next_gc_ms = now + w->e->options.session_gc_ms;
+}
+
+static void serve(struct worker *w)
+{
+	bool idle = false;
+	while (!w->stopping) {
+		take_commands(w, idle);
+		collect_when_due(w);
+		idle = !sched_build(&w->sched);
+		if (!idle)
+			run_step(w);
+		publish(w);
+	}
+	for (struct list *l; (l = w->sched.running.next) != &w->sched.running;)
+		finish_request(w, list_entry(l, struct request, link), ENGINE_FINISH_CANCELLED, "shutdown");
+	for (struct list *l; (l = w->sched.waiting.next) != &w->sched.waiting;)
+		finish_request(w, list_entry(l, struct request, link), ENGINE_FINISH_CANCELLED, "shutdown");
+	while (w->sessions.n_sessions > 0)
+		session_remove(&w->sessions, w->e->pool, w->sessions.heap[0]);
+	publish(w);
+}
+
+/* Loading failed, or there is no memory to serve: answer everything until the stop. */
+static void refuse(struct engine *e)
+{
+	struct error err;
+	struct list commands, out;
+	list_init(&commands);
+	list_init(&out);
+	error_set(&err, STATUS_BUSY, "the model could not be loaded");
+	for (bool stop = false; !stop;) {
+		mailbox_wait(&e->worker_box, &commands, -1);
+		for (struct list *l; (l = list_pop_front(&commands));) {
+			struct command *c = list_entry(l, struct command, link);
+			stop = stop || c->type == COMMAND_STOP;
+			if (c->reply)
+				command_fail(e, c, &err, &out);
+			else
+				command_destroy(c);
+		}
+		mailbox_post_all(&e->events, &out);
+	}
+}
+
+static enum status start(struct worker *w, struct error *err)
+{
+	struct engine *e = w->e;
+	const struct engine_options *o = &e->options;
+	enum status st = engine_load(e, err);
+	if (st != STATUS_OK)
+		return st;
+	st = session_table_init(&w->sessions, e->clock, o->heartbeat_timeout_ms, o->session_ttl_ms, o->max_sessions);
+	if (st != STATUS_OK)
+		return error_set(err, st, "no memory for the session table");
+	st = sched_init(&w->sched, e->pool, e->prefix, &w->sessions, e->clock, o->max_running, o->step_tokens, e->max_outputs);
+	if (st != STATUS_OK)
+		return error_set(err, st, "no memory for the scheduler");
+	w->next_gc_ms = clock_now_ms(e->clock) + o->session_gc_ms;
+	return STATUS_OK;
+}
+
+void *worker_thread_main(void *engine)
+{
+	struct engine *e = engine;
+	struct worker w = {.e = e};
+	struct engine_event *loaded = event_create(ENGINE_EVENT_STATE, 0);
+	enum status st = start(&w, &e->load_error);
+	list_init(&w.out);
+	if (st == STATUS_OK)
+		publish(&w);
+	atomic_store_explicit(&e->state, st == STATUS_OK ? ENGINE_READY : ENGINE_FAILED, memory_order_release);
+	if (loaded)
+		mailbox_post(&e->events, &loaded->link);
+	if (st == STATUS_OK)
+		serve(&w);
+	else
+		refuse(e);
+	sched_free(&w.sched);
+	session_table_free(&w.sessions);
+	engine_unload(e);
+	return NULL;
+}

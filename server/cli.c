@@ -1,0 +1,155 @@
+#include "server/cli.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "engine/engine.h"
+
+int cli_fail(const struct error *err)
+{
+	fprintf(stderr, "kvasir: %s\n", err->message);
+	return CLI_FAILED;
+}
+
+int cli_misuse(const char *fmt, ...)
+{
+	va_list args;
+	fputs("kvasir: ", stderr);
+	va_start(args, fmt);
+	vfprintf(stderr, fmt, args);
+	va_end(args);
+	fputc('\n', stderr);
+	return CLI_USAGE;
+}
+
+bool cli_write(const char *data, size_t n)
+{
+	while (n) {
+		ssize_t done = write(STDOUT_FILENO, data, n);
+		if (done < 0 && errno == EINTR)
+			continue;
+		if (done < 0)
+			return false;
+		data += done;
+		n -= (size_t)done;
+	}
+	return true;
+}
+
+static void show_usage(const struct cli_usage *usage)
+{
+	struct buf b = BUF_INIT;
+	buf_printf(&b, "usage: %s\n\n%s\n\n", usage->synopsis, usage->about);
+	option_help(usage->options, &b);
+	if (b.data)
+		cli_write(b.data, b.len);
+	buf_free(&b);
+}
+
+enum cli_step cli_read_args(const struct cli_usage *usage, void *base, int argc, char **argv, const char **positional,
+                            int *exit_status)
+{
+	struct error err;
+	int n = 0;
+	*exit_status = CLI_USAGE;
+	if (option_defaults(usage->options, base) != STATUS_OK) {
+		*exit_status = cli_misuse("out of memory");
+		return CLI_STOP;
+	}
+	for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; i++) {
+		if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
+			show_usage(usage);
+			*exit_status = CLI_OK;
+			return CLI_STOP;
+		}
+	}
+	if (option_read_args(usage->options, base, argc, argv, positional, positional ? 1 : 0, &n, &err) != STATUS_OK) {
+		fprintf(stderr, "kvasir: %s\nusage: %s\n", err.message, usage->synopsis);
+		return CLI_STOP;
+	}
+	return CLI_RUN;
+}
+
+enum status cli_read_file(const char *path, struct buf *out, struct error *err)
+{
+	bool is_stdin = strcmp(path, "-") == 0;
+	const char *shown = is_stdin ? "standard input" : path;
+	enum status st = STATUS_OK;
+	int fd = is_stdin ? STDIN_FILENO : open(path, O_RDONLY | O_CLOEXEC);
+	if (fd < 0)
+		return error_set(err, STATUS_IO, "%s: cannot be opened: %s", path, strerror(errno));
+	for (;;) {
+		if (!buf_reserve(out, 65536)) {
+			st = error_set(err, STATUS_NOMEM, "%s: out of memory", shown);
+			break;
+		}
+		ssize_t n = read(fd, out->data + out->len, 65536);
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n < 0)
+			st = error_set(err, STATUS_IO, "%s: cannot be read: %s", shown, strerror(errno));
+		if (n <= 0)
+			break;
+		out->len += (size_t)n;
+		out->data[out->len] = '\0';
+	}
+	if (!is_stdin)
+		close(fd);
+	return st;
+}
+
+enum status cli_chat_template(const char *name_or_path, struct buf *out, struct error *err)
+{
+	const char *source;
+	if (access(name_or_path, F_OK) == 0)
+		return cli_read_file(name_or_path, out, err);
+	source = engine_builtin_template(name_or_path);
+	if (!source)
+		return error_set_param(err, STATUS_NOT_FOUND, "chat-template",
+		                       "chat-template: \"%.200s\" is neither a file nor the name of a built-in template",
+		                       name_or_path);
+	buf_puts(out, source);
+	return out->failed ? error_set(err, STATUS_NOMEM, "out of memory") : STATUS_OK;
+}
+
+enum status cli_each_line(enum status (*line)(void *arg, const char *text, size_t n, struct buf *out, struct error *err),
+                          void *arg, struct error *err)
+{
+	enum status st = STATUS_OK;
+	struct buf out = BUF_INIT;
+	char *text = NULL;
+	size_t cap = 0;
+	ssize_t n;
+	while (st == STATUS_OK && (n = getline(&text, &cap, stdin)) >= 0) {
+		while (n && (text[n - 1] == '\n' || text[n - 1] == '\r'))
+			n--;
+		if (n == 0)
+			continue;
+		buf_clear(&out);
+		st = line(arg, text, (size_t)n, &out, err);
+		if (st != STATUS_OK)
+			break;
+		buf_putc(&out, '\n');
+		if (out.failed)
+			st = error_set(err, STATUS_NOMEM, "out of memory");
+		else if (!cli_write(out.data, out.len))
+			st = error_set(err, STATUS_IO, "standard output: cannot be written: %s", strerror(errno));
+	}
+	if (st == STATUS_OK && ferror(stdin))
+		st = error_set(err, STATUS_IO, "standard input: cannot be read");
+	free(text);
+	buf_free(&out);
+	return st;
+}
+
+void cli_error_line(const struct error *err, struct buf *out)
+{
+	buf_puts(out, "{\"error\":");
+	buf_json_string(out, err->message, strlen(err->message));
+	buf_putc(out, '}');
+}

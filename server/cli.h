@@ -1,0 +1,62 @@
+/*
+ * The commands of `kvasir`, one file each, and what they share. A command gets argv[0] as its own name and returns the
+ * exit status of the process.
+ */
+#pragma once
+
+#include <stdbool.h>
+
+#include "config/option.h"
+#include "engine/base/buf.h"
+#include "engine/base/status.h"
+
+enum {
+	CLI_OK = 0,
+	CLI_FAILED = 1, /* what was asked could not be done */
+	CLI_USAGE = 2,  /* what was asked makes no sense */
+};
+
+int cli_serve(int argc, char **argv);
+int cli_inspect(int argc, char **argv);
+int cli_tokenize(int argc, char **argv);
+int cli_render(int argc, char **argv);
+int cli_generate(int argc, char **argv);
+
+/* What a command takes, for its --help. */
+struct cli_usage {
+	const char *synopsis; /* "kvasir inspect FILE [--json]" */
+	const char *about;    /* a sentence or two */
+	struct option_table options;
+};
+
+enum cli_step { CLI_RUN, CLI_STOP };
+
+/*
+ * Fills the fields at `base` with defaults, then with the arguments; at most one positional argument, when `positional`
+ * is not NULL. CLI_STOP: the command returns *exit_status at once (help was shown, or a mistake named). In either case the
+ * caller ends with option_free().
+ */
+enum cli_step cli_read_args(const struct cli_usage *usage, void *base, int argc, char **argv, const char **positional,
+                            int *exit_status);
+
+/* "kvasir: MESSAGE" on stderr; returns CLI_FAILED. */
+int cli_fail(const struct error *err);
+/* The same for a mistake in the arguments; returns CLI_USAGE. */
+int cli_misuse(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+
+/* Writes all of it to stdout now; false (and errno) when nobody can read it any more. */
+bool cli_write(const char *data, size_t n);
+/* Reads a whole file, or stdin for "-". */
+enum status cli_read_file(const char *path, struct buf *out, struct error *err);
+
+/* What --chat-template NAME|FILE means: the content of the file if there is one, else the built-in template of that name. */
+enum status cli_chat_template(const char *name_or_path, struct buf *out, struct error *err);
+
+/*
+ * Calls `line` for each line of stdin, without its newline; empty lines are skipped. What it appends to `out` is written to
+ * stdout as one line. Stops with its status, or with IO when stdout is closed.
+ */
+enum status cli_each_line(enum status (*line)(void *arg, const char *text, size_t n, struct buf *out, struct error *err),
+                          void *arg, struct error *err);
+/* Appends {"error":"MESSAGE"}: the answer to a line that is wrong. */
+void cli_error_line(const struct error *err, struct buf *out);

@@ -1,0 +1,76 @@
+/* kvasir serve: reads the configuration and runs the daemon, or shows or checks what it would run with. */
+#include "server/cli.h"
+
+#include <string.h>
+#include <unistd.h>
+
+#include "config/config.h"
+#include "server/server.h"
+
+static void show_help(void)
+{
+	struct buf b = BUF_INIT;
+	buf_puts(&b, "usage: kvasir serve --model FILE [options]\n\n"
+	             "Serves a model over an OpenAI-compatible REST API and over WebSocket, on one port.\n\n");
+	config_help(&b);
+	buf_puts(&b, "  --config FILE                read options from a JSON file first\n"
+	             "  --check                      validate the configuration and exit\n"
+	             "  --print-config               print the effective configuration as JSON and exit\n\n"
+	             "An option can also be set by the environment (--max-queue: KVASIR_MAX_QUEUE) and in the file (max_queue).\n"
+	             "The command line wins over the environment, the environment over the file.\n");
+	if (b.data)
+		cli_write(b.data, b.len);
+	buf_free(&b);
+}
+
+/* What can be told without loading the model. */
+static enum status check(const struct config *c, struct error *err)
+{
+	struct buf template = BUF_INIT;
+	enum status st = STATUS_OK;
+	if (!c->model)
+		return error_set_param(err, STATUS_INVALID, "model", "no model is named; give --model FILE");
+	if (access(c->model, R_OK) != 0)
+		return error_set_param(err, STATUS_IO, "model", "model: %.300s cannot be read", c->model);
+	if (c->chat_template)
+		st = cli_chat_template(c->chat_template, &template, err);
+	buf_free(&template);
+	return st;
+}
+
+int cli_serve(int argc, char **argv)
+{
+	struct config config;
+	struct error err;
+	struct buf dump = BUF_INIT;
+	int status = CLI_FAILED;
+	if (config_init(&config) != STATUS_OK)
+		return cli_misuse("out of memory");
+	if (config_load(&config, argc, argv, environ, &err) != STATUS_OK) {
+		cli_fail(&err);
+		goto out;
+	}
+	switch (config.action) {
+	case CONFIG_HELP:
+		show_help();
+		status = CLI_OK;
+		break;
+	case CONFIG_PRINT:
+		config_dump(&config, &dump);
+		status = dump.data && cli_write(dump.data, dump.len) ? CLI_OK : CLI_FAILED;
+		break;
+	case CONFIG_CHECK:
+		status = check(&config, &err) == STATUS_OK ? CLI_OK : cli_fail(&err);
+		break;
+	case CONFIG_SERVE:
+		if (check(&config, &err) != STATUS_OK || server_run(&config, &err) != STATUS_OK)
+			status = cli_fail(&err);
+		else
+			status = CLI_OK;
+		break;
+	}
+out:
+	buf_free(&dump);
+	config_free(&config);
+	return status;
+}

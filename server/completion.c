@@ -1,0 +1,319 @@
+#include "server/completion.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+static void on_prompt(void *arg, int i, const struct engine_event *ev);
+static void on_begin(void *arg);
+static void on_token(void *arg, int i, const struct engine_event *ev);
+static void on_done(void *arg, int i, const struct engine_event *ev);
+static void on_ended(void *arg, const struct failure *f, bool began);
+
+static const struct generation_ops ops = {
+        .prompt = on_prompt, .begin = on_begin, .token = on_token, .done = on_done, .ended = on_ended};
+
+static const char *const method_names[] = {
+        [HTTP_GET] = "GET",     [HTTP_POST] = "POST",       [HTTP_DELETE] = "DELETE", [HTTP_PUT] = "PUT",
+        [HTTP_PATCH] = "PATCH", [HTTP_OPTIONS] = "OPTIONS", [HTTP_HEAD] = "HEAD",
+};
+
+/* ---- Life ---- */
+
+static void destroy(struct completion *c)
+{
+	for (int i = 0; i < c->n_choices; i++) {
+		struct completion_choice *ch = &c->choices[i];
+		buf_free(&ch->text);
+		buf_free(&ch->token_ids);
+		buf_free(&ch->prompt_ids);
+		for (size_t k = 0; k < 4; k++)
+			buf_free(&ch->logprobs[k]);
+	}
+	params_free(&c->params);
+	buf_free(&c->head);
+	buf_free(&c->out);
+	free(c);
+}
+
+/* The exchange is over: answered, or the client has left. Its work ends with it. */
+static void on_close(struct http_exchange *x, void *arg)
+{
+	struct completion *c = arg;
+	(void)x;
+	if (c->generation)
+		generation_cancel(c->generation, "disconnect");
+	destroy(c);
+}
+
+struct completion *completion_create(struct app *a, struct http_exchange *x, const struct completion_shape *shape,
+                                     struct params *params, int n_prompts)
+{
+	int n = n_prompts * params->n;
+	struct completion *c = calloc(1, sizeof *c + (size_t)n * sizeof *c->choices);
+	char path[64];
+	struct failure f;
+
+	snprintf(path, sizeof path, "%.*s", STR_ARG(http_path(x)));
+	if (c)
+		c->generation = generation_create(a, (size_t)n,
+		                                  &(struct generation_origin){.method = method_names[http_method(x)],
+		                                                              .path = path,
+		                                                              .peer = http_peer(x),
+		                                                              .request_id = http_request_id(x)},
+		                                  &ops, c);
+	if (!c || !c->generation) {
+		free(c);
+		failure_set(&f, FAILURE_NOMEM, NULL, "There is no memory for the request.");
+		reply_failure(x, &f);
+		return NULL;
+	}
+	c->app = a;
+	c->x = x;
+	c->shape = shape;
+	c->params = *params;
+	params->proto = NULL;
+	c->created = unix_now();
+	c->n_choices = n;
+	make_id(c->id, sizeof c->id, shape->id_prefix);
+	generation_share_prompt(c->generation, c->params.n);
+
+	buf_printf(&c->head, "{\"id\":\"%s\",\"object\":\"%s\",\"created\":%lld,\"model\":", c->id,
+	           c->params.stream ? shape->chunk_object : shape->object, (long long)c->created);
+	buf_json_string(&c->head, app_model_id(a), strlen(app_model_id(a)));
+	buf_printf(&c->head, ",\"system_fingerprint\":\"%s\",\"choices\":[", app_fingerprint(a));
+	return c;
+}
+
+struct engine_request *completion_request(struct completion *c, int choice)
+{
+	struct engine_request *r = params_request(&c->params, c->app->engine, choice);
+	if (r)
+		r->want_prompt = c->params.return_token_ids || c->params.echo;
+	return r;
+}
+
+void completion_add(struct completion *c, struct engine_request *r)
+{
+	generation_add(c->generation, r);
+}
+
+void completion_start(struct completion *c)
+{
+	http_on_close(c->x, on_close, c);
+	generation_start(c->generation);
+}
+
+void completion_abort(struct completion *c, const struct error *err)
+{
+	struct http_exchange *x = c->x;
+	generation_discard(c->generation);
+	destroy(c);
+	reply_error(x, err);
+}
+
+/* ---- Parts ---- */
+
+void append_id(struct buf *ids, int32_t id)
+{
+	buf_printf(ids, ids->len ? ",%d" : "%d", id);
+}
+
+void write_token_ids(struct buf *out, const char *name, const struct buf *ids)
+{
+	buf_printf(out, ",\"%s\":[%s]", name, ids->len ? ids->data : "");
+}
+
+static void write_usage(struct completion *c, struct buf *out)
+{
+	struct generation_usage u;
+	generation_usage(c->generation, &u);
+	buf_printf(out,
+	           "{\"prompt_tokens\":%lld,\"completion_tokens\":%lld,\"total_tokens\":%lld,"
+	           "\"prompt_tokens_details\":{\"cached_tokens\":%lld}}",
+	           (long long)u.prompt_tokens, (long long)u.completion_tokens,
+	           (long long)(u.prompt_tokens + u.completion_tokens), (long long)u.cached_tokens);
+}
+
+/* ---- Streaming ---- */
+
+static void choice_sent(struct completion_choice *ch)
+{
+	buf_clear(&ch->text);
+	buf_clear(&ch->token_ids);
+	buf_clear(&ch->prompt_ids);
+	for (size_t k = 0; k < 4; k++)
+		buf_clear(&ch->logprobs[k]);
+}
+
+/* Sends c->out. A client that does not read loses its work at once; the exchange closes by itself. */
+static void send_out(struct completion *c)
+{
+	enum status status = c->out.failed ? STATUS_NOMEM : http_stream_write(c->x, c->out.data, c->out.len);
+	bool broken = c->out.failed;
+	buf_clear(&c->out);
+	if (status == STATUS_OK || !c->generation)
+		return;
+	generation_cancel(c->generation, status == STATUS_LIMIT ? "slow_reader" : "disconnect");
+	c->generation = NULL;
+	/* A stream with a hole in it must not look complete. */
+	if (broken)
+		http_stream_end(c->x);
+}
+
+static void chunk_begin(struct completion *c)
+{
+	buf_clear(&c->out);
+	buf_puts(&c->out, "data: ");
+	buf_append(&c->out, c->head.data, c->head.len);
+}
+
+static void chunk_send(struct completion *c, bool final_usage)
+{
+	buf_putc(&c->out, ']');
+	if (final_usage || c->params.continuous_usage) {
+		buf_puts(&c->out, ",\"usage\":");
+		write_usage(c, &c->out);
+	} else if (c->params.include_usage) {
+		buf_puts(&c->out, ",\"usage\":null");
+	}
+	buf_puts(&c->out, "}\n\n");
+	send_out(c);
+}
+
+static void send_choice(struct completion *c, int i, const char *finish)
+{
+	if (!c->generation)
+		return;
+	chunk_begin(c);
+	c->shape->chunk(c, i, finish, &c->out);
+	choice_sent(&c->choices[i]);
+	chunk_send(c, false);
+}
+
+static void send_intro(struct completion *c, int i)
+{
+	struct completion_choice *ch = &c->choices[i];
+	size_t before;
+	if (!c->streaming || !ch->prompt_seen || ch->intro_sent || !c->generation)
+		return;
+	ch->intro_sent = true;
+	chunk_begin(c);
+	before = c->out.len;
+	c->shape->intro(c, i, &c->out);
+	if (c->out.len > before)
+		chunk_send(c, false);
+}
+
+/* ---- Events ---- */
+
+static void on_prompt(void *arg, int i, const struct engine_event *ev)
+{
+	struct completion *c = arg;
+	struct completion_choice *ch = &c->choices[i];
+	ch->prompt_seen = true;
+	if (c->params.return_token_ids)
+		for (size_t k = 0; k < ev->n_tokens; k++)
+			append_id(&ch->prompt_ids, ev->tokens[k]);
+	if (c->shape->prompt)
+		c->shape->prompt(c, ch, ev);
+	send_intro(c, i);
+}
+
+static void on_begin(void *arg)
+{
+	struct completion *c = arg;
+	generation_set_status(c->generation, 200);
+	if (!c->params.stream)
+		return;
+	http_set_header(c->x, "Cache-Control", "no-cache");
+	http_set_header(c->x, "X-Accel-Buffering", "no"); /* nginx would hold the stream back */
+	if (http_stream_begin(c->x, 200, "text/event-stream; charset=utf-8") != STATUS_OK) {
+		generation_cancel(c->generation, "disconnect");
+		c->generation = NULL;
+		return;
+	}
+	c->streaming = true;
+	for (int i = 0; i < c->n_choices; i++)
+		send_intro(c, i);
+}
+
+static void on_token(void *arg, int i, const struct engine_event *ev)
+{
+	struct completion *c = arg;
+	struct completion_choice *ch = &c->choices[i];
+	if (c->params.proto->sampling.n_logprobs >= 0)
+		c->shape->logprob(c, ch, ev);
+	if (c->params.return_token_ids)
+		append_id(&ch->token_ids, ev->sample.token);
+	buf_append(&ch->text, ev->text.data, ev->text.len);
+	/* A token that released no text yet is told with the next one that does. */
+	if (c->streaming && ch->text.len)
+		send_choice(c, i, NULL);
+}
+
+static void on_done(void *arg, int i, const struct engine_event *ev)
+{
+	struct completion *c = arg;
+	struct completion_choice *ch = &c->choices[i];
+	ch->finish = ev->finish == ENGINE_FINISH_LENGTH ? "length" : "stop";
+	buf_append(&ch->text, ev->text.data, ev->text.len);
+	if (!c->streaming)
+		return;
+	if (c->shape->finish_apart && (ch->text.len || ch->token_ids.len || ch->logprobs[0].len))
+		send_choice(c, i, NULL);
+	send_choice(c, i, ch->finish);
+}
+
+static void stream_end(struct completion *c, const struct failure *f)
+{
+	if (f) {
+		buf_clear(&c->out);
+		buf_puts(&c->out, "data: ");
+		failure_write_body(&c->out, f);
+		buf_puts(&c->out, "\n\n");
+		send_out(c);
+	} else if (c->params.include_usage) {
+		chunk_begin(c);
+		chunk_send(c, true);
+	}
+	static const char last[] = "data: [DONE]\n\n";
+	http_stream_write(c->x, last, sizeof last - 1);
+	c->generation = NULL;
+	http_stream_end(c->x);
+}
+
+static void reply_whole(struct completion *c)
+{
+	struct buf body = BUF_INIT;
+	buf_append(&body, c->head.data, c->head.len);
+	body.failed = body.failed || c->head.failed;
+	for (int i = 0; i < c->n_choices; i++) {
+		const struct completion_choice *ch = &c->choices[i];
+		if (i)
+			buf_putc(&body, ',');
+		c->shape->choice(c, i, &body);
+		body.failed = body.failed || ch->text.failed || ch->token_ids.failed || ch->prompt_ids.failed;
+		for (size_t k = 0; k < 4; k++)
+			body.failed = body.failed || ch->logprobs[k].failed;
+	}
+	buf_puts(&body, "],\"usage\":");
+	write_usage(c, &body);
+	buf_putc(&body, '}');
+	c->generation = NULL;
+	reply_json(c->x, 200, &body);
+}
+
+static void on_ended(void *arg, const struct failure *f, bool began)
+{
+	struct completion *c = arg;
+	(void)began;
+	/* The answer may close the exchange and free *c: it comes last. */
+	if (c->streaming)
+		stream_end(c, f);
+	else if (f) {
+		c->generation = NULL;
+		reply_failure(c->x, f);
+	} else {
+		reply_whole(c);
+	}
+}

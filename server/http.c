@@ -1,0 +1,335 @@
+/* The exchange: one request and its answer. See http.h. */
+#include "server/http.h"
+
+#include <inttypes.h>
+#include <microhttpd.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/random.h>
+
+#include "engine/base/hash.h"
+#include "engine/base/log.h"
+#include "server/http_mhd.h"
+
+enum { MAX_PARAMS = 8, MAX_REQUEST_ID = 63 };
+
+/* ---- The request ---- */
+
+/* The client's id may be logged and sent back, so only harmless ones are taken. */
+static bool request_id_is_sane(struct str id)
+{
+	if (id.n == 0 || id.n > MAX_REQUEST_ID)
+		return false;
+	for (size_t i = 0; i < id.n; i++) {
+		unsigned char c = (unsigned char)id.p[i];
+		bool alnum = (c >= '0' && c <= '9') || ((c | 0x20) >= 'a' && (c | 0x20) <= 'z');
+		if (!alnum && c != '-' && c != '_' && c != '.' && c != ':')
+			return false;
+	}
+	return true;
+}
+
+static void make_request_id(struct http_exchange *x)
+{
+	struct str given = http_header(x, "x-request-id");
+	if (request_id_is_sane(given)) {
+		memcpy(x->request_id, given.p, given.n);
+		x->request_id[given.n] = '\0';
+		return;
+	}
+	uint64_t r[2];
+	if (getrandom(r, sizeof r, GRND_NONBLOCK) != (ssize_t)sizeof r) {
+		/* Early in boot only; an id needs to be distinct, not secret. */
+		static uint64_t counter;
+		r[0] = hash64(&counter, sizeof counter, (uintptr_t)x);
+		r[1] = ++counter;
+	}
+	snprintf(x->request_id, sizeof x->request_id, "req_%016" PRIx64 "%016" PRIx64, r[0], r[1]);
+}
+
+/* The path of a target in absolute form (http://host/path), which HTTP/1.1 servers must accept. */
+static struct str path_of(const char *url)
+{
+	for (int i = 0; i < 2; i++) {
+		const char *scheme = i ? "https://" : "http://";
+		if (strncasecmp(url, scheme, strlen(scheme)) == 0) {
+			const char *slash = strchr(url + strlen(scheme), '/');
+			return str_from(slash ? slash : "/");
+		}
+	}
+	return str_from(url);
+}
+
+struct http_exchange *http_exchange_create(struct http_link *l, enum http_method method, const char *url)
+{
+	struct http_exchange *x = calloc(1, sizeof *x);
+	if (!x)
+		return NULL;
+	x->link = l;
+	x->mhd = l->mhd;
+	x->method = method;
+	x->path = path_of(url);
+	stream_init(&x->out, 0, 0);
+	make_request_id(x);
+	return x;
+}
+
+static void free_pairs(struct http_pair *p)
+{
+	while (p) {
+		struct http_pair *next = p->next;
+		free(p);
+		p = next;
+	}
+}
+
+void http_exchange_free(struct http_exchange *x)
+{
+	if (!x)
+		return;
+	http_exchange_close(x);
+	if (x->response)
+		MHD_destroy_response(x->response);
+	stream_clear(&x->out);
+	buf_free(&x->body);
+	free_pairs(x->params);
+	free_pairs(x->headers);
+	free(x);
+}
+
+void http_exchange_close(struct http_exchange *x)
+{
+	if (x->closed)
+		return;
+	x->gone = x->closed = true;
+	if (x->on_close)
+		x->on_close(x, x->on_close_arg);
+}
+
+enum http_method http_method(const struct http_exchange *x)
+{
+	return x->method;
+}
+
+struct str http_path(const struct http_exchange *x)
+{
+	return x->path;
+}
+
+static struct str lookup(const struct http_exchange *x, enum MHD_ValueKind kind, const char *name)
+{
+	const char *value = NULL;
+	size_t n = 0;
+	if (MHD_lookup_connection_value_n(x->mhd, kind, name, strlen(name), &value, &n) != MHD_YES)
+		return (struct str){NULL, 0};
+	return value ? (struct str){value, n} : (struct str){"", 0};
+}
+
+struct str http_header(const struct http_exchange *x, const char *name)
+{
+	return lookup(x, MHD_HEADER_KIND, name);
+}
+
+struct str http_query(const struct http_exchange *x, const char *name)
+{
+	return lookup(x, MHD_GET_ARGUMENT_KIND, name);
+}
+
+static struct http_pair *pair_create(const char *name, const char *value, size_t n)
+{
+	size_t n_name = strlen(name) + 1;
+	struct http_pair *p = malloc(sizeof *p + n_name + n + 1);
+	if (!p)
+		return NULL;
+	memcpy(p->text, name, n_name);
+	p->value = p->text + n_name;
+	if (n)
+		memcpy(p->value, value, n);
+	p->value[n] = '\0';
+	p->next = NULL;
+	return p;
+}
+
+void http_add_param(struct http_exchange *x, const char *name, struct str value)
+{
+	struct http_pair *p = x->n_params < MAX_PARAMS ? pair_create(name, value.p, value.n) : NULL;
+	if (!p)
+		return;
+	p->next = x->params;
+	x->params = p;
+	x->n_params++;
+}
+
+struct str http_param(const struct http_exchange *x, const char *name)
+{
+	for (const struct http_pair *p = x->params; p; p = p->next)
+		if (strcmp(p->text, name) == 0)
+			return str_from(p->value);
+	return (struct str){NULL, 0};
+}
+
+struct str http_body(const struct http_exchange *x)
+{
+	return buf_str(&x->body);
+}
+
+const char *http_peer(const struct http_exchange *x)
+{
+	return x->link->conn ? conn_peer(x->link->conn) : "";
+}
+
+const char *http_request_id(const struct http_exchange *x)
+{
+	return x->request_id;
+}
+
+void http_set_user(struct http_exchange *x, void *user)
+{
+	x->user = user;
+}
+
+void *http_user(const struct http_exchange *x)
+{
+	return x->user;
+}
+
+void http_on_close(struct http_exchange *x, void (*cb)(struct http_exchange *x, void *arg), void *arg)
+{
+	x->on_close = cb;
+	x->on_close_arg = arg;
+}
+
+/* ---- The answer ---- */
+
+void http_set_header(struct http_exchange *x, const char *name, const char *value)
+{
+	struct http_pair *p = pair_create(name, value, strlen(value));
+	if (!p)
+		return;
+	struct http_pair **end = &x->headers;
+	while (*end)
+		end = &(*end)->next;
+	*end = p;
+}
+
+static void add_header(struct http_exchange *x, const char *name, const char *value)
+{
+	if (MHD_add_response_header(x->response, name, value) != MHD_YES)
+		log_msg(LOG_WARN, "http", "the response header %s could not be added", name);
+}
+
+/* Takes the response, which may be NULL for want of memory, and lets it be sent. */
+static void begin(struct http_exchange *x, int status, const char *content_type, struct MHD_Response *r)
+{
+	x->answered = true;
+	if (!r) {
+		http_link_post(x->link, LINK_FAILED);
+		return;
+	}
+	x->response = r;
+	x->status = status;
+	if (content_type)
+		add_header(x, "Content-Type", content_type);
+	add_header(x, "x-request-id", x->request_id);
+	for (const struct http_pair *p = x->headers; p; p = p->next)
+		add_header(x, p->text, p->value);
+	if (http_server_draining(x->link->server))
+		add_header(x, "Connection", "close");
+	http_exchange_wake(x);
+}
+
+void http_reply(struct http_exchange *x, int status, const char *content_type, struct buf *body)
+{
+	if (x->answered || x->gone) {
+		buf_free(body);
+		return;
+	}
+	size_t n = 0;
+	bool failed = body->failed;
+	char *data = buf_take(body, &n);
+	struct MHD_Response *r = NULL;
+	if (data)
+		r = MHD_create_response_from_buffer(n, data, MHD_RESPMEM_MUST_FREE);
+	else if (!failed)
+		r = MHD_create_response_from_buffer(0, (void *)"", MHD_RESPMEM_PERSISTENT);
+	if (!r)
+		free(data);
+	begin(x, status, n || data ? content_type : NULL, r);
+}
+
+void http_exchange_refuse(struct http_exchange *x, int status, const char *code, const char *message)
+{
+	struct buf body = BUF_INIT;
+	const struct http_app *app = http_server_app(x->link->server);
+	const char *type = app->error_body(&body, status, code, message);
+	http_reply(x, status, type, &body);
+}
+
+/*
+ * libmicrohttpd asks for output. It gets one piece at a time, so that what was written together becomes one chunk; when there is
+ * none, the connection sleeps until the next write.
+ */
+static ssize_t read_stream(void *cls, uint64_t pos, char *out, size_t max)
+{
+	struct http_exchange *x = cls;
+	(void)pos;
+	if (x->gone)
+		return MHD_CONTENT_READER_END_WITH_ERROR;
+	size_t n = stream_take(&x->out, out, max);
+	if (n)
+		return (ssize_t)n;
+	if (x->ended)
+		return MHD_CONTENT_READER_END_OF_STREAM;
+	x->suspended = true;
+	MHD_suspend_connection(x->mhd);
+	return 0;
+}
+
+enum status http_stream_begin(struct http_exchange *x, int status, const char *content_type)
+{
+	if (x->answered || x->gone)
+		return STATUS_INVALID;
+	x->streaming = true;
+	struct MHD_Response *r;
+	if (x->method == HTTP_HEAD) {
+		/* libmicrohttpd 0.9.75 answers HEAD on a callback response with a chunk. */
+		r = MHD_create_response_from_buffer(0, (void *)"", MHD_RESPMEM_PERSISTENT);
+	} else {
+		stream_init(&x->out, (size_t)x->config->stream_buffer, 0);
+		r = MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, 16384, read_stream, x, NULL);
+	}
+	begin(x, status, content_type, r);
+	return r ? STATUS_OK : STATUS_NOMEM;
+}
+
+enum status http_stream_write(struct http_exchange *x, const void *data, size_t n)
+{
+	if (!x->streaming || x->ended)
+		return STATUS_INVALID;
+	if (x->gone)
+		return STATUS_CANCELLED;
+	if (x->method == HTTP_HEAD)
+		return STATUS_OK;
+	enum status status = stream_push(&x->out, data, n);
+	if (status != STATUS_OK) {
+		x->gone = true;
+		http_link_post(x->link, status == STATUS_LIMIT ? LINK_SLOW : LINK_FAILED);
+		return status;
+	}
+	http_exchange_wake(x);
+	return STATUS_OK;
+}
+
+void http_stream_end(struct http_exchange *x)
+{
+	if (!x->streaming || x->ended)
+		return;
+	x->ended = true;
+	http_exchange_wake(x);
+}
+
+size_t http_stream_pending(const struct http_exchange *x)
+{
+	return x->out.pending;
+}

@@ -1,0 +1,20 @@
+/*
+ * The Responses API over a WebSocket. One connection has lanes, named by stream_id; the responses of a lane run one after
+ * the other, lanes run side by side. A lane keeps its latest response with the whole conversation, which any lane of
+ * the connection may continue, and an engine session that holds its KV.
+ */
+#pragma once
+
+#include "server/ws.h"
+
+enum {
+	LANES_MAX = 32,            /* lanes of a connection, the unnamed one included */
+	LANES_MAX_IN_FLIGHT = 16,  /* its responses that run or wait */
+	LANES_MAX_NAME = 256,
+};
+
+/* struct ws_app's callbacks. */
+void lanes_opened(struct ws_conn *c, void *app);
+void lanes_message(struct ws_conn *c, struct str text, void *app);
+void lanes_alive(struct ws_conn *c, void *app);
+void lanes_closed(struct ws_conn *c, void *app);

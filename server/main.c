@@ -1,0 +1,83 @@
+/*
+ * kvasir: the commands of the program, one row each.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "server/cli.h"
+
+static int cmd_version(int argc, char **argv);
+static int cmd_help(int argc, char **argv);
+
+struct command {
+	const char *name;
+	int (*run)(int argc, char **argv);
+	const char *about;
+};
+
+static const struct command commands[] = {
+#ifdef HAVE_SERVER
+	{"serve", cli_serve, "run the daemon: REST, SSE and WebSocket on one port"},
+#endif
+	{"generate", cli_generate, "stream one answer to a prompt"},
+	{"inspect", cli_inspect, "describe a model file"},
+#ifdef HAVE_JANSSON
+	{"tokenize", cli_tokenize, "turn text into token ids"},
+	{"render", cli_render, "apply a chat template to conversations"},
+#endif
+	{"version", cmd_version, "print the version"},
+	{"help", cmd_help, "print this; `kvasir help COMMAND` or `kvasir COMMAND --help` for more"},
+};
+
+static const struct command *find_command(const char *name)
+{
+	for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
+		if (strcmp(commands[i].name, name) == 0)
+			return &commands[i];
+	return NULL;
+}
+
+static int cmd_version(int argc, char **argv)
+{
+	(void)argc;
+	(void)argv;
+	puts("kvasir " KVASIR_VERSION);
+	return CLI_OK;
+}
+
+static int cmd_help(int argc, char **argv)
+{
+	const struct command *c = argc > 1 ? find_command(argv[1]) : NULL;
+	if (c && c->run != cmd_help && c->run != cmd_version) {
+		char help[] = "--help";
+		char *args[] = {argv[1], help, NULL};
+		return c->run(2, args);
+	}
+	if (argc > 1 && !c)
+		return cli_misuse("there is no command \"%s\"; try: kvasir help", argv[1]);
+	puts("kvasir serves a language model from a GGUF file.\n\n"
+	     "usage: kvasir COMMAND [options]     kvasir --model FILE is short for kvasir serve --model FILE\n");
+	for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
+		printf("  %-10s %s\n", commands[i].name, commands[i].about);
+	return CLI_OK;
+}
+
+int main(int argc, char **argv)
+{
+	if (argc < 2) {
+		cmd_help(1, argv);
+		return CLI_USAGE;
+	}
+	if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0)
+		return cmd_help(1, argv);
+	if (strcmp(argv[1], "--version") == 0)
+		return cmd_version(1, argv);
+#ifdef HAVE_SERVER
+	if (strncmp(argv[1], "--", 2) == 0)
+		return cli_serve(argc, argv);
+#endif
+	const struct command *c = find_command(argv[1]);
+	if (!c)
+		return cli_misuse("there is no command \"%s\"; try: kvasir help", argv[1]);
+	return c->run(argc - 1, argv + 1);
+}

@@ -1,0 +1,181 @@
+#include "server/messages.h"
+
+#include <stdlib.h>
+
+static const char *const roles[] = {"system", "developer", "user", "assistant", "tool", "function"};
+
+/* Bytes an arena may take for n bytes of JSON: a value is about 16 times the two bytes that its shortest text takes. */
+static size_t arena_limit(size_t n)
+{
+	const size_t base = 1 << 20, most = (size_t)1 << 29;
+	return n > (most - base) / 32 ? most : base + 32 * n;
+}
+
+static enum status no_room(struct error *err)
+{
+	return error_set_param(err, STATUS_INVALID, "messages", "The messages are too large.");
+}
+
+static enum status part_text(const struct json *part, struct buf *out, struct error *err)
+{
+	struct json type = json_get(part, "type"), text = json_get(part, "text");
+	struct str t = json_text(&type);
+	/* A refusal that a client replays is what the assistant said. */
+	if (str_is(t, "refusal"))
+		text = json_get(part, "refusal");
+	else if (json_kind(part) != JSON_DICT || !t.p)
+		return json_fail(part, STATUS_INVALID, err, "must be an object with a \"type\".");
+	else if (!str_is(t, "text") && !str_is(t, "input_text") && !str_is(t, "output_text"))
+		return json_fail(&type, STATUS_UNSUPPORTED, err, "'%.*s' is not supported; the model reads text.",
+		                 (int)(t.n < 40 ? t.n : 40), t.p);
+	if (json_kind(&text) != JSON_TEXT)
+		return json_fail(&text, STATUS_INVALID, err, "must be a string.");
+	buf_append(out, json_text(&text).p, json_text(&text).n);
+	return STATUS_OK;
+}
+
+enum status content_text(const struct json *content, struct buf *out, struct error *err)
+{
+	struct str s = json_text(content);
+	if (json_kind(content) == JSON_TEXT) {
+		buf_append(out, s.p, s.n);
+	} else if (json_kind(content) == JSON_LIST) {
+		for (size_t i = 0; i < json_len(content); i++) {
+			struct json part = json_at(content, i);
+			if (i)
+				buf_putc(out, '\n');
+			enum status status = part_text(&part, out, err);
+			if (status != STATUS_OK)
+				return status;
+		}
+	} else {
+		return json_fail(content, STATUS_INVALID, err, "must be a string or an array of parts.");
+	}
+	return STATUS_OK;
+}
+
+/* tool_calls with arguments parsed; what does not parse stays the string it is. */
+static struct value *tool_calls_value(struct arena *a, const struct json *calls)
+{
+	struct value *list = value_list(a);
+	for (size_t i = 0; i < json_len(calls); i++) {
+		struct json call = json_at(calls, i), function = json_get(&call, "function");
+		struct json arguments = json_get(&function, "arguments"), root;
+		struct value *v = json_to_value(a, &call);
+		struct json_doc *doc;
+		if (json_kind(&arguments) == JSON_TEXT && json_parse(json_text(&arguments), &doc, &root, NULL) == STATUS_OK) {
+			struct value *f = json_to_value(a, &function);
+			value_dict_set(a, f, "arguments", 9, json_to_value(a, &root));
+			value_dict_set(a, v, "function", 8, f);
+			json_doc_free(doc);
+		}
+		if (!value_list_add(a, list, v))
+			return NULL;
+	}
+	return list;
+}
+
+static enum status role_of(const struct json *message, struct str *role, struct error *err)
+{
+	struct json j = json_get(message, "role");
+	*role = json_text(&j);
+	if (json_kind(&j) != JSON_TEXT)
+		return json_fail(&j, STATUS_INVALID, err, "must be a string.");
+	for (size_t i = 0; i < sizeof roles / sizeof *roles; i++) {
+		if (str_is(*role, roles[i])) {
+			if (str_is(*role, "developer"))
+				*role = str_from("system");
+			return STATUS_OK;
+		}
+	}
+	return json_fail(&j, STATUS_INVALID, err, "must be one of system, developer, user, assistant, tool and function.");
+}
+
+static enum status add_message(struct arena *a, struct value *list, const struct json *message, struct error *err)
+{
+	struct json content = json_get(message, "content"), member, calls = json_get(message, "tool_calls");
+	struct value *v = value_dict(a);
+	struct buf text = BUF_INIT;
+	struct str role;
+	void *it = NULL;
+	bool ok = true;
+	enum status status;
+
+	if (json_kind(message) != JSON_DICT)
+		return json_fail(message, STATUS_INVALID, err, "must be an object.");
+	status = role_of(message, &role, err);
+	if (status == STATUS_OK)
+		status = json_expect(&calls, JSON_LIST, err);
+	/* An assistant that only called tools has no content, and neither has a tool that only acted. */
+	if (status == STATUS_OK && (json_has(&content) || str_is(role, "user") || str_is(role, "system")))
+		status = content_text(&content, &text, err);
+	if (status != STATUS_OK) {
+		buf_free(&text);
+		return status;
+	}
+	ok = value_dict_set(a, v, "role", 4, value_string(a, role.p, role.n, VALUE_DATA)) &&
+	     value_dict_set(a, v, "content", 7, value_string(a, buf_str(&text).p, text.len, VALUE_DATA));
+	if (text.failed)
+		ok = false;
+	buf_free(&text);
+	while (ok && json_next(message, &it, &member)) {
+		/* Templates ask whether a key is there: a null is not passed on. */
+		if (!json_has(&member) || !strcmp(member.key, "role") || !strcmp(member.key, "content"))
+			continue;
+		ok = value_dict_set(a, v, member.key, strlen(member.key),
+		                    !strcmp(member.key, "tool_calls") ? tool_calls_value(a, &member)
+		                                                      : json_to_value(a, &member));
+	}
+	if (!ok || !value_list_add(a, list, v))
+		return no_room(err);
+	return STATUS_OK;
+}
+
+enum status chat_build(const struct chat_request *c, struct arena **arena, struct value **chat, struct error *err)
+{
+	struct arena *a;
+	struct value *vars, *list;
+	struct json member;
+	void *it = NULL;
+	enum status status = STATUS_OK;
+
+	*arena = NULL;
+	*chat = NULL;
+	if (json_kind(c->messages) != JSON_LIST)
+		return json_fail(c->messages, STATUS_INVALID, err, "must be an array of messages.");
+	if (json_len(c->messages) == 0)
+		return json_fail(c->messages, STATUS_INVALID, err, "must not be empty.");
+	if (c->tools && json_expect(c->tools, JSON_LIST, err) != STATUS_OK)
+		return STATUS_INVALID;
+	if (c->extra && json_expect(c->extra, JSON_DICT, err) != STATUS_OK)
+		return STATUS_INVALID;
+	a = arena_create(arena_limit(c->text_n));
+	if (!a)
+		return error_set(err, STATUS_NOMEM, "There is no memory for the request.");
+	vars = value_dict(a);
+	list = value_list(a);
+	for (size_t i = 0; status == STATUS_OK && i < json_len(c->messages); i++) {
+		struct json message = json_at(c->messages, i);
+		status = add_message(a, list, &message, err);
+	}
+	if (status != STATUS_OK)
+		goto fail;
+	/* A client's own variables come first: they cannot replace the conversation. */
+	while (c->extra && json_next(c->extra, &it, &member))
+		if (!value_dict_set(a, vars, member.key, strlen(member.key), json_to_value(a, &member)))
+			goto no_room;
+	if (c->tools && json_len(c->tools) && !value_dict_set(a, vars, "tools", 5, json_to_value(a, c->tools)))
+		goto no_room;
+	if (!value_dict_set(a, vars, "messages", 8, list) ||
+	    !value_dict_set(a, vars, "add_generation_prompt", 21, value_bool(a, c->add_generation_prompt)))
+		goto no_room;
+	*arena = a;
+	*chat = vars;
+	return STATUS_OK;
+
+no_room:
+	status = no_room(err);
+fail:
+	arena_destroy(a);
+	return status;
+}

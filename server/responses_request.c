@@ -1,0 +1,251 @@
+/* Reading a Responses request: input items become chat messages, written as JSON text. */
+#include "server/messages.h"
+#include "server/responses.h"
+
+#define TRY(expr)                                                                                                      \
+	do {                                                                                                           \
+		enum status try_status = (expr);                                                                       \
+		if (try_status != STATUS_OK)                                                                           \
+			return try_status;                                                                             \
+	} while (0)
+
+static void put_text(struct buf *out, const char *name, struct str s)
+{
+	buf_printf(out, ",\"%s\":", name);
+	buf_json_string(out, s.p ? s.p : "", s.n);
+}
+
+/* {"role":...,"content":...} from a message item. */
+static enum status add_message(const struct json *item, struct buf *out, struct error *err)
+{
+	static const char *const roles[] = {"user", "assistant", "system", "developer"};
+	struct json role = json_get(item, "role"), content = json_get(item, "content");
+	struct str r = json_text(&role);
+	struct buf text = BUF_INIT;
+	bool known = false;
+	enum status status;
+
+	for (size_t i = 0; i < sizeof roles / sizeof *roles; i++)
+		known = known || str_is(r, roles[i]);
+	if (!known)
+		return json_fail(&role, STATUS_INVALID, err, "must be one of user, assistant, system and developer.");
+	status = content_text(&content, &text, err);
+	if (status == STATUS_OK) {
+		buf_printf(out, "{\"role\":\"%.*s\"", STR_ARG(r));
+		put_text(out, "content", buf_str(&text));
+		buf_putc(out, '}');
+		out->failed = out->failed || text.failed;
+	}
+	buf_free(&text);
+	return status;
+}
+
+static enum status need_text(const struct json *item, const char *key, struct str *out, struct error *err)
+{
+	struct json j = json_get(item, key);
+	*out = json_text(&j);
+	return out->p ? STATUS_OK : json_fail(&j, STATUS_INVALID, err, "must be a string.");
+}
+
+/* Calls that stand together are one assistant message; `open` tells that the last one can take another. */
+static enum status add_call(const struct json *item, bool *open, struct buf *out, struct error *err)
+{
+	struct str id, name, arguments;
+	TRY(need_text(item, "call_id", &id, err));
+	TRY(need_text(item, "name", &name, err));
+	TRY(need_text(item, "arguments", &arguments, err));
+	if (!*open)
+		buf_puts(out, "{\"role\":\"assistant\",\"content\":\"\",\"tool_calls\":[");
+	else
+		buf_putc(out, ',');
+	*open = true;
+	buf_puts(out, "{\"type\":\"function\"");
+	put_text(out, "id", id);
+	buf_puts(out, ",\"function\":{\"name\":");
+	buf_json_string(out, name.p, name.n);
+	put_text(out, "arguments", arguments);
+	buf_puts(out, "}}");
+	return STATUS_OK;
+}
+
+static enum status add_result(const struct json *item, struct buf *out, struct error *err)
+{
+	struct json output = json_get(item, "output");
+	struct buf text = BUF_INIT;
+	struct str id;
+	enum status status = need_text(item, "call_id", &id, err);
+	if (status == STATUS_OK)
+		status = content_text(&output, &text, err);
+	if (status == STATUS_OK) {
+		buf_puts(out, "{\"role\":\"tool\"");
+		put_text(out, "tool_call_id", id);
+		put_text(out, "content", buf_str(&text));
+		buf_putc(out, '}');
+		out->failed = out->failed || text.failed;
+	}
+	buf_free(&text);
+	return status;
+}
+
+static enum status read_item(const struct json *item, bool *open, struct buf *out, struct error *err)
+{
+	struct json type = json_get(item, "type");
+	struct str t = json_has(&type) ? json_text(&type) : str_from("message");
+
+	if (json_kind(item) != JSON_DICT)
+		return json_fail(item, STATUS_INVALID, err, "must be an object.");
+	/* Reasoning of an earlier turn, which clients send back, is not shown to the model again. */
+	if (str_is(t, "reasoning"))
+		return STATUS_OK;
+	if (*open && !str_is(t, "function_call")) {
+		buf_puts(out, "]}");
+		*open = false;
+	}
+	if (out->len && !*open)
+		buf_putc(out, ',');
+	if (str_is(t, "message"))
+		return add_message(item, out, err);
+	if (str_is(t, "function_call"))
+		return add_call(item, open, out, err);
+	if (str_is(t, "function_call_output"))
+		return add_result(item, out, err);
+	return json_fail(&type, STATUS_UNSUPPORTED, err, "is not supported; items are messages, function calls and their outputs.");
+}
+
+static enum status read_input(const struct json *body, struct buf *out, struct error *err)
+{
+	struct json input = json_get(body, "input");
+	bool open = false;
+	if (json_kind(&input) == JSON_TEXT) {
+		buf_puts(out, "{\"role\":\"user\"");
+		put_text(out, "content", json_text(&input));
+		buf_putc(out, '}');
+		return STATUS_OK;
+	}
+	if (json_has(&input) && json_kind(&input) != JSON_LIST)
+		return json_fail(&input, STATUS_INVALID, err, "must be a string or an array of items.");
+	for (size_t i = 0; i < json_len(&input); i++) {
+		struct json item = json_at(&input, i);
+		TRY(read_item(&item, &open, out, err));
+	}
+	if (open)
+		buf_puts(out, "]}");
+	return STATUS_OK;
+}
+
+/* Flat function tools -> the nested form that templates know. */
+static enum status read_tools(const struct json *body, struct buf *out, struct error *err)
+{
+	struct json tools = json_get(body, "tools"), choice = json_get(body, "tool_choice");
+	TRY(json_expect(&tools, JSON_LIST, err));
+	if (json_len(&tools) == 0 || str_is(json_text(&choice), "none"))
+		return STATUS_OK;
+	for (size_t i = 0; i < json_len(&tools); i++) {
+		struct json tool = json_at(&tools, i), type = json_get(&tool, "type"), member;
+		void *it = NULL;
+		bool first = true;
+		if (!str_is(json_text(&type), "function"))
+			return json_fail(&type, STATUS_UNSUPPORTED, err, "is not supported; tools are functions.");
+		buf_puts(out, i ? ",{\"type\":\"function\",\"function\":{" : "[{\"type\":\"function\",\"function\":{");
+		while (json_next(&tool, &it, &member)) {
+			if (!json_has(&member) || !strcmp(member.key, "type"))
+				continue;
+			if (!first)
+				buf_putc(out, ',');
+			first = false;
+			buf_json_string(out, member.key, strlen(member.key));
+			buf_putc(out, ':');
+			json_write(out, &member);
+		}
+		buf_puts(out, "}}");
+	}
+	buf_putc(out, ']');
+	return STATUS_OK;
+}
+
+/* What this server does not have is refused where ignoring it would change the answer's meaning. */
+static enum status refuse_unsupported(const struct json *body, struct error *err)
+{
+	struct json background = json_get(body, "background"), truncation = json_get(body, "truncation");
+	struct json text = json_get(body, "text"), format = json_get(&text, "format"), type = json_get(&format, "type");
+	bool in_background = false;
+	static const char *const absent[] = {"conversation", "prompt"};
+
+	TRY(json_read_bool(&background, &in_background, err));
+	if (in_background)
+		return json_fail(&background, STATUS_UNSUPPORTED, err, "is not supported.");
+	if (json_has(&truncation) && !str_is(json_text(&truncation), "disabled"))
+		return json_fail(&truncation, STATUS_UNSUPPORTED, err, "is not supported: nothing is dropped from a conversation.");
+	TRY(json_expect(&text, JSON_DICT, err));
+	if (json_has(&format) && !str_is(json_text(&type), "text"))
+		return json_fail(&format, STATUS_UNSUPPORTED, err, "is not supported, except for {\"type\": \"text\"}.");
+	for (size_t i = 0; i < sizeof absent / sizeof *absent; i++) {
+		struct json j = json_get(body, absent[i]);
+		if (json_has(&j))
+			return json_fail(&j, STATUS_UNSUPPORTED, err, "is not supported.");
+	}
+	return STATUS_OK;
+}
+
+static enum status read_logprobs(struct response_request *q, const struct json *body, struct error *err)
+{
+	struct json include = json_get(body, "include"), top = json_get(body, "top_logprobs");
+	int64_t n = 0;
+	TRY(json_expect(&include, JSON_LIST, err));
+	for (size_t i = 0; i < json_len(&include); i++) {
+		struct json item = json_at(&include, i);
+		if (str_is(json_text(&item), "message.output_text.logprobs"))
+			q->logprobs = true;
+	}
+	TRY(json_read_int(&top, 0, SAMPLING_MAX_TOP_LOGPROBS, &n, err));
+	if (q->logprobs || n > 0)
+		q->params.proto->sampling.n_logprobs = (int32_t)n;
+	q->logprobs = q->logprobs || n > 0;
+	return STATUS_OK;
+}
+
+enum status response_request_parse(struct response_request *q, struct engine *e, const struct json *body,
+                                   struct str session_header, struct error *err)
+{
+	struct json instructions = json_get(body, "instructions"), metadata = json_get(body, "metadata");
+	struct json previous = json_get(body, "previous_response_id"), generate = json_get(body, "generate");
+	struct str id = {NULL, 0};
+
+	*q = (struct response_request){.generate = true};
+	TRY(params_parse(&q->params, e, body, PARAMS_RESPONSE, session_header, err));
+	TRY(refuse_unsupported(body, err));
+	TRY(read_logprobs(q, body, err));
+	TRY(json_read_bool(&generate, &q->generate, err));
+	TRY(json_expect(&instructions, JSON_TEXT, err));
+	TRY(json_expect(&metadata, JSON_DICT, err));
+	TRY(json_read_text(&previous, &id, err));
+	if (id.n >= sizeof q->previous_id || (id.p && (id.n == 0 || memchr(id.p, 0, id.n))))
+		return json_fail(&previous, STATUS_INVALID, err, "is not a response id.");
+	if (id.p)
+		memcpy(q->previous_id, id.p, id.n);
+	TRY(read_input(body, &q->input, err));
+	TRY(read_tools(body, &q->tools, err));
+	if (!q->input.len && !q->previous_id[0] && !json_has(&instructions)) {
+		struct json input = json_get(body, "input");
+		return json_fail(&input, STATUS_INVALID, err, "must not be empty.");
+	}
+	json_write(&q->instructions, &instructions);
+	if (json_has(&metadata))
+		json_write(&q->metadata, &metadata);
+	else
+		buf_puts(&q->metadata, "{}");
+	if (q->input.failed || q->tools.failed || q->instructions.failed || q->metadata.failed)
+		return error_set(err, STATUS_NOMEM, "There is no memory for the request.");
+	if (!q->generate)
+		q->params.proto->max_tokens = 0;
+	return STATUS_OK;
+}
+
+void response_request_free(struct response_request *q)
+{
+	params_free(&q->params);
+	buf_free(&q->input);
+	buf_free(&q->tools);
+	buf_free(&q->instructions);
+	buf_free(&q->metadata);
+}

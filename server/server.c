@@ -1,0 +1,288 @@
+/*
+ * Life of the daemon:
+ *   start    the listener opens at once, so that health checks get an answer; the engine loads in its worker
+ *   ready    the engine's STATE event has come: the block on stdout, READY=1
+ *   drain    the first signal: readiness fails, new work gets 503, running work ends or is cancelled at the deadline,
+ *            WebSockets are closed with 1012, then the loop stops
+ * All of it runs on the loop thread; the engine only calls uv_async_send().
+ */
+#include "server/server.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <uv.h>
+
+#include "engine/base/log.h"
+#include "engine/engine.h"
+#include "server/app.h"
+#include "server/cli.h"
+#include "server/listener.h"
+#include "server/loop.h"
+#include "server/notify.h"
+
+enum {
+	DRAIN_TICK_MS = 20,   /* how often a drain looks whether it is over */
+	DRAIN_GRACE_MS = 2000, /* for cancelled work to end, and again for the last bytes to leave */
+	WS_CLOSE_SERVICE_RESTART = 1012,
+};
+
+enum phase { PHASE_LOADING, PHASE_READY, PHASE_DRAINING, PHASE_CANCELLED, PHASE_CLOSING };
+
+struct server {
+	const struct config *config;
+	struct error *err;
+	enum status status;
+	enum phase phase;
+	uv_loop_t loop;
+	uv_async_t wake;
+	uv_signal_t sigterm, sigint;
+	struct engine *engine;
+	struct app *app;
+	struct listener *listener;
+	bool listener_closed;
+	struct loop_timer *drain_timer;
+	uint64_t phase_deadline_ms; /* on the loop's clock; DRAINING and later */
+};
+
+static void show_size(struct buf *b, uint64_t bytes)
+{
+	static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+	double v = (double)bytes;
+	size_t u = 0;
+	while (v >= 1024 && u + 1 < sizeof units / sizeof *units) {
+		v /= 1024;
+		u++;
+	}
+	buf_printf(b, u ? "%.1f %s" : "%.0f %s", v, units[u]);
+}
+
+/* The one block that says what now runs where. */
+static void announce(struct server *s)
+{
+	const struct engine_info *info = engine_info(s->engine);
+	const char *host = s->config->host;
+	bool bare_ipv6 = strchr(host, ':') && host[0] != '[';
+	struct buf b = BUF_INIT;
+	buf_printf(&b, "kvasir %s is ready\n", KVASIR_VERSION);
+	buf_printf(&b, "  listening  http://%s%s%s:%d\n", bare_ipv6 ? "[" : "", host, bare_ipv6 ? "]" : "",
+	           listener_port(s->listener));
+	buf_printf(&b, "  model      %s (%s, %s, %.1f M parameters, ",
+	           s->config->model_name ? s->config->model_name : info->file_name, info->arch, info->quantization,
+	           (double)info->n_params / 1e6);
+	show_size(&b, info->file_bytes);
+	buf_printf(&b, ")\n  context    %d tokens (trained for %d)\n", info->n_ctx, info->n_ctx_train);
+	buf_printf(&b, "  compute    %s, %d thread%s\n", info->backend, info->n_threads, info->n_threads == 1 ? "" : "s");
+	buf_printf(&b, "  KV cache   %lld tokens in ", (long long)info->n_pages * info->page_tokens);
+	show_size(&b, info->kv_bytes);
+	buf_printf(&b, " (%d pages of %d)\n", info->n_pages, info->page_tokens);
+	if (info->chat_template_error)
+		buf_printf(&b, "  chat       not available: %s\n", info->chat_template_error);
+	if (b.data)
+		cli_write(b.data, b.len);
+	buf_free(&b);
+	if (info->chat_template_error)
+		log_msg(LOG_WARN, "chat_template", "%s; choose another with --chat-template", info->chat_template_error);
+}
+
+/* The engine has events, among them perhaps that loading has ended. */
+static void on_wake(uv_async_t *handle)
+{
+	struct server *s = handle->data;
+	app_handle_events(s->app);
+	if (s->phase != PHASE_LOADING)
+		return;
+	switch (engine_state(s->engine)) {
+	case ENGINE_LOADING:
+		break;
+	case ENGINE_READY:
+		s->phase = PHASE_READY;
+		announce(s);
+		notify_service_manager("READY=1");
+		break;
+	case ENGINE_FAILED:
+		*s->err = *engine_load_error(s->engine);
+		s->status = s->err->status;
+		uv_stop(&s->loop);
+		break;
+	}
+}
+
+static void wake_loop(void *arg)
+{
+	struct server *s = arg;
+	uv_async_send(&s->wake); /* fails only for a handle that is closing: the engine is destroyed before that */
+}
+
+static void enter(struct server *s, enum phase phase, uint64_t for_ms)
+{
+	s->phase = phase;
+	s->phase_deadline_ms = uv_now(&s->loop) + for_ms;
+}
+
+/*
+ * DRAINING: running work goes on. CANCELLED: the deadline has passed and what was left has been told to end. CLOSING:
+ * nothing runs; the last bytes and the close frames leave. A drain ends by itself, and no phase outlasts its deadline.
+ */
+static void on_drain_tick(void *arg)
+{
+	struct server *s = arg;
+	bool late = uv_now(&s->loop) >= s->phase_deadline_ms;
+	if (s->phase == PHASE_DRAINING && late && app_active(s->app) > 0) {
+		log_msg(LOG_WARN, "drain", "cancelling %d generations at the drain deadline", app_active(s->app));
+		app_cancel_all(s->app);
+		enter(s, PHASE_CANCELLED, DRAIN_GRACE_MS);
+	} else if ((s->phase == PHASE_DRAINING || s->phase == PHASE_CANCELLED) && (late || app_active(s->app) == 0)) {
+		listener_stop_accepting(s->listener);
+		listener_close_websockets(s->listener, WS_CLOSE_SERVICE_RESTART, "the server restarts");
+		enter(s, PHASE_CLOSING, DRAIN_GRACE_MS);
+	} else if (s->phase == PHASE_CLOSING && (late || listener_active(s->listener) == 0)) {
+		uv_stop(&s->loop);
+	}
+}
+
+static void on_signal(uv_signal_t *handle, int signo)
+{
+	struct server *s = handle->data;
+	/* From here on the signals do what they do by default: a second one ends the process, whatever state it is in. */
+	uv_signal_stop(&s->sigterm);
+	uv_signal_stop(&s->sigint);
+	log_msg(LOG_INFO, "drain", "%s: draining %d generations for up to %g s", signo == SIGTERM ? "SIGTERM" : "SIGINT",
+	        app_active(s->app), (double)s->config->drain_timeout / 1000);
+	notify_service_manager("STOPPING=1");
+	app_start_drain(s->app);
+	enter(s, PHASE_DRAINING, (uint64_t)s->config->drain_timeout);
+	s->drain_timer = loop_timer_start(&s->loop, 0, DRAIN_TICK_MS, on_drain_tick, s);
+	if (!s->drain_timer) {
+		log_msg(LOG_ERROR, "drain", "out of memory; stopping at once");
+		uv_stop(&s->loop);
+	}
+}
+
+/* One descriptor per connection: ask for all that the system allows. */
+static void raise_file_limit(void)
+{
+	struct rlimit r;
+	if (getrlimit(RLIMIT_NOFILE, &r) == 0 && r.rlim_cur < r.rlim_max) {
+		r.rlim_cur = r.rlim_max;
+		setrlimit(RLIMIT_NOFILE, &r);
+	}
+}
+
+static void listener_figures(void *listener, int32_t *connections, int32_t *websockets)
+{
+	struct listener_stats stats;
+	listener_stats(listener, &stats);
+	*connections = stats.connections;
+	*websockets = stats.websockets;
+}
+
+static enum status start_engine(struct server *s, const char *chat_template)
+{
+	const struct config *c = s->config;
+	const struct engine_options options = {
+		.model_path = c->model,
+		.chat_template = chat_template,
+		.device = c->device,
+		.n_threads = (int32_t)c->threads,
+		.context_tokens = (int32_t)c->context,
+		.kv_bytes = (uint64_t)c->kv_memory,
+		.max_running = (int32_t)c->max_running,
+		.max_queue = (int32_t)c->max_queue,
+		.step_tokens = (int32_t)c->step_tokens,
+		.heartbeat_timeout_ms = c->session_heartbeat,
+		.session_ttl_ms = c->session_ttl,
+		.session_gc_ms = c->session_gc,
+		.max_sessions = (int32_t)c->max_sessions,
+		.wake = wake_loop,
+		.wake_arg = s,
+	};
+	return engine_create(&options, &s->engine, s->err);
+}
+
+static enum status start_signals(struct server *s)
+{
+	uv_signal_init(&s->loop, &s->sigterm);
+	uv_signal_init(&s->loop, &s->sigint);
+	s->sigterm.data = s->sigint.data = s;
+	int rc = uv_signal_start(&s->sigterm, on_signal, SIGTERM);
+	if (rc == 0)
+		rc = uv_signal_start(&s->sigint, on_signal, SIGINT);
+	return rc == 0 ? STATUS_OK : error_set(s->err, STATUS_INTERNAL, "cannot watch signals: %s", uv_strerror(rc));
+}
+
+static void on_listener_closed(void *arg)
+{
+	((struct server *)arg)->listener_closed = true;
+}
+
+static void close_handle(uv_handle_t *handle, void *arg)
+{
+	(void)arg;
+	if (!uv_is_closing(handle))
+		uv_close(handle, NULL);
+}
+
+enum status server_run(const struct config *config, struct error *err)
+{
+	struct server s = {.config = config, .err = err};
+	struct buf template = BUF_INIT;
+	enum log_level level = LOG_INFO;
+	int rc;
+
+	log_level_parse(config->log_level, &level);
+	log_set_level(level);
+	signal(SIGPIPE, SIG_IGN);
+	raise_file_limit();
+	if (config->chat_template) {
+		s.status = cli_chat_template(config->chat_template, &template, err);
+		if (s.status != STATUS_OK)
+			goto free_template;
+	}
+	rc = uv_loop_init(&s.loop);
+	if (rc) {
+		s.status = error_set(err, STATUS_INTERNAL, "cannot start the event loop: %s", uv_strerror(rc));
+		goto free_template;
+	}
+	rc = uv_async_init(&s.loop, &s.wake, on_wake);
+	if (rc) {
+		s.status = error_set(err, STATUS_INTERNAL, "cannot start the event loop: %s", uv_strerror(rc));
+		goto close_loop;
+	}
+	s.wake.data = &s;
+	s.status = start_engine(&s, config->chat_template ? template.data : NULL);
+	if (s.status != STATUS_OK)
+		goto close_loop;
+	s.status = app_create(config, s.engine, &s.app);
+	if (s.status != STATUS_OK) {
+		error_set(err, s.status, "cannot start the application: %s", status_text(s.status));
+		goto close_loop;
+	}
+	s.status = listener_start(&s.loop, config, app_http(s.app), app_ws(s.app), &s.listener, err);
+	if (s.status != STATUS_OK)
+		goto close_loop;
+	app_set_listener(s.app, s.listener, listener_figures);
+	s.status = start_signals(&s);
+	if (s.status == STATUS_OK)
+		uv_run(&s.loop, UV_RUN_DEFAULT);
+
+	app_set_listener(s.app, NULL, NULL);
+	loop_timer_stop(s.drain_timer);
+	listener_close(s.listener, on_listener_closed, &s);
+	while (!s.listener_closed)
+		uv_run(&s.loop, UV_RUN_ONCE);
+close_loop:
+	/* The app lets go of the engine, and the engine of `wake`, before the handles close. */
+	app_destroy(s.app);
+	engine_destroy(s.engine);
+	uv_walk(&s.loop, close_handle, NULL);
+	uv_run(&s.loop, UV_RUN_DEFAULT);
+	rc = uv_loop_close(&s.loop);
+	if (rc)
+		log_msg(LOG_ERROR, "server", "the event loop still has work at the end: %s", uv_strerror(rc));
+free_template:
+	buf_free(&template);
+	return s.status;
+}

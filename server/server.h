@@ -1,0 +1,13 @@
+/*
+ * The daemon: the loop thread with its listener, the application and the engine, from start to drained.
+ */
+#pragma once
+
+#include "config/config.h"
+#include "engine/base/status.h"
+
+/*
+ * Serves until SIGTERM or SIGINT and returns OK once drained; a second signal ends the process at once. An error when it
+ * cannot listen or the model cannot be loaded. Changes the process: SIGPIPE is ignored, the limit of open files raised.
+ */
+enum status server_run(const struct config *config, struct error *err);

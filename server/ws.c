@@ -1,0 +1,494 @@
+/* WebSocket by libwebsockets, on the libuv loop. See ws.h and ws_server.h. */
+#include "server/ws.h"
+
+#include <libwebsockets.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "engine/base/clock.h"
+#include "engine/base/list.h"
+#include "engine/base/log.h"
+#include "server/frame.h"
+#include "server/stream.h"
+#include "server/ws_server.h"
+
+enum {
+	CLOSE_MS = 5000,      /* how long a close handshake may take */
+	SEND_ROUNDS = 16,     /* messages sent before other connections have their turn */
+	RX_CHUNK = 4096,      /* libwebsockets hands over this much of a message at a time */
+	REASON_MAX = 123,     /* bytes of a close reason (RFC 6455, 5.5) */
+};
+
+struct ws_conn {
+	struct list node; /* in server->conns once open */
+	struct list doomed_node;
+	struct ws_server *server;
+	struct conn *conn; /* NULL once it has let go */
+	struct lws *wsi;
+	void *user;
+	struct stream out;
+	struct buf in;            /* the message so far */
+	int64_t ping_ms;          /* the last ping */
+	int64_t closing_ms;       /* since when */
+	int close_code;
+	bool open;                /* `opened` was called, `closed` was not */
+	bool ping_due, ping_open; /* a ping is to be sent; was sent and not answered */
+	bool closing;             /* ws_close was called, or the peer broke the rules */
+	bool close_sent;
+	bool refused;             /* by frame.c */
+	bool doomed, reset;
+	char close_reason[REASON_MAX + 1];
+	char peer[72];
+};
+
+struct ws_server {
+	uv_loop_t *loop;
+	const struct config *config;
+	const struct ws_app *app;
+	struct listener_stats *stats;
+	struct lws_context *context;
+	struct lws_vhost *vhost;
+	struct list conns;
+	struct list doomed;
+	int32_t n_conns;
+	struct ws_conn *adopting;
+	uv_timer_t sweep;  /* pings and their deadlines */
+	uv_timer_t reaper; /* drops doomed connections, outside of the callbacks that doomed them */
+	int n_handles;
+	bool closing;
+	void (*closed)(void *arg);
+	void *closed_arg;
+};
+
+static int64_t now_ms(void)
+{
+	return clock_now_ms(clock_system());
+}
+
+/* ---- Sending and closing ---- */
+
+static void on_reap(uv_timer_t *handle);
+
+/* Drops a connection soon: not now, for its memory is in use by whoever calls. */
+static void doom(struct ws_conn *c)
+{
+	if (c->doomed)
+		return;
+	c->doomed = c->reset = true;
+	list_push_back(&c->server->doomed, &c->doomed_node);
+	uv_timer_start(&c->server->reaper, on_reap, 0, 0);
+}
+
+/* Drops it now. Runs `closed`. */
+static void kill_now(struct ws_conn *c)
+{
+	lws_set_timeout(c->wsi, PENDING_TIMEOUT_USER_OK, LWS_TO_KILL_SYNC);
+}
+
+static void on_reap(uv_timer_t *handle)
+{
+	struct ws_server *s = handle->data;
+	struct list *node;
+	while ((node = list_pop_front(&s->doomed)))
+		kill_now(list_entry(node, struct ws_conn, doomed_node));
+}
+
+enum status ws_send(struct ws_conn *c, const char *text, size_t n)
+{
+	if (!c->open || c->closing || c->doomed)
+		return STATUS_CANCELLED;
+	enum status status = stream_push(&c->out, text, n);
+	if (status != STATUS_OK) {
+		if (status == STATUS_LIMIT) {
+			c->server->stats->dropped_slow++;
+			log_msg(LOG_INFO, "slow_client", "%s left too much unread and was dropped", c->peer);
+		}
+		doom(c);
+		return status;
+	}
+	lws_callback_on_writable(c->wsi);
+	return STATUS_OK;
+}
+
+void ws_close(struct ws_conn *c, int code, const char *reason)
+{
+	if (!c->open || c->closing)
+		return;
+	c->closing = true;
+	c->closing_ms = now_ms();
+	c->close_code = code;
+	snprintf(c->close_reason, sizeof c->close_reason, "%s", reason ? reason : "");
+	/* Cut inside a code point? A close reason must be valid UTF-8. */
+	size_t n = strlen(c->close_reason);
+	while (n && reason && reason[n] != '\0' && ((unsigned char)reason[n] & 0xC0) == 0x80)
+		c->close_reason[--n] = '\0';
+	lws_callback_on_writable(c->wsi);
+}
+
+void ws_set_user(struct ws_conn *c, void *user)
+{
+	c->user = user;
+}
+
+void *ws_user(const struct ws_conn *c)
+{
+	return c->user;
+}
+
+const char *ws_peer(const struct ws_conn *c)
+{
+	return c->peer;
+}
+
+/*
+ * Sends the close frame. libwebsockets has a close of its own (lws_close_reason), but asked for in the writable callback it sends
+ * nothing; so the frame is ours, and the peer's answer is seen in LWS_CALLBACK_WS_PEER_INITIATED_CLOSE.
+ */
+static int send_close(struct ws_conn *c)
+{
+	unsigned char frame[LWS_PRE + 4 + REASON_MAX], *p = frame + LWS_PRE;
+	size_t n = strlen(c->close_reason);
+	p[0] = 0x88; /* the last fragment of a close frame */
+	p[1] = (unsigned char)(n + 2);
+	p[2] = (unsigned char)(c->close_code >> 8);
+	p[3] = (unsigned char)c->close_code;
+	memcpy(p + 4, c->close_reason, n);
+	c->close_sent = true;
+	if (lws_write(c->wsi, p, n + 4, LWS_WRITE_RAW) < 0)
+		return -1;
+	/* Nothing of a peer that broke the rules is read any more, so there is no answer to wait for. */
+	return c->refused ? -1 : 0;
+}
+
+void ws_conn_refuse(struct ws_conn *c, int code, const char *reason)
+{
+	c->refused = true;
+	if (!c->open || c->close_sent) {
+		doom(c);
+		return;
+	}
+	/* A close that waits for its queue gives way. */
+	stream_clear(&c->out);
+	c->closing = false;
+	ws_close(c, code, reason);
+}
+
+static int on_writable(struct ws_conn *c)
+{
+	if (c->close_sent)
+		return 0;
+	if (c->ping_due) {
+		unsigned char ping[LWS_PRE + 1];
+		c->ping_due = false;
+		c->ping_open = true;
+		c->ping_ms = now_ms();
+		if (lws_write(c->wsi, ping + LWS_PRE, 0, LWS_WRITE_PING) < 0)
+			return -1;
+	}
+	for (int i = 0; i < SEND_ROUNDS && !lws_send_pipe_choked(c->wsi); i++) {
+		size_t n;
+		char *text = stream_front(&c->out, &n);
+		if (!text)
+			break;
+		/* What the kernel does not take, libwebsockets keeps and sends before it asks for more. */
+		if (lws_write(c->wsi, (unsigned char *)text, n, LWS_WRITE_TEXT) < (int)n)
+			return -1;
+		stream_consume(&c->out, n);
+	}
+	if (c->closing && !c->out.pending && !lws_send_pipe_choked(c->wsi))
+		return send_close(c);
+	if (c->closing || c->out.pending)
+		lws_callback_on_writable(c->wsi);
+	return 0;
+}
+
+/* ---- Receiving ---- */
+
+void ws_conn_alive(struct ws_conn *c)
+{
+	c->ping_open = false;
+	if (c->open && !c->closing && !c->doomed && c->server->app->alive)
+		c->server->app->alive(c, c->server->app->app);
+}
+
+/* A piece of a text message, which frame.c found to be in order and not too large. */
+static int on_receive(struct ws_conn *c, const char *p, size_t n)
+{
+	if (c->closing || c->doomed)
+		return 0; /* the peer may still be sending what it had begun */
+	buf_append(&c->in, p, n);
+	if (c->in.failed) {
+		ws_close(c, WS_INTERNAL_ERROR, "There is no memory for the message.");
+		return 0;
+	}
+	if (lws_remaining_packet_payload(c->wsi) || !lws_is_final_fragment(c->wsi))
+		return 0;
+	/* The handler gets the message and this connection a fresh buffer, so that idle ones hold none. */
+	struct buf message = c->in;
+	c->in = BUF_INIT;
+	c->server->app->message(c, buf_str(&message), c->server->app->app);
+	buf_free(&message);
+	return 0;
+}
+
+static void on_established(struct ws_conn *c)
+{
+	struct ws_server *s = c->server;
+	c->open = true;
+	c->ping_ms = now_ms();
+	list_push_back(&s->conns, &c->node);
+	s->n_conns++;
+	s->app->opened(c, s->app->app);
+}
+
+static void on_gone(struct ws_conn *c)
+{
+	if (!c->open)
+		return;
+	list_remove(&c->node);
+	list_remove(&c->doomed_node);
+	c->server->n_conns--;
+	c->server->app->closed(c, c->server->app->app);
+	c->open = false;
+}
+
+static int on_event(struct lws *wsi, enum lws_callback_reasons reason, void *user, void *in, size_t n)
+{
+	struct ws_conn *c = wsi ? lws_get_opaque_user_data(wsi) : NULL;
+	(void)user;
+
+	switch (reason) {
+	case LWS_CALLBACK_SERVER_NEW_CLIENT_INSTANTIATED: {
+		struct ws_server *s = lws_context_user(lws_get_context(wsi));
+		if (s->adopting) {
+			s->adopting->wsi = wsi;
+			lws_set_opaque_user_data(wsi, s->adopting);
+			s->adopting = NULL;
+		}
+		return 0;
+	}
+	case LWS_CALLBACK_ESTABLISHED:
+		if (!c)
+			return -1;
+		on_established(c);
+		return 0;
+	case LWS_CALLBACK_RECEIVE:
+		return c ? on_receive(c, in, n) : -1;
+	case LWS_CALLBACK_WS_PEER_INITIATED_CLOSE:
+		/* The answer to our close frame ends the connection; a close of the peer's own is answered by libwebsockets. */
+		return c && c->close_sent ? -1 : 0;
+	case LWS_CALLBACK_SERVER_WRITEABLE:
+		return c ? on_writable(c) : -1;
+	case LWS_CALLBACK_CLOSED:
+		if (c)
+			on_gone(c);
+		return 0;
+	case LWS_CALLBACK_WSI_DESTROY:
+		if (c) {
+			on_gone(c);
+			lws_set_opaque_user_data(wsi, NULL);
+			if (c->conn)
+				conn_ws_ended(c->conn, c->reset);
+			stream_clear(&c->out);
+			buf_free(&c->in);
+			free(c);
+		}
+		return 0;
+	case LWS_CALLBACK_HTTP:
+		return -1; /* only upgrades come here */
+	default:
+		return 0;
+	}
+}
+
+void ws_conn_drop(struct ws_conn *c)
+{
+	c->conn = NULL;
+	on_gone(c); /* now, whatever libwebsockets thinks has still to be done */
+	kill_now(c);
+}
+
+/* ---- The server ---- */
+
+static const struct lws_protocols protocols[] = {
+        {.name = "kvasir", .callback = on_event, .rx_buffer_size = RX_CHUNK},
+        {0},
+};
+
+static void on_sweep(uv_timer_t *handle)
+{
+	struct ws_server *s = handle->data;
+	int64_t now = now_ms();
+
+	list_each(node, tmp, &s->conns) {
+		struct ws_conn *c = list_entry(node, struct ws_conn, node);
+		if (c->closing) {
+			if (now - c->closing_ms >= CLOSE_MS)
+				doom(c);
+		} else if (c->ping_open) {
+			if (now - c->ping_ms >= s->config->ws_ping_timeout) {
+				log_msg(LOG_INFO, "websocket", "%s did not answer a ping and was dropped", c->peer);
+				doom(c);
+			}
+		} else if (now - c->ping_ms >= s->config->ws_ping_interval) {
+			/* A ping that cannot even be sent counts as unanswered. */
+			c->ping_due = c->ping_open = true;
+			c->ping_ms = now;
+			lws_callback_on_writable(c->wsi);
+		}
+	}
+}
+
+/* What libwebsockets says while it starts is worth reading; later it complains about every odd peer. */
+static bool starting;
+
+static void on_lws_log(int level, const char *line)
+{
+	size_t n = strlen(line);
+	(void)level;
+	while (n && line[n - 1] == '\n')
+		n--;
+	log_msg(starting ? LOG_WARN : LOG_DEBUG, "libwebsockets", "%.*s", (int)n, line);
+}
+
+enum status ws_server_create(uv_loop_t *loop, const struct config *config, const struct ws_app *app,
+                             struct listener_stats *stats, struct ws_server **out, struct error *err)
+{
+	struct ws_server *s = calloc(1, sizeof *s);
+	if (!s)
+		return error_set(err, STATUS_NOMEM, "There is no memory for the WebSocket server.");
+	s->loop = loop;
+	s->config = config;
+	s->app = app;
+	s->stats = stats;
+	list_init(&s->conns);
+	list_init(&s->doomed);
+
+	/* libwebsockets has pings of its own, in whole seconds; they are turned off in favour of ours. */
+	static const lws_retry_bo_t no_pings = {.secs_since_valid_ping = 0, .secs_since_valid_hangup = 0};
+	void *loops[1] = {loop};
+	struct lws_context_creation_info info = {
+	        .port = CONTEXT_PORT_NO_LISTEN_SERVER,
+	        .protocols = protocols,
+	        .options = LWS_SERVER_OPTION_LIBUV | LWS_SERVER_OPTION_VALIDATE_UTF8 | LWS_SERVER_OPTION_EXPLICIT_VHOSTS |
+	                   LWS_SERVER_OPTION_DISABLE_IPV6,
+	        .foreign_loops = loops,
+	        .gid = (gid_t)-1,
+	        .uid = (uid_t)-1,
+	        .user = s,
+	        .pcontext = &s->context,
+	        .retry_and_idle_policy = &no_pings,
+	        .vhost_name = "kvasir",
+	};
+	lws_set_log_level(LLL_ERR | LLL_WARN, on_lws_log);
+	starting = true;
+	s->context = lws_create_context(&info);
+	if (!s->context) {
+		free(s);
+		return error_set(err, STATUS_INTERNAL,
+		                 "libwebsockets could not be started; its libuv plugin (libwebsockets-evlib-uv) may be missing.");
+	}
+	s->vhost = lws_create_vhost(s->context, &info);
+	starting = false;
+	uv_timer_init(loop, &s->sweep);
+	uv_timer_init(loop, &s->reaper);
+	s->sweep.data = s->reaper.data = s;
+	s->n_handles = 2;
+	if (!s->vhost) {
+		ws_server_close(s, NULL, NULL);
+		return error_set(err, STATUS_INTERNAL, "libwebsockets could not make a virtual host.");
+	}
+	int64_t tick = config->ws_ping_interval < config->ws_ping_timeout ? config->ws_ping_interval : config->ws_ping_timeout;
+	tick = tick / 4 < 10 ? 10 : tick / 4 > 1000 ? 1000 : tick / 4;
+	uv_timer_start(&s->sweep, on_sweep, (uint64_t)tick, (uint64_t)tick);
+	*out = s;
+	return STATUS_OK;
+}
+
+struct ws_conn *ws_server_adopt(struct ws_server *s, int fd, struct conn *conn, const char *peer,
+                                const char *key)
+{
+	struct ws_conn *c = calloc(1, sizeof *c);
+	struct buf head = BUF_INIT;
+	/*
+	 * libwebsockets gets a request of our own with all that matters: it has then nothing to misread, no h2c to
+	 * offer, no extension to agree to, and no cookie that does not fit.
+	 */
+	buf_printf(&head,
+	           "GET / HTTP/1.1\r\nHost: kvasir\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+	           "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: %s\r\n\r\n",
+	           key);
+	if (!c || head.failed || s->closing) {
+		close(fd);
+		goto fail;
+	}
+	c->server = s;
+	c->conn = conn;
+	snprintf(c->peer, sizeof c->peer, "%s", peer);
+	list_init(&c->node);
+	list_init(&c->doomed_node);
+	stream_init(&c->out, (size_t)s->config->stream_buffer, LWS_PRE);
+	/* on_event() takes s->adopting, and from then on WSI_DESTROY frees it. On failure libwebsockets closes fd. */
+	s->adopting = c;
+	struct lws *wsi = lws_adopt_socket_vhost_readbuf(s->vhost, fd, head.data, head.len);
+	if (!wsi) {
+		if (s->adopting != c)
+			c = NULL;
+		s->adopting = NULL;
+		goto fail;
+	}
+	buf_free(&head);
+	return c;
+
+fail:
+	free(c);
+	buf_free(&head);
+	return NULL;
+}
+
+int32_t ws_server_count(const struct ws_server *s)
+{
+	return s->n_conns;
+}
+
+void ws_server_close_all(struct ws_server *s, int code, const char *reason)
+{
+	list_each(node, tmp, &s->conns)
+		ws_close(list_entry(node, struct ws_conn, node), code, reason);
+}
+
+static void on_closed(uv_handle_t *handle)
+{
+	struct ws_server *s = handle->data;
+	if (--s->n_handles)
+		return;
+	void (*closed)(void *) = s->closed;
+	void *arg = s->closed_arg;
+	free(s);
+	if (closed)
+		closed(arg);
+}
+
+/* libwebsockets closes its handles in the course of some turns of the loop, and clears s->context when it is done. */
+static void on_destroy(uv_timer_t *handle)
+{
+	struct ws_server *s = handle->data;
+	list_each(node, tmp, &s->conns)
+		kill_now(list_entry(node, struct ws_conn, node));
+	if (s->context) {
+		lws_context_destroy(s->context);
+		return;
+	}
+	uv_close((uv_handle_t *)&s->sweep, on_closed);
+	uv_close((uv_handle_t *)&s->reaper, on_closed);
+}
+
+void ws_server_close(struct ws_server *s, void (*closed)(void *arg), void *arg)
+{
+	s->closing = true;
+	s->closed = closed;
+	s->closed_arg = arg;
+	uv_timer_stop(&s->reaper);
+	uv_timer_start(&s->sweep, on_destroy, 0, 1);
+}

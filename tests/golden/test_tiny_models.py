@@ -1,0 +1,128 @@
+#!/usr/bin/env python3
+"""
+Runs tiny random models through the engine and through numpy_reference.py: every architecture in every tensor format and with every
+RoPE scaling.
+
+    test_tiny_models.py [--device NAME ...] [--only TEXT] [--verbose]
+
+For each model, the logits of every position are within the device's tolerance of the reference (the norm of the difference
+relative to the norm, per position), and they are bit-identical however the sequence is cut into chunks, whichever rows are
+asked for, and alone or in steps with eight other sequences.
+"""
+
+import argparse
+import contextlib
+import io
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from common import Report, available, score
+from numpy_reference import Model
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
+import make_model  # noqa: E402
+from gguf import TENSOR_TYPES  # noqa: E402
+
+# Rows of matrices are whole blocks of 256 everywhere, so that every format fits every matrix.
+SHAPES = {
+    "llama": ["--embd", "256", "--ff", "512", "--heads", "8", "--kv-heads", "2"],
+    "qwen2": ["--embd", "256", "--ff", "256", "--heads", "4", "--kv-heads", "4", "--tied"],
+    "qwen3": ["--embd", "256", "--ff", "256", "--heads", "8", "--kv-heads", "4", "--head-dim", "64"],
+}
+# The context is longer than what RoPE's scalings call the original one, and the sequence runs past it.
+CONTEXT = ["--ctx", "128", "--rope-original-ctx", "32"]
+LENGTH = 100
+
+# The reference backend computes with float activations, so only the order of float sums differs from NumPy's doubles.
+EXACT = 1e-3
+# Other devices quantise activations to 8 bits (see the bounds of their own unit tests); F32 and 16-bit weights are exempt.
+ROUNDED = 0.05
+
+
+def tolerance(backend, type_name):
+    return EXACT if backend == "cpu-reference" or type_name == "F32" else ROUNDED
+
+
+def variants():
+    """(name, arguments of make_model, format) of every model."""
+    for arch, shape in SHAPES.items():
+        for type_name in TENSOR_TYPES:
+            yield f"{arch} {type_name}", ["--arch", arch, "--type", type_name, *shape, *CONTEXT], type_name
+        for rope in ("linear", "llama3", "yarn"):
+            yield f"{arch} rope {rope}", ["--arch", arch, "--rope", rope, *shape, *CONTEXT], "F32"
+
+
+def sequences(n_vocab):
+    """The sequence under test, then eight others of other lengths."""
+    rng = np.random.default_rng(5)
+    return [rng.integers(0, n_vocab, n).tolist() for n in (LENGTH, 3, 1, 40, 17, 16, 90, 15, 33)]
+
+
+def run(model, seqs, logits_file, device, **options):
+    """The first sequence's logits, [its wanted positions][vocab], and what score printed."""
+    scores = score(model, seqs, device=device, logits=logits_file, **options)
+    raw = np.fromfile(logits_file, np.float32).reshape(-1, scores.n_vocab)
+    return raw[scores.position[0]], scores
+
+
+def relative_error(ours, reference):
+    return (np.linalg.norm(ours - reference, axis=1) / np.linalg.norm(reference, axis=1)).max()
+
+
+def same_bits(a, b):
+    return a.shape == b.shape and a.tobytes() == b.tobytes()
+
+
+def check_model(report, name, type_name, model, reference, seqs, device, scratch):
+    logits_file = scratch / "logits"
+    whole, scores = run(model, seqs[:1], logits_file, device, chunk=LENGTH)
+    error, bound = relative_error(whole, reference), tolerance(scores.backend, type_name)
+    report.check(error <= bound, f"{name} on {scores.backend}: relative error {error:.2e} > {bound:g}")
+    for chunk in (1, 7, 16, 33):
+        cut, _ = run(model, seqs[:1], logits_file, device, chunk=chunk)
+        report.check(same_bits(cut, whole), f"{name} on {scores.backend}: chunks of {chunk} change the logits")
+    few, printed = run(model, seqs[:1], logits_file, device, chunk=30, sparse=4)
+    report.check(same_bits(few, whole[printed.position[0]]), f"{name} on {scores.backend}: fewer outputs change the logits")
+    for chunk in (3, 64):
+        together, _ = run(model, seqs, logits_file, device, chunk=chunk, together=True)
+        report.check(same_bits(together, whole),
+                     f"{name} on {scores.backend}: eight others in the batch (chunks of {chunk}) change the logits")
+    one_thread, _ = run(model, seqs[:1], logits_file, device, chunk=64, threads=1)
+    report.check(same_bits(one_thread, whole), f"{name} on {scores.backend}: the number of threads changes the logits")
+    return error
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--device", action="append", help="default: cpu-reference and cpu")
+    parser.add_argument("--only", default="", help="only models whose name contains this")
+    parser.add_argument("--verbose", action="store_true")
+    args = parser.parse_args()
+    report, devices, worst = Report(), None, {}
+    with tempfile.TemporaryDirectory() as scratch:
+        scratch = Path(scratch)
+        for name, arguments, type_name in variants():
+            if args.only not in name:
+                continue
+            model = scratch / "model.gguf"
+            with contextlib.redirect_stdout(io.StringIO()):
+                make_model.main([str(model), *arguments])
+            devices = devices or list(available(args.device or ["cpu-reference", "cpu"], model).values())
+            reference_model = Model(model)
+            seqs = sequences(len(reference_model.file.metadata["tokenizer.ggml.tokens"]))
+            reference = reference_model.logits(seqs[0])
+            for device in devices:
+                error = check_model(report, name, type_name, model, reference, seqs, device, scratch)
+                worst[device] = max(worst.get(device, 0), error)
+                if args.verbose:
+                    print(f"{name} on {device}: relative error {error:.2e}")
+    for device, error in worst.items():
+        print(f"{device}: largest relative error {error:.2e}")
+    report.finish()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+#!/usr/bin/env python3
+"""Every tokenisation of the golden files, and the way back.
+
+usage: test_tokenizer.py TOKENIZE_TOOL
+
+Reads KVASIR_SHARED/golden (default: ../shared next to the repository) and KVASIR_TEST_MODEL (the SmolLM2 file). What is absent
+is skipped, with the reason printed. Exit status: 0 all passed, 1 a failure, 77 nothing could be run.
+"""
+import json
+import os
+import pathlib
+import struct
+import subprocess
+import sys
+import unicodedata
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+GOLDEN = pathlib.Path(os.environ.get("KVASIR_SHARED", ROOT.parent / "shared")) / "golden"
+SPECIAL, ADD_BOS_EOS = 1, 2
+
+
+class Tool:
+    """One run of the tokenize tool over one vocabulary."""
+
+    def __init__(self, program, vocabulary):
+        self.process = subprocess.Popen([program, str(vocabulary)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    def read(self, n):
+        data = self.process.stdout.read(n)
+        if len(data) != n:
+            sys.exit(f"the tool ended early (status {self.process.wait()})")
+        return data
+
+    def encode(self, text, flags=0):
+        data = text.encode()
+        self.process.stdin.write(struct.pack("<II", flags, len(data)) + data)
+        self.process.stdin.flush()
+        (n,) = struct.unpack("<I", self.read(4))
+        ids = list(struct.unpack(f"<{n}I", self.read(4 * n)))
+        (n,) = struct.unpack("<I", self.read(4))
+        return ids, self.read(n)
+
+    def close(self):
+        self.process.stdin.close()
+        return self.process.wait()
+
+
+class Score:
+    def __init__(self):
+        self.passed = self.failed = 0
+
+    def check(self, ok, what):
+        self.passed += bool(ok)
+        self.failed += not ok
+        if not ok and self.failed <= 20:
+            print("FAILED", what)
+
+
+def compare(score, tool, name, cases, restored=lambda text: text):
+    """Ids equal to the reference's, and decoding gives what `restored` says the text becomes."""
+    for case in cases:
+        ids, back = tool.encode(case["text"])
+        score.check(ids == case["ids"], f"{name} {case['text'][:80]!r}\n  want {case['ids'][:40]}\n  got  {ids[:40]}")
+        want = restored(case["text"]).encode()
+        score.check(back == want, f"{name} {case['text'][:80]!r} comes back as {back[:80]!r}")
+
+
+def nfc(text):
+    return unicodedata.normalize("NFC", text)
+
+
+def spaced(text):
+    # SentencePiece writes a space and U+2581 alike.
+    return text.replace("\u2581", " ")
+
+
+def main():
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    program = sys.argv[1]
+    if not GOLDEN.is_dir():
+        print(f"skipped: there is no {GOLDEN}")
+        return 77
+    score = Score()
+    for name, restored in (("gpt2", str), ("llama3", str), ("qwen2", nfc), ("mistral-spm", spaced)):
+        tool = Tool(program, GOLDEN / "vocab" / f"{name}.gguf")
+        compare(score, tool, name, json.loads((GOLDEN / "vocab" / f"{name}.json").read_text()), restored)
+        score.check(tool.close() == 0, f"{name}: the tool failed")
+
+    # Qwen2.5-Coder has the merges of Qwen2, and adds control tokens that these prompts hardly use.
+    tool = Tool(program, GOLDEN / "vocab" / "qwen2.gguf")
+    coder = json.loads((GOLDEN / "qwen25-coder-0.5b.json").read_text())
+    for case in coder["greedy"] + coder["chat"]:
+        if max(case["prompt_ids"]) <= 151645:
+            ids, _ = tool.encode(case["prompt"], SPECIAL if "messages" in case else 0)
+            score.check(ids == case["prompt_ids"], f"qwen2.5-coder {case['prompt'][:80]!r}")
+    score.check(tool.close() == 0, "qwen2: the tool failed")
+
+    model = os.environ.get("KVASIR_TEST_MODEL")
+    if model:
+        tool = Tool(program, model)
+        smol = json.loads((GOLDEN / "smollm2.json").read_text())
+        compare(score, tool, "smollm2", smol["tokenize"])
+        for case in smol["greedy"]:
+            ids, _ = tool.encode(case["prompt"])
+            score.check(ids == case["prompt_ids"], f"smollm2 {case['prompt'][:80]!r}")
+        score.check(tool.close() == 0, "smollm2: the tool failed")
+    else:
+        print("skipped: smollm2, for KVASIR_TEST_MODEL names no model")
+    print(f"{score.passed} passed, {score.failed} failed")
+    return 1 if score.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

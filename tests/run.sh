@@ -1,0 +1,244 @@
+#!/usr/bin/env bash
+# Builds everything and runs the tests. The last line is "N passed, N failed, N skipped"; the exit status is 0 when nothing failed.
+#
+#   tests/run.sh [--full] [SUITE...]
+#
+# Suites, in this order (default: all but the slow ones, which --full adds):
+#   includes  who may include whom
+#   readme    its options are those of the program
+#   noserver  -Dserver=disabled builds, and its tools work
+#   unit      meson test
+#   golden    independent outputs, read from $KVASIR_SHARED
+#   api       the daemon with real clients
+#   soak      1,000 requests with random cancels leave nothing behind
+#   sanitize  unit and API tests under ASan and UBSan
+#   clang     clang builds it all, warnings are errors
+#   fuzz      each parser for a minute
+#   tsan      unit and API tests under TSan (slow)
+#
+# KVASIR_TEST_MODEL names the model file (else it is fetched into .cache/), KVASIR_SHARED the folder of golden files
+# (default: ../shared beside the repository), KVASIR_JOBS how many compilers and tests run at once.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 2
+
+everyday=(includes readme noserver unit golden api soak sanitize clang fuzz)
+slow=(tsan)
+full=no
+suites=()
+for arg in "$@"; do
+	case $arg in
+	--full) full=yes ;;
+	-h | --help) sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0"; exit 0 ;;
+	*)
+		if [[ " ${everyday[*]} ${slow[*]} " != *" $arg "* ]]; then
+			echo "tests/run.sh: there is no suite \"$arg\"; suites: ${everyday[*]} ${slow[*]}" >&2
+			exit 2
+		fi
+		suites+=("$arg")
+		;;
+	esac
+done
+if [ ${#suites[@]} -eq 0 ]; then
+	suites=("${everyday[@]}")
+	[ "$full" = no ] || suites+=("${slow[@]}")
+fi
+
+jobs=${KVASIR_JOBS:-$(nproc)}
+cache=$PWD/.cache
+logs=$cache/test-logs
+mkdir -p "$logs"
+export KVASIR_SHARED=${KVASIR_SHARED:-$(cd .. && pwd)/shared}
+
+passed=0
+failed=0
+skipped=0
+tally() { passed=$((passed + $1)); failed=$((failed + $2)); skipped=$((skipped + $3)); }
+heading() { printf '\n==== %s (%(%H:%M:%S)T)\n' "$1" -1; }
+skip() { echo "SKIP $1: $2"; tally 0 0 1; }
+
+# Runs a command as test NAME: one pass or one failure, with the end of its output when it fails.
+check() {
+	local name=$1
+	shift
+	if "$@" >"$logs/$name.log" 2>&1; then
+		echo "ok $name"
+		tally 1 0 0
+	else
+		echo "FAIL $name"
+		tail -n 40 "$logs/$name.log"
+		tally 0 1 0
+		return 1
+	fi
+}
+
+# Runs a command that ends with "N passed, N failed[, N skipped]" and adds that up. One that dies before is a failure.
+summed() {
+	local name=$1 status counts p f s
+	shift
+	"$@" 2>&1 | tee "$logs/$name.log"
+	status=${PIPESTATUS[0]}
+	counts=$(grep -E '^[0-9]+ passed, [0-9]+ failed' "$logs/$name.log" | tail -n 1 | tr -dc '0-9 ')
+	read -r p f s <<<"$counts"
+	s=${s:-$(grep -cE '^(skipped:|SKIP )' "$logs/$name.log")}
+	if [ -z "$counts" ] || { [ "$status" -ne 0 ] && [ "${f:-0}" -eq 0 ]; }; then
+		echo "FAIL $name: ended with status $status"
+		tally "${p:-0}" 1 "$s"
+	else
+		tally "$p" "$f" "$s"
+	fi
+}
+
+# build DIR [MESON OPTIONS]: sets the directory up once, then builds.
+build() {
+	local dir=$1
+	shift
+	if [ ! -f "$dir/build.ninja" ]; then
+		check "setup-$(basename "$dir")" meson setup -Dwerror=true -Dcuda=disabled "$@" "$dir" || return 1
+	fi
+	check "build-$(basename "$dir")" ninja -j "$jobs" -C "$dir"
+}
+
+# The unit tests of a build; one count per test program.
+unit_tests() {
+	local name=$1 dir=$2 log
+	log=$logs/$name.log
+	meson test -C "$dir" --num-processes "$jobs" --print-errorlogs --timeout-multiplier "${3:-1}" >"$log" 2>&1
+	grep -E ' (FAIL|TIMEOUT|ERROR) ' "$log" | sed -E 's/^ *[0-9]+\/[0-9]+ +/FAIL /'
+	number() { sed -nE "s/^$1: *([0-9]+).*/\1/p" "$log" | tail -n 1; }
+	local ok fail timeout skip
+	ok=$(number Ok) fail=$(number Fail) timeout=$(number Timeout) skip=$(number Skipped)
+	if [ -z "$ok" ]; then
+		echo "FAIL $name: meson test did not finish"
+		tail -n 20 "$log"
+		tally 0 1 0
+		return
+	fi
+	if [ "$((fail + timeout))" -gt 0 ]; then
+		sed -n '/=====/,$p' "$log" | head -n 120
+	fi
+	tally "$ok" "$((fail + timeout))" "$skip"
+	echo "$name: $ok test programs passed, $((fail + timeout)) failed, $skip skipped"
+}
+
+# The Python clients of the tests, made once for these requirements.
+venv() {
+	local stamp=$cache/venv/requirements.txt
+	if ! cmp -s tests/requirements.txt "$stamp"; then
+		echo "making the Python environment in .cache/venv"
+		python3 -m venv "$cache/venv" && "$cache/venv/bin/pip" install -q -r tests/requirements.txt &&
+			cp tests/requirements.txt "$stamp"
+	fi
+}
+
+need_python() {
+	venv >"$logs/venv.log" 2>&1 && return 0
+	skip "$1" "the Python packages of tests/requirements.txt cannot be had (see $logs/venv.log)"
+	return 1
+}
+
+# The model: named, or fetched. Without one every test that needs it skips with that reason.
+model() {
+	[ -z "${KVASIR_TEST_MODEL:-}" ] || return 0
+	KVASIR_TEST_MODEL=$(deploy/fetch-model.sh "$cache/models" 2>"$logs/model.log")
+	export KVASIR_TEST_MODEL
+	[ -n "$KVASIR_TEST_MODEL" ] || echo "no model: deploy/fetch-model.sh failed (see $logs/model.log)"
+}
+
+api_tests() { # NAME BUILD
+	need_python "$1" || return
+	KVASIR_BIN=$PWD/$2/server/kvasir summed "$1" "$cache/venv/bin/python" -m pytest -q -rfEs --tb=short -p no:cacheprovider \
+		--color=no --durations=5 tests/api
+}
+
+suite_includes() { summed includes tests/check_includes.sh; }
+
+suite_readme() { build build >/dev/null && check readme tests/check_readme.sh build/server/kvasir; }
+
+suite_noserver() {
+	build build-noserver -Dserver=disabled -Dtests=disabled || return
+	check noserver-version build-noserver/server/kvasir version
+	if ldd build-noserver/server/kvasir | grep -E 'libuv|libmicrohttpd|libwebsockets'; then
+		echo "FAIL noserver-libraries: the program needs a network library"
+		tally 0 1 0
+	else
+		tally 1 0 0
+	fi
+	if [ -n "$KVASIR_TEST_MODEL" ]; then
+		check noserver-inspect build-noserver/server/kvasir inspect "$KVASIR_TEST_MODEL"
+		check noserver-generate build-noserver/server/kvasir generate --model "$KVASIR_TEST_MODEL" --prompt Hello --max-tokens 4
+	else
+		skip noserver-generate "no model"
+	fi
+}
+
+suite_unit() { build build && unit_tests unit build; }
+
+suite_golden() {
+	local f
+	build build >/dev/null || return
+	if [ ! -d "$KVASIR_SHARED/golden" ]; then
+		skip golden "$KVASIR_SHARED/golden is not there (set KVASIR_SHARED)"
+		return
+	fi
+	need_python golden || return
+	for f in tests/golden/test_*.py; do
+		[ -e "$f" ] || { skip golden "there are none"; return; }
+		KVASIR_FULL=$full KVASIR_BUILD=$PWD/build KVASIR_BIN=$PWD/build/server/kvasir \
+			summed "golden-$(basename "$f" .py)" "$cache/venv/bin/python" "$f"
+	done
+}
+
+suite_api() { build build && api_tests api build; }
+
+suite_soak() {
+	build build || return
+	need_python soak || return
+	KVASIR_BIN=$PWD/build/server/kvasir summed soak "$cache/venv/bin/python" tests/api/soak.py
+}
+
+suite_sanitize() {
+	build build-asan -Dbuildtype=debugoptimized -Db_sanitize=address,undefined -Db_lundef=false || return
+	export ASAN_OPTIONS=detect_stack_use_after_return=1:strict_string_checks=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
+	unit_tests sanitize-unit build-asan 4
+	KVASIR_TEST_SLOW=6 api_tests sanitize-api build-asan
+	unset ASAN_OPTIONS UBSAN_OPTIONS
+}
+
+suite_tsan() {
+	build build-tsan -Dbuildtype=debugoptimized -Db_sanitize=thread -Db_lundef=false || return
+	export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1
+	unit_tests tsan-unit build-tsan 8
+	KVASIR_TEST_SLOW=12 api_tests tsan-api build-tsan
+	unset TSAN_OPTIONS
+}
+
+need_clang() {
+	command -v clang >/dev/null && return 0
+	skip "$1" "clang is not installed"
+	return 1
+}
+
+suite_clang() {
+	need_clang clang || return
+	CC=clang build build-clang && unit_tests clang-unit build-clang
+}
+
+suite_fuzz() {
+	need_clang fuzz || return
+	local seconds=60
+	[ "$full" = no ] || seconds=600
+	KVASIR_JOBS=$jobs summed fuzz tests/fuzz/run.sh "$seconds"
+}
+
+model
+export KVASIR_TEST_MODEL=${KVASIR_TEST_MODEL:-}
+start=$SECONDS
+for suite in "${suites[@]}"; do
+	before=$SECONDS
+	heading "$suite"
+	"suite_$suite"
+	echo "$suite took $((SECONDS - before)) s"
+done
+printf '\nall took %d s; logs are in %s\n' $((SECONDS - start)) "$logs"
+echo "$passed passed, $failed failed, $skipped skipped"
+[ "$failed" -eq 0 ]

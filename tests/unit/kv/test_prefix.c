@@ -1,0 +1,274 @@
+#include "tests/unit/unit.h"
+
+#include "engine/kv/prefix.h"
+#include "tests/support/memory_backend.h"
+
+static struct memory_backend mem;
+
+struct fixture {
+	struct kv_pool *pool;
+	struct kv_prefix *prefix;
+	struct kv_key root;
+};
+
+static struct kv_root plain_root(void)
+{
+	return (struct kv_root){.n_layer = 2,
+	                        .n_head_kv = 3,
+	                        .head_dim = 4,
+	                        .page_tokens = KV_PAGE_TOKENS,
+	                        .kv_type = QUANT_F16,
+	                        .scheme = str_from("cpu"),
+	                        .rope = str_from("rope"),
+	                        .salt = str_from("")};
+}
+
+static void setup(struct fixture *f, int32_t n_pages)
+{
+	struct kv_layout layout = memory_layout();
+	struct kv_root root = plain_root();
+	memory_backend_init(&mem);
+	assert_int_equal(kv_pool_create(&mem.base, &layout, n_pages, &f->pool, NULL), STATUS_OK);
+	assert_int_equal(kv_prefix_create(f->pool, &f->prefix), STATUS_OK);
+	kv_key_root(&root, &f->root);
+}
+
+static void teardown(struct fixture *f)
+{
+	kv_prefix_destroy(f->prefix);
+	assert_int_equal(kv_pool_n_free(f->pool), kv_pool_n_pages(f->pool));
+	assert_int_equal(kv_pool_destroy(f->pool), STATUS_OK);
+}
+
+/* A sequence that has computed all of its tokens. */
+static struct kv_seq computed(struct fixture *f, int32_t n)
+{
+	struct kv_seq s = KV_SEQ_INIT;
+	assert_int_equal(kv_seq_prepare(f->pool, &s, n), STATUS_OK);
+	s.n_tokens = n;
+	return s;
+}
+
+static void fill(int32_t *tokens, int32_t n, int32_t from)
+{
+	for (int32_t i = 0; i < n; i++)
+		tokens[i] = from + i;
+}
+
+static void full_pages_are_found_again_and_shared(void **state)
+{
+	(void)state;
+	struct fixture f;
+	int32_t tokens[100];
+	setup(&f, 20);
+	fill(tokens, 100, 0);
+	struct kv_seq a = computed(&f, 70), b = KV_SEQ_INIT;
+	assert_int_equal(kv_prefix_put(f.prefix, &f.root, tokens, &a, 0, 1), 4);
+	assert_int_equal(kv_prefix_match(f.prefix, &f.root, tokens, 100), 4);
+	assert_int_equal(kv_prefix_match(f.prefix, &f.root, tokens, 63), 3);
+	assert_int_equal(kv_prefix_get(f.prefix, &f.root, tokens, 100, 2, &b), STATUS_OK);
+	assert_int_equal(b.n_tokens, 64);
+	for (int i = 0; i < 4; i++)
+		assert_int_equal(a.pages[i], b.pages[i]);
+	assert_int_equal(kv_pool_refs(f.pool, a.pages[0]), 3);
+	tokens[40] = -1;
+	assert_int_equal(kv_prefix_match(f.prefix, &f.root, tokens, 100), 2);
+	kv_seq_release(f.pool, &a);
+	kv_seq_release(f.pool, &b);
+	teardown(&f);
+}
+
+static void each_field_of_the_root_changes_the_key(void **state)
+{
+	(void)state;
+	struct kv_root roots[11];
+	struct kv_key keys[11];
+	for (int i = 0; i < 11; i++)
+		roots[i] = plain_root();
+	roots[1].weights[31] = 1;
+	roots[2].adapter[0] = 1;
+	roots[3].n_layer++;
+	roots[4].n_head_kv++;
+	roots[5].head_dim++;
+	roots[6].page_tokens++;
+	roots[7].kv_type++;
+	roots[8].scheme = str_from("cpv");
+	roots[9].rope = str_from("ropf");
+	roots[10].salt = str_from("tenant");
+	for (int i = 0; i < 11; i++) {
+		kv_key_root(&roots[i], &keys[i]);
+		for (int j = 0; j < i; j++)
+			assert_memory_not_equal(&keys[i], &keys[j], sizeof keys[i]);
+	}
+}
+
+static void bytes_moved_between_fields_change_the_key(void **state)
+{
+	(void)state;
+	struct kv_root a = plain_root(), b = plain_root();
+	struct kv_key ka, kb;
+	a.scheme = str_from("ab");
+	a.rope = str_from("c");
+	b.scheme = str_from("a");
+	b.rope = str_from("bc");
+	kv_key_root(&a, &ka);
+	kv_key_root(&b, &kb);
+	assert_memory_not_equal(&ka, &kb, sizeof ka);
+	a = b = plain_root();
+	a.rope = str_from("");
+	a.salt = str_from("rope");
+	kv_key_root(&a, &ka);
+	kv_key_root(&b, &kb);
+	assert_memory_not_equal(&ka, &kb, sizeof ka);
+}
+
+static void salts_share_nothing(void **state)
+{
+	(void)state;
+	struct fixture f;
+	int32_t tokens[64];
+	struct kv_root other = plain_root();
+	struct kv_key key;
+	setup(&f, 20);
+	fill(tokens, 64, 0);
+	struct kv_seq a = computed(&f, 64);
+	kv_prefix_put(f.prefix, &f.root, tokens, &a, 0, 1);
+	other.salt = str_from("other");
+	kv_key_root(&other, &key);
+	assert_int_equal(kv_prefix_match(f.prefix, &key, tokens, 64), 0);
+	kv_seq_release(f.pool, &a);
+	teardown(&f);
+}
+
+static void equal_content_computed_twice_ends_up_in_one_place(void **state)
+{
+	(void)state;
+	struct fixture f;
+	int32_t tokens[64];
+	setup(&f, 20);
+	fill(tokens, 64, 0);
+	struct kv_seq a = computed(&f, 64), b = computed(&f, 60);
+	assert_int_equal(kv_pool_n_free(f.pool), 12);
+	kv_prefix_put(f.prefix, &f.root, tokens, &a, 0, 1);
+	assert_int_equal(kv_prefix_put(f.prefix, &f.root, tokens, &b, 0, 1), 3);
+	assert_int_equal(kv_pool_n_free(f.pool), 15);
+	assert_int_equal(a.pages[2], b.pages[2]);
+	assert_int_not_equal(a.pages[3], b.pages[3]);
+	kv_seq_release(f.pool, &a);
+	kv_seq_release(f.pool, &b);
+	teardown(&f);
+}
+
+static void pages_are_added_as_they_fill(void **state)
+{
+	(void)state;
+	struct fixture f;
+	int32_t tokens[64];
+	setup(&f, 20);
+	fill(tokens, 64, 0);
+	struct kv_seq a = computed(&f, 64);
+	int32_t done = 0;
+	for (int32_t n = 1; n <= 64; n++) {
+		a.n_tokens = n;
+		done = kv_prefix_put(f.prefix, &f.root, tokens, &a, done, n);
+		assert_int_equal(done, n / KV_PAGE_TOKENS);
+	}
+	assert_int_equal(kv_prefix_match(f.prefix, &f.root, tokens, 64), 4);
+	kv_seq_release(f.pool, &a);
+	teardown(&f);
+}
+
+static void eviction_takes_leaves_that_nobody_holds_oldest_first(void **state)
+{
+	(void)state;
+	struct fixture f;
+	int32_t x[64], y[64];
+	struct kv_prefix_stats st;
+	setup(&f, 20);
+	fill(x, 64, 0);
+	fill(y, 64, 0);
+	y[32] = -1; /* shares two pages with x */
+	struct kv_seq a = computed(&f, 64), b = computed(&f, 64);
+	kv_prefix_put(f.prefix, &f.root, x, &a, 0, 1);
+	kv_prefix_put(f.prefix, &f.root, y, &b, 0, 2);
+	assert_false(kv_prefix_evict(f.prefix));
+	kv_seq_release(f.pool, &a);
+	kv_prefix_stats(f.prefix, &st);
+	assert_int_equal(st.n_pages, 6);
+	assert_int_equal(st.n_idle, 2);
+	assert_true(kv_prefix_evict(f.prefix));
+	assert_int_equal(kv_prefix_match(f.prefix, &f.root, x, 64), 3);
+	assert_true(kv_prefix_evict(f.prefix));
+	assert_int_equal(kv_prefix_match(f.prefix, &f.root, x, 64), 2);
+	/* The rest belongs to b as well. */
+	assert_false(kv_prefix_evict(f.prefix));
+	kv_seq_release(f.pool, &b);
+	for (int left = 3; left >= 0; left--) {
+		assert_true(kv_prefix_evict(f.prefix));
+		assert_int_equal(kv_prefix_match(f.prefix, &f.root, y, 64), left);
+	}
+	assert_false(kv_prefix_evict(f.prefix));
+	teardown(&f);
+}
+
+/*
+ * Random sequences with few distinct beginnings, against the tokens themselves: whatever the index says, a page's
+ * remembered content is what was put there. Content is modelled by a copy of the tokens kept per page.
+ */
+static void a_random_workload_never_serves_a_wrong_page(void **state)
+{
+	(void)state;
+	enum { PAGES = 60, SEQS = 8, LEN = 160 };
+	static int32_t content[PAGES][KV_PAGE_TOKENS], tokens[SEQS][LEN];
+	struct kv_seq seq[SEQS] = {{0}};
+	struct kv_prefix_stats st;
+	struct fixture f;
+	uint64_t rng = 77;
+	setup(&f, PAGES);
+	for (int round = 0; round < 20000; round++) {
+		int i = (int)(unit_rand(&rng) % SEQS);
+		kv_seq_release(f.pool, &seq[i]);
+		if (unit_rand(&rng) % 4 == 0)
+			continue;
+		int32_t n = 1 + (int32_t)(unit_rand(&rng) % LEN), family = (int32_t)(unit_rand(&rng) % 3),
+		        cut = (int32_t)(unit_rand(&rng) % LEN);
+		for (int32_t t = 0; t < n; t++)
+			tokens[i][t] = t < cut ? family : (int32_t)(unit_rand(&rng) % 2) + 10;
+		assert_int_equal(kv_prefix_get(f.prefix, &f.root, tokens[i], n, round, &seq[i]), STATUS_OK);
+		for (int32_t t = 0; t < seq[i].n_tokens; t++)
+			assert_int_equal(content[seq[i].pages[t / KV_PAGE_TOKENS]][t % KV_PAGE_TOKENS], tokens[i][t]);
+		int32_t known = seq[i].n_tokens / KV_PAGE_TOKENS;
+		while (kv_seq_pages_needed(f.pool, &seq[i], n - seq[i].n_tokens) > kv_pool_n_free(f.pool)) {
+			if (!kv_prefix_evict(f.prefix))
+				break;
+		}
+		if (kv_seq_prepare(f.pool, &seq[i], n - seq[i].n_tokens) != STATUS_OK) {
+			kv_seq_truncate(f.pool, &seq[i], seq[i].n_tokens);
+			continue;
+		}
+		for (int32_t t = seq[i].n_tokens; t < n; t++) {
+			assert_int_equal(kv_pool_refs(f.pool, seq[i].pages[t / KV_PAGE_TOKENS]), 1);
+			content[seq[i].pages[t / KV_PAGE_TOKENS]][t % KV_PAGE_TOKENS] = tokens[i][t];
+		}
+		seq[i].n_tokens = n;
+		kv_prefix_put(f.prefix, &f.root, tokens[i], &seq[i], known, round);
+		kv_prefix_stats(f.prefix, &st);
+		assert_true(st.n_idle >= 0 && st.n_idle <= st.n_pages);
+	}
+	kv_prefix_stats(f.prefix, &st);
+	assert_true(st.hits > 1000 && st.evicted > 1000);
+	for (int i = 0; i < SEQS; i++)
+		kv_seq_release(f.pool, &seq[i]);
+	kv_prefix_stats(f.prefix, &st);
+	assert_int_equal(st.n_idle, st.n_pages);
+	while (kv_prefix_evict(f.prefix))
+		;
+	assert_int_equal(kv_pool_n_free(f.pool), PAGES);
+	teardown(&f);
+}
+
+UNIT_MAIN(cmocka_unit_test(full_pages_are_found_again_and_shared), cmocka_unit_test(each_field_of_the_root_changes_the_key),
+          cmocka_unit_test(bytes_moved_between_fields_change_the_key), cmocka_unit_test(salts_share_nothing),
+          cmocka_unit_test(equal_content_computed_twice_ends_up_in_one_place), cmocka_unit_test(pages_are_added_as_they_fill),
+          cmocka_unit_test(eviction_takes_leaves_that_nobody_holds_oldest_first),
+          cmocka_unit_test(a_random_workload_never_serves_a_wrong_page))

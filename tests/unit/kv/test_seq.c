@@ -1,0 +1,161 @@
+#include "tests/unit/unit.h"
+
+#include "engine/kv/seq.h"
+#include "tests/support/memory_backend.h"
+
+static struct memory_backend mem;
+
+static struct kv_pool *make_pool(int32_t n_pages)
+{
+	struct kv_layout layout = memory_layout();
+	struct kv_pool *p;
+	memory_backend_init(&mem);
+	assert_int_equal(kv_pool_create(&mem.base, &layout, n_pages, &p, NULL), STATUS_OK);
+	return p;
+}
+
+/* Stands for model_forward(): writes n positions, each as one byte, where the block table says. */
+static void compute(struct kv_pool *p, struct kv_seq *s, int32_t n, char value)
+{
+	char *slab = kv_pool_slab(p);
+	for (int32_t i = 0; i < n; i++, s->n_tokens++) {
+		int32_t page = s->pages[s->n_tokens / KV_PAGE_TOKENS];
+		assert_int_equal(kv_pool_refs(p, page), 1);
+		slab[page * 64 + s->n_tokens % KV_PAGE_TOKENS] = value;
+	}
+}
+
+static char read_at(struct kv_pool *p, const struct kv_seq *s, int32_t position)
+{
+	return ((char *)kv_pool_slab(p))[s->pages[position / KV_PAGE_TOKENS] * 64 + position % KV_PAGE_TOKENS];
+}
+
+static void prepare_takes_the_pages_that_are_missing(void **state)
+{
+	(void)state;
+	struct kv_pool *p = make_pool(10);
+	struct kv_seq s = KV_SEQ_INIT;
+	assert_int_equal(kv_seq_pages_needed(p, &s, 17), 2);
+	assert_int_equal(kv_seq_prepare(p, &s, 17), STATUS_OK);
+	assert_int_equal(s.n_pages, 2);
+	compute(p, &s, 17, 'a');
+	assert_int_equal(kv_seq_pages_needed(p, &s, 15), 0);
+	assert_int_equal(kv_seq_pages_needed(p, &s, 16), 1);
+	kv_seq_truncate(p, &s, 16);
+	assert_int_equal(s.n_pages, 1);
+	assert_int_equal(s.n_tokens, 16);
+	kv_seq_release(p, &s);
+	assert_int_equal(kv_pool_n_free(p), 10);
+	kv_pool_destroy(p);
+}
+
+static void a_fork_copies_the_tail_on_write_only(void **state)
+{
+	(void)state;
+	struct kv_pool *p = make_pool(10);
+	struct kv_seq a = KV_SEQ_INIT, b = KV_SEQ_INIT;
+	kv_seq_prepare(p, &a, 20);
+	compute(p, &a, 20, 'a');
+	assert_int_equal(kv_seq_share(p, &b, &a, 20), STATUS_OK);
+	assert_int_equal(kv_pool_n_free(p), 8);
+	assert_int_equal(kv_seq_pages_needed(p, &b, 1), 1);
+	assert_int_equal(kv_seq_prepare(p, &b, 1), STATUS_OK);
+	compute(p, &b, 1, 'b');
+	/* The other side is alone on the old tail now and writes it in place. */
+	assert_int_equal(kv_seq_pages_needed(p, &a, 1), 0);
+	assert_int_equal(kv_seq_prepare(p, &a, 1), STATUS_OK);
+	compute(p, &a, 1, 'A');
+	assert_int_equal(a.pages[0], b.pages[0]);
+	assert_int_not_equal(a.pages[1], b.pages[1]);
+	assert_int_equal(read_at(p, &a, 20), 'A');
+	assert_int_equal(read_at(p, &b, 20), 'b');
+	assert_int_equal(read_at(p, &b, 19), 'a');
+	kv_seq_release(p, &a);
+	kv_seq_release(p, &b);
+	assert_int_equal(kv_pool_n_free(p), 10);
+	kv_pool_destroy(p);
+}
+
+static void truncating_into_a_shared_page_copies_it_before_the_next_write(void **state)
+{
+	(void)state;
+	struct kv_pool *p = make_pool(10);
+	struct kv_seq a = KV_SEQ_INIT, b = KV_SEQ_INIT;
+	kv_seq_prepare(p, &a, 32);
+	compute(p, &a, 32, 'a');
+	kv_seq_share(p, &b, &a, 32);
+	kv_seq_truncate(p, &b, 24);
+	kv_seq_prepare(p, &b, 1);
+	compute(p, &b, 1, 'b');
+	assert_int_equal(read_at(p, &a, 24), 'a');
+	assert_int_equal(read_at(p, &b, 24), 'b');
+	kv_seq_release(p, &b);
+	kv_seq_release(p, &a);
+	kv_pool_destroy(p);
+}
+
+static void a_full_pool_is_a_status_and_leaks_nothing(void **state)
+{
+	(void)state;
+	struct kv_pool *p = make_pool(2);
+	struct kv_seq a = KV_SEQ_INIT, b = KV_SEQ_INIT;
+	assert_int_equal(kv_seq_prepare(p, &a, 33), STATUS_LIMIT);
+	kv_seq_release(p, &a);
+	assert_int_equal(kv_pool_n_free(p), 2);
+	kv_seq_prepare(p, &a, 20);
+	compute(p, &a, 20, 'a');
+	kv_seq_share(p, &b, &a, 20);
+	assert_int_equal(kv_seq_prepare(p, &b, 1), STATUS_LIMIT);
+	kv_seq_release(p, &a);
+	kv_seq_release(p, &b);
+	assert_int_equal(kv_pool_n_free(p), 2);
+	kv_pool_destroy(p);
+}
+
+/* Random forks, truncations, appends and releases against a model that keeps each sequence's bytes apart. */
+static void random_histories_never_mix(void **state)
+{
+	(void)state;
+	enum { SEQS = 12, LENGTH = 300, PAGES = 90 };
+	static char expect[SEQS][LENGTH];
+	struct kv_seq seq[SEQS] = {{0}};
+	struct kv_pool *p = make_pool(PAGES);
+	uint64_t rng = 12345;
+	for (int round = 0; round < 20000; round++) {
+		int i = (int)(unit_rand(&rng) % SEQS), j = (int)(unit_rand(&rng) % SEQS);
+		switch (unit_rand(&rng) % 8) {
+		case 0:
+			kv_seq_release(p, &seq[i]);
+			break;
+		case 1:
+			if (i != j) {
+				int32_t n = seq[j].n_tokens ? (int32_t)(unit_rand(&rng) % (uint64_t)seq[j].n_tokens) : 0;
+				kv_seq_release(p, &seq[i]);
+				assert_int_equal(kv_seq_share(p, &seq[i], &seq[j], n), STATUS_OK);
+				memcpy(expect[i], expect[j], (size_t)n);
+			}
+			break;
+		case 2:
+			kv_seq_truncate(p, &seq[i], seq[i].n_tokens / 2);
+			break;
+		default: {
+			int32_t n = (int32_t)(unit_rand(&rng) % 40);
+			if (seq[i].n_tokens + n > LENGTH || kv_seq_prepare(p, &seq[i], n) != STATUS_OK)
+				break;
+			char value = (char)unit_rand(&rng);
+			memset(expect[i] + seq[i].n_tokens, value, (size_t)n);
+			compute(p, &seq[i], n, value);
+		}
+		}
+		for (int32_t t = 0; t < seq[i].n_tokens; t++)
+			assert_int_equal(read_at(p, &seq[i], t), expect[i][t]);
+	}
+	for (int i = 0; i < SEQS; i++)
+		kv_seq_release(p, &seq[i]);
+	assert_int_equal(kv_pool_n_free(p), PAGES);
+	assert_int_equal(kv_pool_destroy(p), STATUS_OK);
+}
+
+UNIT_MAIN(cmocka_unit_test(prepare_takes_the_pages_that_are_missing), cmocka_unit_test(a_fork_copies_the_tail_on_write_only),
+          cmocka_unit_test(truncating_into_a_shared_page_copies_it_before_the_next_write),
+          cmocka_unit_test(a_full_pool_is_a_status_and_leaks_nothing), cmocka_unit_test(random_histories_never_mix))
