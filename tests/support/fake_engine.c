@@ -569,6 +569,11 @@ int fake_engine_active(const struct engine *e)
 	return n;
 }
 
+bool fake_engine_has_events(const struct engine *e)
+{
+	return !list_empty(&e->events);
+}
+
 void engine_cancel(struct engine *e, uint64_t id)
 {
 	for (size_t i = 0; i < e->n_runs; i++)
