@@ -38,6 +38,7 @@ struct engine_options {
 	int32_t n_threads;         /* 0: one per physical core */
 	int32_t context_tokens;    /* 0: the trained length */
 	uint64_t kv_bytes;         /* cap of the device pool; 0: derived from the memory that is available */
+	const char *kv_policy;     /* which cached pages go when room is needed: of engine_kv_policy(); NULL: the default */
 	int32_t max_running;       /* generations that share steps; 0: default */
 	int32_t max_queue;         /* generations waiting beyond that before LIMIT; 0: default, -1: no bound */
 	int32_t step_tokens;       /* rows of a step; 0: default */
@@ -233,6 +234,7 @@ struct engine_stats {
 	uint64_t prompt_tokens, cached_tokens, computed_prompt_tokens, generated_tokens;
 	uint64_t finished_stop, finished_length, cancelled, failed;
 	uint64_t prefix_queries, prefix_hits, prefix_evictions; /* pages asked of the prefix index, found, evicted from it */
+	uint64_t prefix_evictions_decode; /* of these, for a running generation; the others for a prompt */
 	uint64_t preemptions, sessions_created, sessions_expired, sessions_deleted, session_kv_dropped;
 	uint64_t steps, step_rows;
 	int64_t step_ns;
@@ -265,6 +267,8 @@ enum status engine_template_render(const struct engine_template *t, const struct
 
 /* Names of the policies that choose which cached pages go (engine_options.kv_policy), the default first; NULL after the last. */
 const char *engine_kv_policy(size_t i);
+/* The policy of that name as engine_kv_policy() has it, "default" included; NULL when there is none. */
+const char *engine_kv_policy_find(const char *name);
 
 /*
  * A trace of prompts, as blocks of tokens named by their content and all before it, to replay on the code that evicts pages.
@@ -289,7 +293,7 @@ void engine_trace_info(const struct engine_trace *t, struct engine_trace_info *o
 struct engine_replay_result {
 	uint64_t hits;      /* blocks found, from the start of each prompt to its first miss */
 	uint64_t evictions;
-	int64_t took_ns;
+	int64_t cpu_ns;     /* of the calling thread */
 };
 /*
  * Replays the trace over a cache of `capacity_blocks` that starts empty, with its times multiplied by time_scale. Prompts take no

@@ -6,8 +6,8 @@
  */
 #include <math.h>
 #include <stdlib.h>
+#include <time.h>
 
-#include "engine/base/clock.h"
 #include "engine/engine.h"
 #include "engine/kv/evict.h"
 
@@ -37,6 +37,11 @@ struct engine_trace {
 const char *engine_kv_policy(size_t i)
 {
 	return evict_policy_name(i);
+}
+
+const char *engine_kv_policy_find(const char *name)
+{
+	return evict_policy_find(name);
 }
 
 /* ---- The trace ---- */
@@ -323,10 +328,17 @@ out:
 	return st;
 }
 
+static int64_t thread_cpu_ns(void)
+{
+	struct timespec t;
+	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+	return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
 enum status engine_replay(const struct engine_trace *t, const char *policy, int32_t capacity_blocks, double time_scale,
                           struct engine_replay_result *out, struct error *err)
 {
-	int64_t last_ms = t->n_prompts ? t->prompts[t->n_prompts - 1].time_ms : 0, start_ns = clock_now_ns(clock_system());
+	int64_t last_ms = t->n_prompts ? t->prompts[t->n_prompts - 1].time_ms : 0, start_ns = thread_cpu_ns();
 	*out = (struct engine_replay_result){0};
 	if (capacity_blocks < 1)
 		return error_set_param(err, STATUS_INVALID, "capacity", "capacity: a cache has at least one block");
@@ -336,6 +348,6 @@ enum status engine_replay(const struct engine_trace *t, const char *policy, int3
 	enum status st = strcmp(policy, ENGINE_REPLAY_BELADY) == 0
 	                         ? replay_belady(t, capacity_blocks, out, err)
 	                         : replay_policy(t, policy, capacity_blocks, time_scale, out, err);
-	out->took_ns = clock_now_ns(clock_system()) - start_ns;
+	out->cpu_ns = thread_cpu_ns() - start_ns;
 	return st;
 }

@@ -51,15 +51,7 @@ static bool next_name(char **list, char **name)
 /* The policy of that name, as the program spells it; NULL when there is none. */
 static const char *known_policy(const char *name)
 {
-	if (strcmp(name, "default") == 0)
-		return engine_kv_policy(0);
-	if (strcmp(name, ENGINE_REPLAY_BELADY) == 0)
-		return ENGINE_REPLAY_BELADY;
-	for (size_t i = 0; engine_kv_policy(i); i++) {
-		if (strcmp(name, engine_kv_policy(i)) == 0)
-			return engine_kv_policy(i);
-	}
-	return NULL;
+	return strcmp(name, ENGINE_REPLAY_BELADY) == 0 ? ENGINE_REPLAY_BELADY : engine_kv_policy_find(name);
 }
 
 /* Adds a policy that is not there yet. */
@@ -200,7 +192,7 @@ static void put_json_row(struct buf *out, bool first, const char *policy, int32_
 	buf_printf(out, "%s{\"policy\":\"%s\",\"name\":\"%s\",\"capacity_blocks\":%d,\"hit_rate\":", first ? "" : ",",
 	           is_default(policy) ? "default" : policy, policy, capacity);
 	buf_json_number(out, hit_rate);
-	buf_printf(out, ",\"hits\":%llu,\"evictions\":%llu,\"us_per_block\":", (unsigned long long)r->hits,
+	buf_printf(out, ",\"hits\":%llu,\"evictions\":%llu,\"cpu_us_per_block\":", (unsigned long long)r->hits,
 	           (unsigned long long)r->evictions);
 	buf_json_number(out, us);
 	buf_putc(out, '}');
@@ -213,7 +205,7 @@ static void put_table_head(struct buf *out, const struct engine_trace_info *info
 	           (unsigned long long)info->n_distinct_blocks, (double)info->span_ms / 1000);
 	for (size_t c = 0; c < plan->n_capacities; c++)
 		buf_printf(out, " %9d", plan->capacities[c]);
-	buf_puts(out, "   us/block\n");
+	buf_puts(out, "   CPU us/block\n");
 }
 
 static enum status replay(const struct plan *plan, const struct args *args, const char *path, const struct engine_trace *trace,
@@ -237,7 +229,7 @@ static enum status replay(const struct plan *plan, const struct args *args, cons
 			st = engine_replay(trace, policy, plan->capacities[c], args->scale, &r, err);
 			if (st != STATUS_OK)
 				return st;
-			double hit_rate = (double)r.hits * per_block, us = (double)r.took_ns / 1000 * per_block;
+			double hit_rate = (double)r.hits * per_block, us = (double)r.cpu_ns / 1000 * per_block;
 			slowest_us = us > slowest_us ? us : slowest_us;
 			if (args->json)
 				put_json_row(out, p == 0 && c == 0, policy, plan->capacities[c], hit_rate, us, &r);
@@ -245,7 +237,7 @@ static enum status replay(const struct plan *plan, const struct args *args, cons
 				buf_printf(out, " %9.4f", hit_rate);
 		}
 		if (!args->json)
-			buf_printf(out, " %10.2f\n", slowest_us);
+			buf_printf(out, " %14.2f\n", slowest_us);
 	}
 	if (args->json)
 		buf_puts(out, "]}\n");

@@ -11,16 +11,6 @@ static const struct evict_policy *const policies[] = {
 };
 enum { N_POLICIES = sizeof policies / sizeof *policies };
 
-const char *evict_reason_name(enum evict_reason reason)
-{
-	static const char *const names[] = {
-#define X(name, text) text,
-	        EVICT_REASON_MAP(X)
-#undef X
-	};
-	return names[reason];
-}
-
 const char *evict_policy_name(size_t i)
 {
 	return i < N_POLICIES ? policies[i]->name : NULL;
@@ -37,10 +27,10 @@ static const struct evict_policy *find_policy(const char *name)
 	return NULL;
 }
 
-const char *evict_policy_about(const char *name)
+const char *evict_policy_find(const char *name)
 {
 	const struct evict_policy *p = find_policy(name);
-	return p ? p->about : NULL;
+	return p ? p->name : NULL;
 }
 
 /* ---- Queues: leftist heaps ---- */

@@ -28,20 +28,12 @@ enum evict_hint {
 };
 enum { EVICT_SHORT_TOKENS = 16 };
 
-/* Why an item left: name, text for metrics. */
-#define EVICT_REASON_MAP(X)                                                                                            \
-	X(PROMPT, "prompt")   /* a prompt needed the room */                                                           \
-	X(DECODE, "decode")   /* a running generation did */                                                           \
-	X(CLOSE, "close")     /* the index let go of everything */
-
+/* What needed the room of an item that left. */
 enum evict_reason {
-#define X(name, text) EVICT_FOR_##name,
-	EVICT_REASON_MAP(X)
-#undef X
+	EVICT_FOR_PROMPT, /* a prompt that is admitted */
+	EVICT_FOR_DECODE, /* the next token of a running generation */
 	EVICT_N_REASONS
 };
-
-const char *evict_reason_name(enum evict_reason reason);
 
 /* One use of an item by one prompt. */
 struct evict_use {
@@ -64,10 +56,10 @@ struct evict;
 
 /* Names of the policies, the default first; NULL after the last. */
 const char *evict_policy_name(size_t i);
-/* What a policy does, in a sentence; NULL for an unknown name. */
-const char *evict_policy_about(const char *name);
+/* The policy of that name, "default" and NULL being the default, by the name it has in this table; NULL when there is none. */
+const char *evict_policy_find(const char *name);
 
-/* An engine for slots [0, n_slots). `policy` NULL or "default": the default. INVALID (param kv-policy) for an unknown name, NOMEM. */
+/* An engine for slots [0, n_slots). INVALID (param kv-policy) for a policy evict_policy_find() does not know; NOMEM. */
 enum status evict_create(const char *policy, int32_t n_slots, struct evict **out, struct error *err);
 void evict_destroy(struct evict *e); /* NULL is allowed */
 

@@ -22,7 +22,6 @@ static int32_t only_root(struct evict *e)
 
 const struct evict_policy evict_policy_lru = {
         .name = "lru",
-        .about = "the least recently used page goes",
         .n_queues = 1,
         .queue = lru_queue,
         .victim = only_root,
@@ -38,7 +37,6 @@ static int32_t lfu_queue(struct evict *e, int32_t i)
 
 const struct evict_policy evict_policy_lfu = {
         .name = "lfu",
-        .about = "the least often used page goes, of equal ones the least recently used",
         .n_queues = 1,
         .queue = lfu_queue,
         .victim = only_root,
@@ -91,7 +89,6 @@ static int32_t gdsf_victim(struct evict *e)
 
 const struct evict_policy evict_policy_gdsf = {
         .name = "gdsf",
-        .about = "the page of the lowest uses + clock at its last use goes; the clock follows what goes",
         .n_queues = 1,
         .init = gdsf_init,
         .free = free_state,
@@ -195,7 +192,6 @@ static bool s3fifo_gone(struct evict *e, int32_t i)
 
 const struct evict_policy evict_policy_s3fifo = {
         .name = "s3fifo",
-        .about = "new pages pass a small FIFO; what is used again there, or returns, enters a large one with second chances",
         .n_queues = S3_QUEUES,
         .ghosts_per_slot = true,
         .init = s3fifo_init,
@@ -346,7 +342,6 @@ static bool dual_gone(struct evict *e, int32_t i)
 
 const struct evict_policy evict_policy_dual = {
         .name = "dual",
-        .about = "the page of the highest 0.7 x age / oldest age + 0.3 / (uses in the last minute + 1) goes",
         .n_queues = DUAL_LEVELS,
         .init = dual_init,
         .free = dual_free,

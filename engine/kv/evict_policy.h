@@ -31,7 +31,7 @@ struct evict_item {
 enum evict_seen { EVICT_NEW, EVICT_GHOST, EVICT_RESIDENT };
 
 struct evict_policy {
-	const char *name, *about;
+	const char *name;
 	int32_t n_queues;
 	bool ghosts_per_slot; /* remembers as many ghosts as there are slots */
 	int32_t more_ghosts;  /* and so many more */

@@ -451,7 +451,6 @@ static void retention_claim(struct evict *e, int32_t i, int64_t until_ms)
 
 const struct evict_policy evict_policy_retention = {
         .name = "retention",
-        .about = "the page of the lowest rate of future uses goes, as learned from earlier ones",
         .n_queues = N_QUEUES,
         .ghosts_per_slot = true,
         .more_ghosts = MORE_GHOSTS,
