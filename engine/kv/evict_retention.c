@@ -14,12 +14,12 @@
  *
  * Groups. Four things about a use: how many it makes (1, 2, 3, more); how far before the end of its prompt the block lies
  * (0, 1, 2-3, 4-7, 8-15, more, in EVICT_DISTANCE_TOKENS): the end belongs to one conversation, the beginning to many; how
- * many turns the chain had grown by before the block was added (0, 1, 2, more); whether the answer was short.
+ * many turns the chain had grown by before the block was added (0, 1, more); whether the answer was short.
  *
  * Learning. When a block is used again, H[group][bin] += 1. N[group][bin] is the exposure: time in the bin / width, summed over
  * blocks, those still inside included. Blocks that are gone are followed as ghosts, so what is learned does not depend
- * on what happened to be kept. Every 100 prompts (each of the first 20) H and N fade by 0.98, and the hazards are estimated
- * anew, each level drawn to the one above it as far as it lacks data of its own: all blocks; uses x distance; then by turn; then by
+ * on what happened to be kept. H and N fade by 0.98 in 100 prompts. Every 100 prompts, and sooner as long as that is more than
+ * a twentieth of all, the hazards are estimated anew, each level drawn to the one above it as far as it lacks data of its own: all blocks; uses x distance; then by turn; then by
  * short answer. The prior is a constant hazard per bin; as widths grow with age, a page is then worth less the older it is,
  * so a cold start is about lru.
  *
@@ -37,7 +37,7 @@ enum {
 	N_BINS = 36,     /* from 0, 1, sqrt 2, 2, ... 2^17 seconds on */
 	N_USES = 4,
 	N_DISTANCES = 6,
-	N_TURNS = 4,
+	N_TURNS = 3,
 	N_ANSWERS = 2,
 	N_GROUPS = N_USES * N_DISTANCES * N_TURNS * N_ANSWERS,
 	N_QUEUES = N_GROUPS * N_BINS,
@@ -46,14 +46,14 @@ enum {
 	 * worth more even so.
 	 */
 	CLAIM_BINS = 4,
-	EAGER_PROMPTS = 20,
-	PROMPTS_PER_LESSON = 100,
+	LESSON_PROMPTS = 100, /* between two lessons, at most */
+	LESSON_PART = 20,     /* a lesson is due when this part of all prompts has come since the last one */
 	MORE_GHOSTS = 65536, /* a small cache needs a longer memory than its own size */
 };
 
-static const double FADE = 0.98;
+static const double FADE = 0.98; /* in LESSON_PROMPTS prompts */
 /* The prior: uses per bin, and the exposure it weighs as much as. */
-static const double PRIOR_HAZARD = 0.02, PRIOR_WEIGHT = 20;
+static const double PRIOR_HAZARD = 0.05, PRIOR_WEIGHT = 20;
 /* Expected uses that the level of the group above weighs as much as, and the exposure that its shape does. */
 static const double LEVEL_WEIGHT = 20, SHAPE_WEIGHT = 200;
 
@@ -80,7 +80,7 @@ struct retention {
 		int32_t oldest, newest;
 	} bins[N_BINS];
 	struct cell cells[N_GROUPS][N_BINS];
-	uint64_t n_prompts;
+	uint64_t n_prompts, n_learned; /* n_learned: at the last lesson */
 	int32_t queue_of[N_QUEUES]; /* by group * N_BINS + bin */
 	float worth[N_QUEUES];      /* by queue, rising; single precision lets values that differ by rounding alone be equal */
 	struct lesson {             /* scratch of learn() */
@@ -284,13 +284,15 @@ static void learn(struct evict *e)
 	struct retention *r = e->state;
 	struct lesson *l = &r->lesson;
 	double all[N_BINS], by_use[N_BINS], by_turn[N_BINS], hazard[N_BINS];
+	double fade = pow(FADE, (double)(r->n_prompts - r->n_learned) / LESSON_PROMPTS);
+	r->n_learned = r->n_prompts;
 	for (int g = 0; g < N_GROUPS; g++) {
 		for (int b = 0; b < N_BINS; b++) {
 			struct cell *c = &r->cells[g][b];
 			/* The sum over the blocks inside of the time they have been there. */
 			uint64_t inside_ms = c->n * (uint64_t)(e->now_ms - r->edge_ms[b]) - c->sum_used_ms;
-			c->hits *= FADE;
-			c->exposure *= FADE;
+			c->hits *= fade;
+			c->exposure *= fade;
 			l->hits[g][b] = c->hits;
 			l->exposure[g][b] = c->exposure + (double)inside_ms / width_ms(r, b);
 		}
@@ -305,6 +307,12 @@ static void learn(struct evict *e)
 		worth_by_bin(r, hazard, &l->worth[g * N_BINS]);
 	}
 	number_queues(e);
+}
+
+static bool lesson_is_due(const struct retention *r)
+{
+	uint64_t since = r->n_prompts - r->n_learned;
+	return since >= LESSON_PROMPTS || since * LESSON_PART >= r->n_prompts;
 }
 
 /* ---- The policy ---- */
@@ -361,7 +369,7 @@ static void retention_used(struct evict *e, int32_t i, const struct evict_use *u
 	struct known *k = &r->known[i];
 	if (use->parent == EVICT_NONE) {
 		r->n_prompts++;
-		if (r->n_prompts <= EAGER_PROMPTS || r->n_prompts % PROMPTS_PER_LESSON == 0)
+		if (lesson_is_due(r))
 			learn(e);
 	}
 	if (seen == EVICT_NEW) {

@@ -343,7 +343,7 @@ static const struct model model_s3fifo = {"s3fifo",  false,   s3_init, model_fre
 
 /* ---- retention ---- */
 
-enum { RET_BINS = 36, RET_GROUPS = 4 * 6 * 4 * 2, RET_BLOCKS = 8192 };
+enum { RET_BINS = 36, RET_GROUPS = 4 * 6 * 3 * 2, RET_BLOCKS = 8192 };
 
 struct ret_block {
 	uint64_t key, uses;
@@ -358,7 +358,7 @@ struct model_ret_state {
 	struct ret_block blocks[RET_BLOCKS]; /* all ever seen; the workload has fewer than the ghosts that are remembered */
 	int n_blocks;
 	int block_at[WORLD_SLOTS];
-	uint64_t n_prompts;
+	uint64_t n_prompts, n_learned;
 };
 
 static double ret_edge_ms(int bin)
@@ -387,10 +387,12 @@ static void ret_learn(struct world *w)
 {
 	struct model_ret_state *s = w->state;
 	static double h[RET_GROUPS][RET_BINS], n[RET_GROUPS][RET_BINS];
+	double fade = pow(0.98, (double)(s->n_prompts - s->n_learned) / 100);
+	s->n_learned = s->n_prompts;
 	for (int g = 0; g < RET_GROUPS; g++) {
 		for (int b = 0; b < RET_BINS; b++) {
-			h[g][b] = s->hits[g][b] *= 0.98;
-			n[g][b] = s->exposure[g][b] *= 0.98;
+			h[g][b] = s->hits[g][b] *= fade;
+			n[g][b] = s->exposure[g][b] *= fade;
 		}
 	}
 	for (int i = 0; i < s->n_blocks; i++) {
@@ -404,20 +406,20 @@ static void ret_learn(struct world *w)
 			sh += h[g][b];
 			sn += n[g][b];
 		}
-		all[b] = (sh + 0.4) / (sn + 20);
+		all[b] = (sh + 20 * 0.05) / (sn + 20);
 	}
 	for (int g = 0; g < RET_GROUPS; g++) {
-		double h8[RET_BINS] = {0}, n8[RET_BINS] = {0}, h2[RET_BINS] = {0}, n2[RET_BINS] = {0}, q8[RET_BINS], q2[RET_BINS], q[RET_BINS];
+		double h6[RET_BINS] = {0}, n6[RET_BINS] = {0}, h2[RET_BINS] = {0}, n2[RET_BINS] = {0}, q6[RET_BINS], q2[RET_BINS], q[RET_BINS];
 		for (int o = 0; o < RET_GROUPS; o++) {
 			for (int b = 0; b < RET_BINS; b++) {
-				h8[b] += o / 8 == g / 8 ? h[o][b] : 0;
-				n8[b] += o / 8 == g / 8 ? n[o][b] : 0;
+				h6[b] += o / 6 == g / 6 ? h[o][b] : 0;
+				n6[b] += o / 6 == g / 6 ? n[o][b] : 0;
 				h2[b] += o / 2 == g / 2 ? h[o][b] : 0;
 				n2[b] += o / 2 == g / 2 ? n[o][b] : 0;
 			}
 		}
-		ret_blend(h8, n8, all, q8);
-		ret_blend(h2, n2, q8, q2);
+		ret_blend(h6, n6, all, q6);
+		ret_blend(h2, n2, q6, q2);
 		ret_blend(h[g], n[g], q2, q);
 		for (int a = 0; a < RET_BINS; a++) {
 			double best = 0, top = 0, bottom = 0, survive = 1;
@@ -463,7 +465,7 @@ static void ret_used(struct world *w, int32_t slot, const struct evict_use *use,
 	int i = 0;
 	if (!parent) {
 		s->n_prompts++;
-		if (s->n_prompts <= 20 || s->n_prompts % 100 == 0)
+		if (s->n_prompts - s->n_learned >= 100 || (s->n_prompts - s->n_learned) * 20 >= s->n_prompts)
 			ret_learn(w);
 	}
 	while (i < s->n_blocks && s->blocks[i].key != use->key)
@@ -475,13 +477,13 @@ static void ret_used(struct world *w, int32_t slot, const struct evict_use *use,
 		s->n_blocks++;
 		*k = (struct ret_block){.key = use->key};
 		k->turn = !parent ? 0 : parent->uses > 1 ? parent->turn + 1 : parent->turn;
-		k->turn = k->turn > 3 ? 3 : k->turn;
+		k->turn = k->turn > 2 ? 2 : k->turn;
 	} else {
 		s->hits[k->group][k->bin] += 1;
 		s->exposure[k->group][k->bin] += ((double)(w->now_ms - k->used_ms) - ret_edge_ms(k->bin)) / ret_width_ms(k->bin);
 	}
 	k->uses++;
-	k->group = (((int)(k->uses < 4 ? k->uses : 4) - 1) * 6 + ret_log2(use->distance)) * 8 + k->turn * 2 + (int)use->hints;
+	k->group = (((int)(k->uses < 4 ? k->uses : 4) - 1) * 6 + ret_log2(use->distance)) * 6 + k->turn * 2 + (int)use->hints;
 	k->bin = 0;
 	k->used_ms = w->now_ms;
 	k->claim_until_ms = use->claim_until_ms;
