@@ -343,7 +343,7 @@ static const struct model model_s3fifo = {"s3fifo",  false,   s3_init, model_fre
 
 /* ---- retention ---- */
 
-enum { RET_BINS = 36, RET_GROUPS = 4 * 6 * 3 * 2, RET_BLOCKS = 8192 };
+enum { RET_BINS = 42, RET_GROUPS = 4 * 6 * 3 * 2, RET_BLOCKS = 8192 };
 
 struct ret_block {
 	uint64_t key, uses;
@@ -359,11 +359,14 @@ struct model_ret_state {
 	int n_blocks;
 	int block_at[WORLD_SLOTS];
 	uint64_t n_prompts, n_learned;
+	int64_t moment_ms, learned_ms;
+	int n_moments;
+	double pause_ms;
 };
 
 static double ret_edge_ms(int bin)
 {
-	return bin == 0 ? 0 : round(1000 * pow(2, (bin - 1) / 2.0));
+	return bin == 0 ? 0 : bin < 7 ? round(1000 / pow(2, 7 - bin)) : round(1000 * pow(sqrt(2), bin - 7));
 }
 
 static double ret_width_ms(int bin)
@@ -389,6 +392,12 @@ static void ret_learn(struct world *w)
 	static double h[RET_GROUPS][RET_BINS], n[RET_GROUPS][RET_BINS];
 	double fade = pow(0.98, (double)(s->n_prompts - s->n_learned) / 100);
 	s->n_learned = s->n_prompts;
+	if (s->n_prompts > 1 && s->n_moments > 0) {
+		double mean = (double)(w->now_ms - s->learned_ms) / s->n_moments;
+		s->pause_ms = s->pause_ms == 0 ? mean : 0.8 * s->pause_ms + 0.2 * fmin(mean, 2 * s->pause_ms);
+	}
+	s->learned_ms = w->now_ms;
+	s->n_moments = 0;
 	for (int g = 0; g < RET_GROUPS; g++) {
 		for (int b = 0; b < RET_BINS; b++) {
 			h[g][b] = s->hits[g][b] *= fade;
@@ -427,7 +436,7 @@ static void ret_learn(struct world *w)
 				top += survive * (1 - exp(-q[t]));
 				bottom += survive * ret_width_ms(t) * (1 - exp(-q[t])) / q[t];
 				survive *= exp(-q[t]);
-				best = top / bottom > best ? top / bottom : best;
+				best = fmax(best, top / fmax(bottom, s->pause_ms));
 			}
 			s->worth[g][a] = best;
 		}
@@ -443,6 +452,8 @@ static void ret_init(struct world *w)
 static void ret_advance(struct world *w)
 {
 	struct model_ret_state *s = w->state;
+	s->n_moments += w->now_ms > s->moment_ms;
+	s->moment_ms = w->now_ms;
 	for (int i = 0; i < s->n_blocks; i++) {
 		struct ret_block *k = &s->blocks[i];
 		int before = k->bin;

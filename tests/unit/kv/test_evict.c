@@ -330,28 +330,31 @@ static void ghosts_are_known_again_and_bounded(void **state)
 {
 	(void)state;
 	struct evict_stats st;
-	enum { SLOTS = 50, GHOSTS = SLOTS + 65536 };
+	enum { SLOTS = 50, GHOSTS = SLOTS + 65536, KEYS = 200000 };
 	struct evict *e = make("retention", SLOTS);
-	for (uint64_t key = 0; key < 200000; key++) {
-		int32_t slot = (int32_t)key;
-		if (key >= SLOTS) {
+	uint64_t key_at[SLOTS], first_gone = 0, last_gone = 0;
+	for (uint64_t key = 1; key <= KEYS; key++) {
+		int32_t slot = (int32_t)key - 1;
+		if (key > SLOTS) {
 			slot = evict_victim(e, (int64_t)key);
+			last_gone = key_at[slot];
+			first_gone = first_gone ? first_gone : last_gone;
 			evict_remove(e, slot, EVICT_FOR_PROMPT);
 		}
+		key_at[slot] = key;
 		insert(e, slot, key, EVICT_NONE, (int64_t)key);
 		evict_idle(e, slot, true);
 	}
 	evict_stats(e, &st);
 	assert_int_equal(st.n_ghosts, GHOSTS);
 	assert_int_equal(st.revived, 0);
-	int32_t slot = evict_victim(e, 200000);
+	int32_t slot = evict_victim(e, KEYS);
 	evict_remove(e, slot, EVICT_FOR_PROMPT);
-	insert(e, slot, 140000, EVICT_NONE, 200000); /* still remembered */
+	insert(e, slot, last_gone, EVICT_NONE, KEYS);
 	evict_stats(e, &st);
 	assert_int_equal(st.revived, 1);
-	slot = evict_victim(e, 200000);
 	evict_remove(e, slot, EVICT_FOR_PROMPT);
-	insert(e, slot, 10, EVICT_NONE, 200000); /* forgotten long ago */
+	insert(e, slot, first_gone, EVICT_NONE, KEYS); /* long forgotten */
 	evict_stats(e, &st);
 	assert_int_equal(st.revived, 1);
 	evict_destroy(e);
