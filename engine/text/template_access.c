@@ -537,7 +537,7 @@ static bool slice_string(struct render *r, const struct value *s, int64_t start,
 
 bool get_slice(struct render *r, const struct value *obj, const struct value bounds[3], struct value *out)
 {
-	int64_t start, step, count;
+	int64_t start = 0, step = 1, count = 0;
 	if (obj->type == VALUE_UNDEFINED)
 		return undefined_fail(r, obj);
 	if (obj->type == VALUE_DICT)
