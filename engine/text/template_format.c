@@ -589,7 +589,7 @@ static bool add_replacement(struct render *r, struct text *t, const struct value
 	} else if (end < to) {
 		spec_from = end + 1;
 	}
-	struct value v, s;
+	struct value v = val_none(), s;
 	if (!field_value(r, b, (struct str){p + from, end - from}, &v))
 		return false;
 	struct text converted = {0}, spec = {0};
