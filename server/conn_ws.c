@@ -34,16 +34,17 @@ done:
 void conn_ws_receive(struct conn *c, const char *p, size_t n)
 {
 	struct frame_error err;
-	size_t used;
+	size_t n_held, used;
 	uint64_t before = c->frames.frames;
 
 	if (!c->ws)
 		return; /* closed from our side; what still comes is thrown away */
-	if (!frame_check_feed(&c->frames, (const uint8_t *)p, n, &used, &err)) {
+	if (!frame_check_feed(&c->frames, (const uint8_t *)p, n, &n_held, &used, &err)) {
 		ws_conn_refuse(c->ws, err.code, err.reason);
 		return;
 	}
-	if (!conn_send(c->pair->fd, &c->up, p, used)) {
+	if (!conn_send(c->pair->fd, &c->up, (const char *)c->frames.held, n_held) ||
+	    !conn_send(c->pair->fd, &c->up, p, used)) {
 		conn_drop(c);
 		return;
 	}
