@@ -20,6 +20,7 @@ void conn_ws_begin(struct conn *c)
 		goto done;
 	}
 	conn_set_state(c, CONN_WS);
+	c->input_waits = false;
 	conn_set_deadline(c, -1);
 	frame_check_init(&c->frames, (uint64_t)c->host->config->max_body);
 	c->ws = ws_server_adopt(c->host->ws, theirs, c, c->peer, key);

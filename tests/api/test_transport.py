@@ -325,6 +325,20 @@ def test_largest_head():
                     assert body["length"] == 300000 and len(body["x-test"]) == n
 
 
+def test_many_small_fields(echo):
+    """Each takes memory of libmicrohttpd, which hangs when that runs out."""
+    for data in (b"GET /health/live?" + b"a&" * 15000 + b" HTTP/1.1\r\nHost: a\r\n\r\n", GET + b"Cookie: " + b"a;" * 15000 + b"\r\n\r\n",
+                 GET + b"a:b\r\n" * 5000 + b"\r\n"):
+        status, _, body = echo.ask(data)
+        assert status == 431
+        error_of(body)
+    most = GET.replace(b" HTTP", b"?" + b"a&" * 80 + b" HTTP") + b"a:b\r\n" * 80 + b"Cookie: " + b"a;" * 80 + b"b" * 30000
+    with echo.connect() as s:
+        for _ in range(3):
+            s.sendall(most + b"\r\n\r\n")
+            assert read_answer(s)[0] == 200
+
+
 # ---- Deadlines and limits ----
 
 def test_deadlines():
@@ -359,6 +373,20 @@ def test_deadlines():
             read_answer(s)
             s.sendall(b"GET /health")
             assert read_answer(s)[0] == 408
+
+
+def test_idle_connections_are_cheap_and_come_back(echo):
+    """After a second without a request only the socket is left of a connection, and it serves again."""
+    fds = echo.fds()
+    held = [echo.connect() for _ in range(50)]
+    for _ in range(2):
+        for s in held:
+            s.sendall(post(b"hello"))
+            assert json.loads(read_answer(s)[2])["length"] == 5
+        eventually(lambda: echo.fds() - fds <= 50 + 3, 5, "the pairs are closed")
+    assert echo.stats()["connections"] == 51
+    for s in held:
+        s.close()
 
 
 def test_slow_answers_have_no_deadline():
@@ -851,4 +879,5 @@ def test_ws_and_http_leave_nothing_behind():
         for _ in range(4):
             round_()
         eventually(lambda: e.fds() <= fds + 2, 5, "descriptors return")
-        assert e.rss() - rss < 3e6 * SLOW, "memory grows"
+        if SLOW == 1:  # a sanitizer keeps freed memory for a while
+            assert e.rss() - rss < 3e6, "memory grows"
