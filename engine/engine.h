@@ -102,6 +102,8 @@ struct engine_request {
 
 	char session[ENGINE_SESSION_ID_MAX + 1];   /* "": none. Its KV is reused and kept. Requests of one session run one after the other */
 
+	char *cache_salt;                /* malloc'd or NULL: its KV is shared only with requests of the same salt */
+
 	struct sampling_params sampling; /* sampling.bias malloc'd */
 	int32_t max_tokens;              /* -1: until the context is full; 0: prompt only */
 	struct str *stops;               /* malloc'd array of malloc'd strings (free((char *)p)) */
