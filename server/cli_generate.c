@@ -222,7 +222,10 @@ int cli_generate(int argc, char **argv)
 	if (build_request(engine, &args, &prompt, &request, &err) != STATUS_OK)
 		goto fail;
 	uint64_t id = request->id;
-	engine_submit(engine, request);
+	if (engine_submit(engine, request) != STATUS_OK) {
+		error_set(&err, STATUS_NOMEM, "out of memory");
+		goto fail;
+	}
 	status = stream(engine, id);
 	goto out;
 fail:

@@ -177,7 +177,7 @@ def test_an_expired_session_is_told_by_name(http):
 
 def test_a_client_that_leaves_cancels_its_lanes(daemon):
     daemon.wait_idle()
-    free = daemon.metrics()["kvasir:kv_pages_free"]
+    free = daemon.pages()
     with Wire(daemon) as w:
         for i in range(4):
             w.send("Write a very long story.", stream_id=f"l{i}", max_output_tokens=4000)
@@ -185,7 +185,7 @@ def test_a_client_that_leaves_cancels_its_lanes(daemon):
             pass
         w.socket.socket.close()  # without a close frame
     eventually(daemon.idle, 1, "nothing runs")
-    eventually(lambda: daemon.metrics()["kvasir:kv_pages_free"] == free, 1, "all pages are back")
+    eventually(lambda: daemon.pages() == free, 1, "all pages are back")
 
 
 def test_a_connection_that_answers_no_ping_is_closed():
