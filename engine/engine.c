@@ -46,6 +46,47 @@ static enum status check_options(const struct engine_options *o, struct error *e
 	return STATUS_OK;
 }
 
+/*
+ * The memory of a command and of its answer. A command that is dropped would strand whoever waits for its answer, so these few
+ * hundred bytes are waited for: they come back as running work ends. What a client's input makes large can fail.
+ */
+static void *wait_for_memory(size_t n)
+{
+	void *p;
+	while (!(p = calloc(1, n)))
+		sched_yield();
+	return p;
+}
+
+static void drop_events(struct engine *e)
+{
+	struct list rest;
+	list_init(&rest);
+	mailbox_take(&e->events, &rest);
+	for (struct list *l; (l = list_pop_front(&rest));)
+		engine_event_free(list_entry(l, struct engine_event, link));
+	mailbox_destroy(&e->events);
+}
+
+static void drop_all_commands(struct mailbox *m)
+{
+	struct list rest;
+	list_init(&rest);
+	mailbox_take(m, &rest);
+	for (struct list *l; (l = list_pop_front(&rest));)
+		command_destroy(list_entry(l, struct command, link));
+}
+
+static void stop_thread(struct mailbox *m, pthread_t thread)
+{
+	struct command *stop = wait_for_memory(sizeof *stop);
+	stop->type = COMMAND_STOP;
+	mailbox_post(m, &stop->link);
+	pthread_join(thread, NULL);
+	drop_all_commands(m);
+	mailbox_destroy(m);
+}
+
 static char *copy_or_null(const char *s, bool *failed)
 {
 	char *copy = s ? strdup(s) : NULL;
@@ -88,14 +129,10 @@ enum status engine_create(const struct engine_options *options, struct engine **
 	*out = e;
 	return STATUS_OK;
 
-fail_text: {
-	struct command *stop = calloc(1, sizeof *stop);
-	if (stop) {
-		stop->type = COMMAND_STOP;
-		mailbox_post(&e->worker_box, &stop->link);
-		pthread_join(e->worker_thread, NULL);
-	}
-}
+fail_text:
+	stop_thread(&e->worker_box, e->worker_thread);
+	drop_events(e);
+	goto fail_worker_box;
 fail_worker:
 	mailbox_destroy(&e->events);
 fail_events:
@@ -112,42 +149,13 @@ fail_strings:
 	return st;
 }
 
-static void drop_all_commands(struct mailbox *m)
-{
-	struct list rest;
-	list_init(&rest);
-	mailbox_take(m, &rest);
-	for (struct list *l; (l = list_pop_front(&rest));)
-		command_destroy(list_entry(l, struct command, link));
-}
-
-/* A stop needs no memory beyond this: it is made when the engine is destroyed, so it must not fail. */
-static void stop_thread(struct mailbox *m, pthread_t thread, struct command *stop)
-{
-	stop->type = COMMAND_STOP;
-	mailbox_post(m, &stop->link);
-	pthread_join(thread, NULL);
-	drop_all_commands(m);
-	mailbox_destroy(m);
-}
-
 void engine_destroy(struct engine *e)
 {
 	if (!e)
 		return;
-	struct command *stops[2];
-	for (int i = 0; i < 2; i++) {
-		while (!(stops[i] = calloc(1, sizeof *stops[i])))
-			sched_yield();
-	}
-	stop_thread(&e->text_box, e->text_thread, stops[0]);
-	stop_thread(&e->worker_box, e->worker_thread, stops[1]);
-	struct list rest;
-	list_init(&rest);
-	mailbox_take(&e->events, &rest);
-	for (struct list *l; (l = list_pop_front(&rest));)
-		engine_event_free(list_entry(l, struct engine_event, link));
-	mailbox_destroy(&e->events);
+	stop_thread(&e->text_box, e->text_thread);
+	stop_thread(&e->worker_box, e->worker_thread);
+	drop_events(e);
 	pthread_mutex_destroy(&e->lock);
 	free((char *)e->options.model_path);
 	free((char *)e->options.chat_template);
@@ -228,117 +236,101 @@ void command_fail(struct engine *e, struct command *c, const struct error *err, 
 	command_answer(e, c, out);
 }
 
-/* A command and the event that will answer it; NULL when there is no memory. */
 static struct command *command_create(struct engine *e, enum command_type type, uint64_t id, enum engine_event_type answer)
 {
-	struct command *c = calloc(1, sizeof *c);
-	if (!c)
-		return NULL;
-	c->reply = event_create(answer, id);
-	if (!c->reply) {
-		free(c);
-		return NULL;
-	}
+	struct command *c = wait_for_memory(sizeof *c);
 	c->type = type;
 	c->id = id;
 	c->submitted_ns = clock_now_ns(e->clock);
+	c->reply = wait_for_memory(sizeof *c->reply);
+	event_init(c->reply, answer, id);
 	return c;
 }
 
-enum status engine_submit(struct engine *e, struct engine_request *r)
+/* Answers a command that does not get as far as a thread. */
+static void refuse(struct engine *e, struct command *c, const struct error *err)
+{
+	struct list out;
+	list_init(&out);
+	command_fail(e, c, err, &out);
+	mailbox_post_all(&e->events, &out);
+}
+
+void engine_submit(struct engine *e, struct engine_request *r)
 {
 	struct command *c = command_create(e, COMMAND_GENERATE, r->id, ENGINE_EVENT_ERROR);
-	if (!c) {
-		engine_request_destroy(r);
-		return STATUS_NOMEM;
-	}
-	c->request = r;
 	int32_t most = e->options.max_queue < 0 ? INT32_MAX : e->options.max_running + e->options.max_queue;
+	c->request = r;
 	if (atomic_load(&e->n_in_flight) >= most) {
 		struct error err;
-		struct list out;
-		list_init(&out);
 		error_set(&err, STATUS_LIMIT, "%" PRId32 " requests are running or waiting, the most that are allowed; try again later", most);
-		command_fail(e, c, &err, &out);
-		mailbox_post_all(&e->events, &out);
-		return STATUS_OK;
+		refuse(e, c, &err);
+		return;
 	}
 	c->in_flight = true;
 	atomic_fetch_add(&e->n_in_flight, 1);
 	mailbox_post(&e->text_box, &c->link);
-	return STATUS_OK;
 }
 
-enum status engine_cancel(struct engine *e, uint64_t id)
+void engine_cancel(struct engine *e, uint64_t id)
 {
-	struct command *to_worker = calloc(1, sizeof *to_worker), *to_text = calloc(1, sizeof *to_text);
-	if (!to_worker || !to_text) {
-		free(to_worker);
-		free(to_text);
-		return STATUS_NOMEM;
+	struct mailbox *boxes[] = {&e->text_box, &e->worker_box};
+	for (size_t i = 0; i < 2; i++) {
+		struct command *c = wait_for_memory(sizeof *c);
+		c->type = COMMAND_CANCEL;
+		c->id = id;
+		mailbox_post(boxes[i], &c->link);
 	}
-	to_worker->type = to_text->type = COMMAND_CANCEL;
-	to_worker->id = to_text->id = id;
-	mailbox_post(&e->text_box, &to_text->link);
-	mailbox_post(&e->worker_box, &to_worker->link);
-	return STATUS_OK;
 }
 
-enum status engine_tokenize(struct engine *e, uint64_t id, const char *text, size_t n, bool add_special, bool parse_special)
+static void refuse_for_memory(struct engine *e, struct command *c)
+{
+	struct error err;
+	error_set(&err, STATUS_NOMEM, "no memory for the request");
+	refuse(e, c, &err);
+}
+
+void engine_tokenize(struct engine *e, uint64_t id, const char *text, size_t n, bool add_special, bool parse_special)
 {
 	struct command *c = command_create(e, COMMAND_TOKENIZE, id, ENGINE_EVENT_TOKENS);
-	if (!c)
-		return STATUS_NOMEM;
 	c->text = malloc(n + 1);
 	if (!c->text) {
-		command_destroy(c);
-		return STATUS_NOMEM;
+		refuse_for_memory(e, c);
+		return;
 	}
 	memcpy(c->text, text, n);
 	c->text_n = n;
 	c->tokenize_flags = (add_special ? TOKENIZE_ADD_BOS_EOS : 0u) | (parse_special ? TOKENIZE_SPECIAL : 0u);
 	mailbox_post(&e->text_box, &c->link);
-	return STATUS_OK;
 }
 
-enum status engine_tokenize_chat(struct engine *e, uint64_t id, struct arena *arena, struct value *chat)
+void engine_tokenize_chat(struct engine *e, uint64_t id, struct arena *arena, struct value *chat)
 {
 	struct command *c = command_create(e, COMMAND_TOKENIZE_CHAT, id, ENGINE_EVENT_TOKENS);
-	if (!c) {
-		arena_destroy(arena);
-		return STATUS_NOMEM;
-	}
 	c->arena = arena;
 	c->chat = chat;
 	mailbox_post(&e->text_box, &c->link);
-	return STATUS_OK;
 }
 
-enum status engine_detokenize(struct engine *e, uint64_t id, const int32_t *ids, size_t n)
+void engine_detokenize(struct engine *e, uint64_t id, const int32_t *ids, size_t n)
 {
 	struct command *c = command_create(e, COMMAND_DETOKENIZE, id, ENGINE_EVENT_TEXT);
-	if (!c)
-		return STATUS_NOMEM;
 	for (size_t i = 0; i < n; i++) {
 		if (!token_buf_add(&c->tokens, ids[i])) {
-			command_destroy(c);
-			return STATUS_NOMEM;
+			refuse_for_memory(e, c);
+			return;
 		}
 	}
 	mailbox_post(&e->text_box, &c->link);
-	return STATUS_OK;
 }
 
-static enum status session_command(struct engine *e, enum command_type type, uint64_t id, enum engine_event_type answer,
-                                   const struct engine_session_params *p)
+static void session_command(struct engine *e, enum command_type type, uint64_t id, enum engine_event_type answer,
+                            const struct engine_session_params *p)
 {
 	struct command *c = command_create(e, type, id, answer);
-	if (!c)
-		return STATUS_NOMEM;
 	if (p)
 		c->session = *p;
 	mailbox_post(&e->worker_box, &c->link);
-	return STATUS_OK;
 }
 
 /* A session by its id. One that is too long names no session: it becomes "", which none has, and never a shorter id. */
@@ -351,30 +343,30 @@ static struct engine_session_params named(const char *session)
 	return p;
 }
 
-enum status engine_session_create(struct engine *e, uint64_t id, const struct engine_session_params *p)
+void engine_session_create(struct engine *e, uint64_t id, const struct engine_session_params *p)
 {
-	return session_command(e, COMMAND_SESSION_CREATE, id, ENGINE_EVENT_SESSION, p);
+	session_command(e, COMMAND_SESSION_CREATE, id, ENGINE_EVENT_SESSION, p);
 }
 
-enum status engine_session_get(struct engine *e, uint64_t id, const char *session)
+void engine_session_get(struct engine *e, uint64_t id, const char *session)
 {
 	struct engine_session_params p = named(session);
-	return session_command(e, COMMAND_SESSION_GET, id, ENGINE_EVENT_SESSION, &p);
+	session_command(e, COMMAND_SESSION_GET, id, ENGINE_EVENT_SESSION, &p);
 }
 
-enum status engine_session_heartbeat(struct engine *e, uint64_t id, const char *session)
+void engine_session_heartbeat(struct engine *e, uint64_t id, const char *session)
 {
 	struct engine_session_params p = named(session);
-	return session_command(e, COMMAND_SESSION_HEARTBEAT, id, ENGINE_EVENT_SESSION, &p);
+	session_command(e, COMMAND_SESSION_HEARTBEAT, id, ENGINE_EVENT_SESSION, &p);
 }
 
-enum status engine_session_delete(struct engine *e, uint64_t id, const char *session)
+void engine_session_delete(struct engine *e, uint64_t id, const char *session)
 {
 	struct engine_session_params p = named(session);
-	return session_command(e, COMMAND_SESSION_DELETE, id, ENGINE_EVENT_SESSION, &p);
+	session_command(e, COMMAND_SESSION_DELETE, id, ENGINE_EVENT_SESSION, &p);
 }
 
-enum status engine_session_list(struct engine *e, uint64_t id)
+void engine_session_list(struct engine *e, uint64_t id)
 {
-	return session_command(e, COMMAND_SESSION_LIST, id, ENGINE_EVENT_SESSIONS, NULL);
+	session_command(e, COMMAND_SESSION_LIST, id, ENGINE_EVENT_SESSIONS, NULL);
 }

@@ -102,6 +102,8 @@ struct engine_request {
 
 	char session[ENGINE_SESSION_ID_MAX + 1];   /* "": none. Its KV is reused and kept. Requests of one session run one after the other */
 
+	char *cache_salt;                /* malloc'd or NULL: its KV is shared only with requests of the same salt */
+
 	struct sampling_params sampling; /* sampling.bias malloc'd */
 	int32_t max_tokens;              /* -1: until the context is full; 0: prompt only */
 	struct str *stops;               /* malloc'd array of malloc'd strings (free((char *)p)) */
@@ -120,24 +122,19 @@ void engine_request_destroy(struct engine_request *r); /* also frees arena; NULL
 /* Adds a stop string (copied); false when there is no memory. */
 bool engine_request_add_stop(struct engine_request *r, const char *s, size_t n);
 
-/*
- * The commands below return NOMEM when there was no memory to send them: no event follows then. Every other failure
- * comes back as an ERROR event.
- */
-
-/* Takes ownership of r in every case. */
-enum status engine_submit(struct engine *e, struct engine_request *r);
+/* Takes ownership of r in every case; failures come back as an ERROR event. */
+void engine_submit(struct engine *e, struct engine_request *r);
 /* Ends a generation within one step with DONE (finish CANCELLED); unknown ids are ignored. [any] */
-enum status engine_cancel(struct engine *e, uint64_t id);
+void engine_cancel(struct engine *e, uint64_t id);
 
 /* ---- Text ---- */
 
 /* Answered by TOKENS. text is copied. */
-enum status engine_tokenize(struct engine *e, uint64_t id, const char *text, size_t n, bool add_special, bool parse_special);
+void engine_tokenize(struct engine *e, uint64_t id, const char *text, size_t n, bool add_special, bool parse_special);
 /* Renders and tokenises a chat; takes ownership of the arena. Answered by TOKENS, whose text is the prompt. */
-enum status engine_tokenize_chat(struct engine *e, uint64_t id, struct arena *arena, struct value *chat);
+void engine_tokenize_chat(struct engine *e, uint64_t id, struct arena *arena, struct value *chat);
 /* Answered by TEXT. ids are copied. INVALID when one is outside the vocabulary. */
-enum status engine_detokenize(struct engine *e, uint64_t id, const int32_t *ids, size_t n);
+void engine_detokenize(struct engine *e, uint64_t id, const int32_t *ids, size_t n);
 
 /* ---- Sessions ---- */
 
@@ -159,12 +156,12 @@ struct engine_session_params {
 };
 
 /* All answered by SESSION (LIST: SESSIONS), or ERROR: NOT_FOUND, EXISTS, INVALID (id), LIMIT (max_sessions). */
-enum status engine_session_create(struct engine *e, uint64_t id, const struct engine_session_params *p);
-enum status engine_session_get(struct engine *e, uint64_t id, const char *session);
-enum status engine_session_heartbeat(struct engine *e, uint64_t id, const char *session);
+void engine_session_create(struct engine *e, uint64_t id, const struct engine_session_params *p);
+void engine_session_get(struct engine *e, uint64_t id, const char *session);
+void engine_session_heartbeat(struct engine *e, uint64_t id, const char *session);
 /* Cancels its requests and returns its pages. */
-enum status engine_session_delete(struct engine *e, uint64_t id, const char *session);
-enum status engine_session_list(struct engine *e, uint64_t id);
+void engine_session_delete(struct engine *e, uint64_t id, const char *session);
+void engine_session_list(struct engine *e, uint64_t id);
 
 /* ---- Events ---- */
 

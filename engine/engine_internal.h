@@ -77,7 +77,8 @@ struct engine {
 	struct kv_layout layout;
 	struct kv_pool *pool;
 	struct kv_prefix *prefix;
-	struct kv_key root;          /* of pages without a salt */
+	struct kv_root root;         /* what pages are indexed under, without a salt */
+	char rope_text[256];         /* what root.rope points to */
 	int32_t max_outputs;
 	struct engine_info info;
 	char *model_name, *file_name; /* what info points to */

@@ -2,15 +2,19 @@
 
 #include <stdlib.h>
 
-struct engine_event *event_create(enum engine_event_type type, uint64_t request_id)
+void event_init(struct engine_event *ev, enum engine_event_type type, uint64_t request_id)
 {
-	struct engine_event *ev = calloc(1, sizeof *ev);
-	if (!ev)
-		return NULL;
 	list_init(&ev->link);
 	ev->type = type;
 	ev->request_id = request_id;
 	ev->stop_index = -1;
+}
+
+struct engine_event *event_create(enum engine_event_type type, uint64_t request_id)
+{
+	struct engine_event *ev = calloc(1, sizeof *ev);
+	if (ev)
+		event_init(ev, type, request_id);
 	return ev;
 }
 

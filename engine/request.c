@@ -141,6 +141,7 @@ void engine_request_destroy(struct engine_request *r)
 	free(r->text);
 	free(r->tokens);
 	arena_destroy(r->arena);
+	free(r->cache_salt);
 	free(r->sampling.bias);
 	for (size_t i = 0; i < r->n_stops; i++)
 		free((char *)r->stops[i].p);

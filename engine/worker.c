@@ -197,7 +197,9 @@ static void handle_generate(struct worker *w, struct command *c)
 		command_answer(e, c, &w->out);
 		return;
 	}
-	r->root = e->root;
+	struct kv_root root = e->root;
+	root.salt = str_from(spec->cache_salt ? spec->cache_salt : "");
+	kv_key_root(&root, &r->root);
 	command_destroy(c); /* the request carries the flight on */
 	r->session = session;
 	if (session)

@@ -1,11 +1,13 @@
 /*
- * One client connection: reads its socket, checks every request's framing, and relays what passes to libmicrohttpd.
+ * One client connection: reads its socket, checks the framing of all that comes, and relays what passes to libmicrohttpd or
+ * libwebsockets.
  *
  * Why there is something in front of libmicrohttpd. Its Debian 12 version (0.9.75) accepts requests that have two readings,
  * answers some errors in HTML, reads pipelined requests before anything of ours sees them, has no deadline for a slow request,
  * and neither times out nor notices a disconnect while a request is suspended. So it is given one end of a socket pair instead of
  * the client's socket. The other end is here, and gets the bytes of one request at a time, unchanged, as far as they were found
- * clean (head.h); the answer's bytes go the other way. What that gives, on the first request and on every later one of the connection:
+ * clean (head.h); the answer's bytes go the other way. libwebsockets is treated alike, frame by frame (frame.h). What that gives, on
+ * the first request and on every later one of the connection:
  *
  * - libmicrohttpd sees only requests with one reading, and never two at once;
  * - refusals are ours, in JSON, and the connection closes without losing them (lingering close);

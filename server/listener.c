@@ -54,7 +54,7 @@ static void format_peer(char out[72], const struct sockaddr_storage *a)
 
 static int32_t open_connections(const struct listener *l)
 {
-	return l->host.n_conns + ws_server_count(l->host.ws);
+	return l->host.n_conns;
 }
 
 /* ---- Accepting ---- */

@@ -4,12 +4,12 @@
 #include <libwebsockets.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include "engine/base/clock.h"
 #include "engine/base/list.h"
 #include "engine/base/log.h"
+#include "server/frame.h"
 #include "server/stream.h"
 #include "server/ws_server.h"
 
@@ -24,11 +24,11 @@ struct ws_conn {
 	struct list node; /* in server->conns once open */
 	struct list doomed_node;
 	struct ws_server *server;
+	struct conn *conn; /* NULL once it has let go */
 	struct lws *wsi;
 	void *user;
 	struct stream out;
 	struct buf in;            /* the message so far */
-	int64_t seen_ms;          /* of the last frame */
 	int64_t ping_ms;          /* the last ping */
 	int64_t closing_ms;       /* since when */
 	int close_code;
@@ -36,7 +36,8 @@ struct ws_conn {
 	bool ping_due, ping_open; /* a ping is to be sent; was sent and not answered */
 	bool closing;             /* ws_close was called, or the peer broke the rules */
 	bool close_sent;
-	bool doomed;
+	bool refused;             /* by frame.c */
+	bool doomed, reset;
 	char close_reason[REASON_MAX + 1];
 	char peer[72];
 };
@@ -74,16 +75,14 @@ static void doom(struct ws_conn *c)
 {
 	if (c->doomed)
 		return;
-	c->doomed = true;
+	c->doomed = c->reset = true;
 	list_push_back(&c->server->doomed, &c->doomed_node);
 	uv_timer_start(&c->server->reaper, on_reap, 0, 0);
 }
 
-/* Drops it now, with an RST: what the peer has not read is not kept for it. Runs `closed`. */
+/* Drops it now. Runs `closed`. */
 static void kill_now(struct ws_conn *c)
 {
-	struct linger now = {.l_onoff = 1, .l_linger = 0};
-	setsockopt(lws_get_socket_fd(c->wsi), SOL_SOCKET, SO_LINGER, &now, sizeof now);
 	lws_set_timeout(c->wsi, PENDING_TIMEOUT_USER_OK, LWS_TO_KILL_SYNC);
 }
 
@@ -142,19 +141,43 @@ const char *ws_peer(const struct ws_conn *c)
 	return c->peer;
 }
 
-/* The close frame is sent by libwebsockets when the callback then returns nonzero. */
-static int close_with(struct ws_conn *c, int code, const char *reason)
+/*
+ * Sends the close frame. libwebsockets has a close of its own (lws_close_reason), but asked for in the writable callback it sends
+ * nothing; so the frame is ours, and the peer's answer is seen in LWS_CALLBACK_WS_PEER_INITIATED_CLOSE.
+ */
+static int send_close(struct ws_conn *c)
 {
-	c->closing = c->close_sent = true;
-	c->closing_ms = now_ms();
+	unsigned char frame[LWS_PRE + 4 + REASON_MAX], *p = frame + LWS_PRE;
+	size_t n = strlen(c->close_reason);
+	p[0] = 0x88; /* the last fragment of a close frame */
+	p[1] = (unsigned char)(n + 2);
+	p[2] = (unsigned char)(c->close_code >> 8);
+	p[3] = (unsigned char)c->close_code;
+	memcpy(p + 4, c->close_reason, n);
+	c->close_sent = true;
+	if (lws_write(c->wsi, p, n + 4, LWS_WRITE_RAW) < 0)
+		return -1;
+	/* Nothing of a peer that broke the rules is read any more, so there is no answer to wait for. */
+	return c->refused ? -1 : 0;
+}
+
+void ws_conn_refuse(struct ws_conn *c, int code, const char *reason)
+{
+	c->refused = true;
+	if (!c->open || c->close_sent) {
+		doom(c);
+		return;
+	}
+	/* A close that waits for its queue gives way. */
 	stream_clear(&c->out);
-	buf_free(&c->in);
-	lws_close_reason(c->wsi, (enum lws_close_status)code, (unsigned char *)(uintptr_t)reason, strlen(reason));
-	return -1;
+	c->closing = false;
+	ws_close(c, code, reason);
 }
 
 static int on_writable(struct ws_conn *c)
 {
+	if (c->close_sent)
+		return 0;
 	if (c->ping_due) {
 		unsigned char ping[LWS_PRE + 1];
 		c->ping_due = false;
@@ -173,37 +196,32 @@ static int on_writable(struct ws_conn *c)
 			return -1;
 		stream_consume(&c->out, n);
 	}
-	if (c->out.pending)
+	if (c->closing && !c->out.pending && !lws_send_pipe_choked(c->wsi))
+		return send_close(c);
+	if (c->closing || c->out.pending)
 		lws_callback_on_writable(c->wsi);
-	else if (c->closing)
-		return close_with(c, c->close_code, c->close_reason);
 	return 0;
 }
 
 /* ---- Receiving ---- */
 
-static void seen(struct ws_conn *c)
+void ws_conn_alive(struct ws_conn *c)
 {
-	c->seen_ms = now_ms();
 	c->ping_open = false;
-	if (c->open && !c->closing && c->server->app->alive)
+	if (c->open && !c->closing && !c->doomed && c->server->app->alive)
 		c->server->app->alive(c, c->server->app->app);
 }
 
+/* A piece of a text message, which frame.c found to be in order and not too large. */
 static int on_receive(struct ws_conn *c, const char *p, size_t n)
 {
-	seen(c);
-	if (c->closing)
-		return 0; /* it may still be sending what it had begun */
-	if (lws_frame_is_binary(c->wsi))
-		return close_with(c, 1003, "Only text messages are accepted.");
-	/* The announced rest of this frame counts too: no need to wait for it. */
-	uint64_t total = (uint64_t)c->in.len + n + lws_remaining_packet_payload(c->wsi);
-	if (total > (uint64_t)c->server->config->max_body)
-		return close_with(c, 1009, "The message is larger than this server accepts.");
+	if (c->closing || c->doomed)
+		return 0; /* the peer may still be sending what it had begun */
 	buf_append(&c->in, p, n);
-	if (c->in.failed)
-		return close_with(c, 1011, "There is no memory for the message.");
+	if (c->in.failed) {
+		ws_close(c, WS_INTERNAL_ERROR, "There is no memory for the message.");
+		return 0;
+	}
 	if (lws_remaining_packet_payload(c->wsi) || !lws_is_final_fragment(c->wsi))
 		return 0;
 	/* The handler gets the message and this connection a fresh buffer, so that idle ones hold none. */
@@ -218,7 +236,7 @@ static void on_established(struct ws_conn *c)
 {
 	struct ws_server *s = c->server;
 	c->open = true;
-	c->seen_ms = c->ping_ms = now_ms();
+	c->ping_ms = now_ms();
 	list_push_back(&s->conns, &c->node);
 	s->n_conns++;
 	s->app->opened(c, s->app->app);
@@ -257,10 +275,9 @@ static int on_event(struct lws *wsi, enum lws_callback_reasons reason, void *use
 		return 0;
 	case LWS_CALLBACK_RECEIVE:
 		return c ? on_receive(c, in, n) : -1;
-	case LWS_CALLBACK_RECEIVE_PONG:
-		if (c)
-			seen(c);
-		return 0;
+	case LWS_CALLBACK_WS_PEER_INITIATED_CLOSE:
+		/* The answer to our close frame ends the connection; a close of the peer's own is answered by libwebsockets. */
+		return c && c->close_sent ? -1 : 0;
 	case LWS_CALLBACK_SERVER_WRITEABLE:
 		return c ? on_writable(c) : -1;
 	case LWS_CALLBACK_CLOSED:
@@ -271,6 +288,8 @@ static int on_event(struct lws *wsi, enum lws_callback_reasons reason, void *use
 		if (c) {
 			on_gone(c);
 			lws_set_opaque_user_data(wsi, NULL);
+			if (c->conn)
+				conn_ws_ended(c->conn, c->reset);
 			stream_clear(&c->out);
 			buf_free(&c->in);
 			free(c);
@@ -278,11 +297,16 @@ static int on_event(struct lws *wsi, enum lws_callback_reasons reason, void *use
 		return 0;
 	case LWS_CALLBACK_HTTP:
 		return -1; /* only upgrades come here */
-	case LWS_CALLBACK_CHANGE_MODE_POLL_FD:
-		return 0;
 	default:
 		return 0;
 	}
+}
+
+void ws_conn_drop(struct ws_conn *c)
+{
+	c->conn = NULL;
+	on_gone(c); /* now, whatever libwebsockets thinks has still to be done */
+	kill_now(c);
 }
 
 /* ---- The server ---- */
@@ -316,12 +340,16 @@ static void on_sweep(uv_timer_t *handle)
 	}
 }
 
+/* What libwebsockets says while it starts is worth reading; later it complains about every odd peer. */
+static bool starting;
+
 static void on_lws_log(int level, const char *line)
 {
 	size_t n = strlen(line);
+	(void)level;
 	while (n && line[n - 1] == '\n')
 		n--;
-	log_msg(level & LLL_ERR ? LOG_WARN : LOG_DEBUG, "libwebsockets", "%.*s", (int)n, line);
+	log_msg(starting ? LOG_WARN : LOG_DEBUG, "libwebsockets", "%.*s", (int)n, line);
 }
 
 enum status ws_server_create(uv_loop_t *loop, const struct config *config, const struct ws_app *app,
@@ -354,6 +382,7 @@ enum status ws_server_create(uv_loop_t *loop, const struct config *config, const
 	        .vhost_name = "kvasir",
 	};
 	lws_set_log_level(LLL_ERR | LLL_WARN, on_lws_log);
+	starting = true;
 	s->context = lws_create_context(&info);
 	if (!s->context) {
 		free(s);
@@ -361,6 +390,7 @@ enum status ws_server_create(uv_loop_t *loop, const struct config *config, const
 		                 "libwebsockets could not be started; its libuv plugin (libwebsockets-evlib-uv) may be missing.");
 	}
 	s->vhost = lws_create_vhost(s->context, &info);
+	starting = false;
 	uv_timer_init(loop, &s->sweep);
 	uv_timer_init(loop, &s->reaper);
 	s->sweep.data = s->reaper.data = s;
@@ -376,7 +406,8 @@ enum status ws_server_create(uv_loop_t *loop, const struct config *config, const
 	return STATUS_OK;
 }
 
-void ws_server_adopt(struct ws_server *s, int fd, const char *peer, const char *key, const char *early, size_t n_early)
+struct ws_conn *ws_server_adopt(struct ws_server *s, int fd, struct conn *conn, const char *peer,
+                                const char *key)
 {
 	struct ws_conn *c = calloc(1, sizeof *c);
 	struct buf head = BUF_INIT;
@@ -388,26 +419,32 @@ void ws_server_adopt(struct ws_server *s, int fd, const char *peer, const char *
 	           "GET / HTTP/1.1\r\nHost: kvasir\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
 	           "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: %s\r\n\r\n",
 	           key);
-	buf_append(&head, early, n_early);
 	if (!c || head.failed || s->closing) {
 		close(fd);
-		free(c);
-		buf_free(&head);
-		return;
+		goto fail;
 	}
 	c->server = s;
+	c->conn = conn;
 	snprintf(c->peer, sizeof c->peer, "%s", peer);
 	list_init(&c->node);
 	list_init(&c->doomed_node);
 	stream_init(&c->out, (size_t)s->config->stream_buffer, LWS_PRE);
+	/* on_event() takes s->adopting, and from then on WSI_DESTROY frees it. On failure libwebsockets closes fd. */
 	s->adopting = c;
-	/* On failure it closes fd, and frees c by way of WSI_DESTROY if it came that far. */
-	lws_adopt_socket_vhost_readbuf(s->vhost, fd, head.data, head.len);
-	if (s->adopting) {
+	struct lws *wsi = lws_adopt_socket_vhost_readbuf(s->vhost, fd, head.data, head.len);
+	if (!wsi) {
+		if (s->adopting != c)
+			c = NULL;
 		s->adopting = NULL;
-		free(c);
+		goto fail;
 	}
 	buf_free(&head);
+	return c;
+
+fail:
+	free(c);
+	buf_free(&head);
+	return NULL;
 }
 
 int32_t ws_server_count(const struct ws_server *s)

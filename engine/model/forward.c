@@ -137,6 +137,8 @@ enum status model_reserve(struct model *m, int32_t max_rows, int32_t max_outputs
 	const struct backend_ops *ops = m->backend->ops;
 	size_t rows = (size_t)max_rows, q_width = (size_t)p->n_head * (size_t)p->head_dim;
 	size_t kv_width = (size_t)p->n_head_kv * (size_t)p->head_dim, embd = (size_t)p->n_embd, ff = (size_t)p->n_ff;
+	if (max_outputs > max_rows)
+		max_outputs = max_rows; /* no step can want more */
 	const struct {
 		float **place;
 		size_t rows, width;
@@ -156,7 +158,7 @@ enum status model_reserve(struct model *m, int32_t max_rows, int32_t max_outputs
 
 	if (m->slab)
 		return error_set(err, STATUS_INVALID, "step memory is reserved already");
-	if (max_rows < 1 || max_outputs < 0 || max_outputs > max_rows)
+	if (max_rows < 1 || max_outputs < 0)
 		return error_set(err, STATUS_INVALID, "a step cannot have %" PRId32 " rows and %" PRId32 " outputs",
 		                 max_rows, max_outputs);
 	if (layout->n_layer != p->n_layer || layout->n_head_kv != p->n_head_kv || layout->head_dim != p->head_dim)

@@ -30,10 +30,12 @@ struct sampler {
 	struct penalties penalties;
 	float *raw;        /* [n_vocab] the logits as they came, when log-probabilities are wanted */
 	float *score;      /* [n_vocab] distance from the entropy, when typical_p is on */
-	double *block_sum; /* [blocks of n_vocab] weight of each block of SUM_BLOCK tokens */
+	double *block_sum; /* [n_blocks] weight of each block of BLOCK tokens */
+	float *block_max;  /* [n_blocks] largest logit of each block, when top_k is on */
+	int32_t n_blocks;
 };
 
-enum { SUM_BLOCK = 256, LANES = 8 };
+enum { BLOCK = 256, LANES = 8 };
 
 /* ---- Random numbers: xoshiro256**, its state filled by splitmix64 (Blackman and Vigna, prng.di.unimi.it) ---- */
 
@@ -174,7 +176,10 @@ enum status sampler_create(const struct sampling_params *p, int32_t n_vocab, str
 		ok = ok && (s->raw = malloc(n * sizeof *s->raw));
 	if (p->typical_p < 1.0f)
 		ok = ok && (s->score = malloc(n * sizeof *s->score));
-	ok = ok && (s->block_sum = malloc((n / SUM_BLOCK + 1) * sizeof *s->block_sum));
+	s->n_blocks = (int32_t)((n + BLOCK - 1) / BLOCK);
+	ok = ok && (s->block_sum = malloc((size_t)s->n_blocks * sizeof *s->block_sum));
+	if (p->top_k > 1)
+		ok = ok && (s->block_max = malloc((size_t)s->n_blocks * sizeof *s->block_max));
 	if (!ok) {
 		sampler_destroy(s);
 		return STATUS_NOMEM;
@@ -194,6 +199,7 @@ void sampler_destroy(struct sampler *s)
 	free(s->raw);
 	free(s->score);
 	free(s->block_sum);
+	free(s->block_max);
 	free(s);
 }
 
@@ -321,12 +327,19 @@ static void weigh(float *x, int32_t n, float max, float temperature)
 		x[i] = exp_nonpositive((x[i] - max) / temperature);
 }
 
+/* Tokens in block b. */
+static int32_t block_tokens(const struct sampler *s, int32_t b)
+{
+	int32_t left = s->n_vocab - b * BLOCK;
+	return left < BLOCK ? left : BLOCK;
+}
+
 /* The sum of all weights; keeps the sum of each block for draw(). */
 static double sum_weights(struct sampler *s, const float *w)
 {
 	double total = 0.0;
-	for (int32_t i = 0, b = 0; i < s->n_vocab; i += SUM_BLOCK, b++) {
-		int32_t n = s->n_vocab - i < SUM_BLOCK ? s->n_vocab - i : SUM_BLOCK;
+	for (int32_t b = 0; b < s->n_blocks; b++) {
+		int32_t i = b * BLOCK, n = block_tokens(s, b);
 		double lane[LANES] = {0}, sum = 0.0;
 		int32_t j = 0;
 		for (; j + LANES <= n; j += LANES) {
@@ -345,10 +358,32 @@ static double sum_weights(struct sampler *s, const float *w)
 
 /* ---- Filters ---- */
 
-static void filter_top_k(const struct sampler *s, float *logits)
+/*
+ * The k-th largest of the blocks' largest logits: at least k tokens reach it, and few others do, so that the exact
+ * selection has little left to look at.
+ */
+static float top_k_bound(struct sampler *s, const float *logits, int32_t k)
 {
-	if (s->p.top_k > 0 && s->p.top_k < s->n_vocab)
-		select_best(logits, NULL, s->n_vocab, s->p.top_k, 0.0f, logits, -INFINITY);
+	float bound = INFINITY;
+	for (int32_t b = 0; b < s->n_blocks; b++)
+		s->block_max[b] = max_of(logits + b * BLOCK, block_tokens(s, b));
+	select_best(s->block_max, NULL, s->n_blocks, k, 0.0f, s->block_max, NAN);
+	for (int32_t b = 0; b < s->n_blocks; b++)
+		bound = s->block_max[b] < bound ? s->block_max[b] : bound;
+	return bound;
+}
+
+static void filter_top_k(struct sampler *s, float *logits)
+{
+	int32_t k = s->p.top_k;
+	if (k <= 0 || k >= s->n_vocab)
+		return;
+	if (k <= s->n_blocks / 2) {
+		float bound = top_k_bound(s, logits, k);
+		for (int32_t i = 0; i < s->n_vocab; i++)
+			logits[i] = logits[i] >= bound ? logits[i] : -INFINITY;
+	}
+	select_best(logits, NULL, s->n_vocab, k, 0.0f, logits, -INFINITY);
 }
 
 /* Locally typical sampling (arXiv:2202.00666): keep the tokens whose surprise is nearest to the expected one. */
@@ -395,18 +430,18 @@ static void filter_min_p(const struct sampler *s, float *w)
 
 static int32_t draw(struct sampler *s, const float *w)
 {
-	double target = sum_weights(s, w), at = 0.0;
-	target *= rng_unit(s->rng);
-	int32_t n_blocks = (s->n_vocab + SUM_BLOCK - 1) / SUM_BLOCK, last = 0;
-	for (int32_t b = 0; b < n_blocks; b++) {
-		if (at + s->block_sum[b] <= target) {
+	double total = sum_weights(s, w), target = total * rng_unit(s->rng), at = 0.0;
+	int32_t chosen = 0;
+	for (int32_t b = 0; b < s->n_blocks; b++) {
+		if (s->block_sum[b] <= 0.0)
+			continue;
+		if (at + s->block_sum[b] <= target && at + s->block_sum[b] < total) {
 			at += s->block_sum[b];
-			if (s->block_sum[b] > 0.0)
-				last = b;
 			continue;
 		}
-		int32_t end = (b + 1) * SUM_BLOCK < s->n_vocab ? (b + 1) * SUM_BLOCK : s->n_vocab, chosen = -1;
-		for (int32_t i = b * SUM_BLOCK; i < end; i++) {
+		/* A block's sum was rounded in another order, so its last token may end short of the target: it is the
+		 * one then. */
+		for (int32_t i = b * BLOCK; i < b * BLOCK + block_tokens(s, b); i++) {
 			if (w[i] <= 0.0f)
 				continue;
 			chosen = i;
@@ -414,16 +449,9 @@ static int32_t draw(struct sampler *s, const float *w)
 			if (at > target)
 				break;
 		}
-		/* The block's sum was rounded in another order, so its last token may end just short of the target. */
-		if (chosen >= 0)
-			return chosen;
+		break;
 	}
-	/* Rounding put the target past the end: the last token that has any weight. */
-	for (int32_t i = (last + 1) * SUM_BLOCK < s->n_vocab ? (last + 1) * SUM_BLOCK : s->n_vocab; i-- > 0;) {
-		if (w[i] > 0.0f)
-			return i;
-	}
-	return 0;
+	return chosen;
 }
 
 static int32_t choose(struct sampler *s, float *logits)

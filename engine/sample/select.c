@@ -14,10 +14,11 @@ enum { DIGIT_BITS = 11, N_DIGITS = 1 << DIGIT_BITS, BLOCK = 256 };
 /*
  * Keys of count <= BLOCK elements, 0 for those that must not be kept. IEEE 754: flipping the sign bit of positive
  * numbers and all bits of negative ones makes integer order the order of the floats. Free of branches, so that it
- * becomes vector code.
+ * becomes vector code. Returns 0 when all keys are 0, as they mostly are once another filter has been at work.
  */
-static void block_keys(const float *score, const float *mass, int32_t count, float least, uint32_t key[BLOCK])
+static uint32_t block_keys(const float *score, const float *mass, int32_t count, float least, uint32_t key[BLOCK])
 {
+	uint32_t any = 0;
 	for (int32_t i = 0; i < count; i++) {
 		float x = score[i] + 0.0f; /* -0 becomes +0: they are equal */
 		uint32_t bits, eligible = -(uint32_t)(x > -INFINITY);
@@ -27,6 +28,9 @@ static void block_keys(const float *score, const float *mass, int32_t count, flo
 	}
 	for (int32_t i = 0; mass && i < count; i++)
 		key[i] &= -(uint32_t)((mass[i] > 0.0f) & (mass[i] >= least));
+	for (int32_t i = 0; i < count; i++)
+		any |= key[i];
+	return any;
 }
 
 void select_best(const float *score, const float *mass, int32_t n, double target, float least, float *values,
@@ -44,7 +48,8 @@ void select_best(const float *score, const float *mass, int32_t n, double target
 		memset(sum, 0, sizeof sum);
 		for (int32_t at = 0; at < n; at += BLOCK) {
 			int32_t count = n - at < BLOCK ? n - at : BLOCK;
-			block_keys(score + at, mass ? mass + at : NULL, count, least, key);
+			if (!block_keys(score + at, mass ? mass + at : NULL, count, least, key))
+				continue;
 			for (int32_t i = 0; i < count; i++) {
 				if (key[i] && (key[i] & known) == threshold)
 					sum[key[i] >> pass[p].shift & digit_mask] += mass ? (double)mass[at + i] : 1.0;
@@ -71,7 +76,11 @@ void select_best(const float *score, const float *mass, int32_t n, double target
 	bool any = false;
 	for (int32_t at = 0; at < n; at += BLOCK) {
 		int32_t count = n - at < BLOCK ? n - at : BLOCK;
-		block_keys(score + at, mass ? mass + at : NULL, count, least, key);
+		if (!block_keys(score + at, mass ? mass + at : NULL, count, least, key)) {
+			for (int32_t i = 0; i < count; i++)
+				values[at + i] = dropped;
+			continue;
+		}
 		for (int32_t i = 0; i < count; i++) {
 			bool keep = key[i] > threshold;
 			if (key[i] == threshold && key[i]) {

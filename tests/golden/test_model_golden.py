@@ -3,36 +3,35 @@
 Compares a real model's numbers with independent ones: the golden files' log-probabilities were computed in NumPy with float
 activations (their README says how).
 
-    test_model_golden.py [--model smollm2|qwen] [--device NAME ...]
+    test_model_golden.py [--model smollm2|qwen ...] [--device NAME ...]
 
 The reference's own tokens are scored (teacher forcing). Per device and part (greedy answers, chat answers, a long text): the
 mean absolute difference of the log-probabilities is at most 0.002 on the reference backend and 0.035 on the others,
 which quantise activations, and the most likely token is the same wherever its margin over the second is 0.5 or more.
 
-The model files are named by KVASIR_TEST_MODEL and KVASIR_QWEN_MODEL (tests/tools/fetch_models.py fetches both).
+The model files are named by KVASIR_TEST_MODEL and KVASIR_QWEN_MODEL; with KVASIR_FULL=yes the qwen model is tested too, and
+fetched into .cache/models if it is not named (tests/tools/fetch_models.py).
 """
 
 import argparse
 import hashlib
 import json
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
 
 import numpy as np
 
-from common import Report, Unsupported, score, shared
+from common import ROOT, Report, available, score, shared
 
+# the golden file and the variable that names the model
 MODELS = {"smollm2": ("smollm2.json", "KVASIR_TEST_MODEL"), "qwen": ("qwen25-coder-0.5b.json", "KVASIR_QWEN_MODEL")}
 TOLERANCE = {"cpu-reference": 0.002}
 OTHER_TOLERANCE = 0.035
 MARGIN = 0.5
-
-
-def skip(reason):
-    print(f"skipped: {reason}\n0 passed, 0 failed")
-    sys.exit(0)
+FULL = os.environ.get("KVASIR_FULL") == "yes"
 
 
 def sha256(path):
@@ -75,43 +74,51 @@ def check_text(report, text, scores, at, tolerance):
     print(f"  text: {mean:.5f} over {n - 1} tokens, {sure.sum()} of them sure")
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--model", choices=MODELS, default="smollm2")
-    parser.add_argument("--device", action="append", help="default: cpu-reference and cpu")
-    parser.add_argument("--threads", type=int, default=2)
-    args = parser.parse_args()
-    golden_name, variable = MODELS[args.model]
-    golden_file, path = shared(f"golden/{golden_name}"), os.environ.get(variable)
-    if not golden_file:
-        skip(f"golden/{golden_name} is not in the shared folder (KVASIR_SHARED)")
+def model_file(name):
+    """The path of the model, or None after saying why there is none."""
+    golden_name, variable = MODELS[name]
+    path = os.environ.get(variable)
+    if not shared(f"golden/{golden_name}"):
+        print(f"skipped: golden/{golden_name} is not in the shared folder (KVASIR_SHARED)")
+        return None
+    if not path and name == "qwen" and FULL:
+        done = subprocess.run([sys.executable, str(ROOT / "tests/tools/fetch_models.py"), str(ROOT / ".cache/models"), name],
+                              stdout=subprocess.PIPE, text=True)
+        path = done.stdout.strip()
     if not path:
-        skip(f"{variable} does not name the model file")
-    golden = json.loads(golden_file.read_text())
-    if sha256(path) != golden["model"]["sha256"]:
-        sys.exit(f"{path} is not the file that the golden numbers were made with")
+        print(f"skipped: {variable} does not name the {name} model, and it was not fetched")
+        return None
+    return path
 
+
+def check_model(report, name, path, devices, threads):
+    golden = json.loads(shared(f"golden/{MODELS[name][0]}").read_text())
+    if not report.check(sha256(path) == golden["model"]["sha256"], f"{path} is not the file the golden numbers are of"):
+        return
     cases = golden["greedy"] + golden["chat"]
     sequences = [c["prompt_ids"] + c["continuation"] for c in cases] + [t["ids"] for t in golden["text"]]
-    report, seen = Report(), set()
-    for device in args.device or ["cpu-reference", "cpu"]:
-        try:
-            backend = score(path, [[0]], device=device, threads=args.threads).backend
-        except Unsupported as e:
-            print(f"{device}: skipped: {e}")
-            continue
-        if backend in seen:
-            print(f"{device}: is {backend}, which was tested already")
-            continue
-        seen.add(backend)
+    for backend, device in available(devices, path).items():
         start = time.monotonic()
-        scores = score(path, sequences, device=device, threads=args.threads, chunk=256, top=10)
-        print(f"{Path(path).name} on {scores.backend} ({time.monotonic() - start:.0f} s)")
-        tolerance = TOLERANCE.get(scores.backend, OTHER_TOLERANCE)
+        scores = score(path, sequences, device=device, threads=threads, chunk=256, top=10)
+        print(f"{Path(path).name} on {backend} ({time.monotonic() - start:.0f} s)", flush=True)
+        tolerance = TOLERANCE.get(backend, OTHER_TOLERANCE)
         check_answers(report, "greedy", golden["greedy"], scores, 0, tolerance)
         check_answers(report, "chat", golden["chat"], scores, len(golden["greedy"]), tolerance)
         for i, text in enumerate(golden["text"]):
             check_text(report, text, scores, len(cases) + i, tolerance)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", action="append", choices=MODELS, help="default: smollm2, and qwen with KVASIR_FULL=yes")
+    parser.add_argument("--device", action="append", help="default: cpu-reference and cpu")
+    parser.add_argument("--threads", type=int, default=2)
+    args = parser.parse_args()
+    report = Report()
+    for name in args.model or ["smollm2"] + ["qwen"] * FULL:
+        path = model_file(name)
+        if path:
+            check_model(report, name, path, args.device or ["cpu-reference", "cpu"], args.threads)
     report.finish()
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from common import Report, Unsupported, score
+from common import Report, available, score
 from numpy_reference import Model
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
@@ -95,17 +95,6 @@ def check_model(report, name, type_name, model, reference, seqs, device, scratch
     return error
 
 
-def available(devices, model):
-    """The devices that this machine can run, without repetition."""
-    found = {}
-    for device in devices:
-        try:
-            found.setdefault(score(model, [[0]], device=device).backend, device)
-        except Unsupported as e:
-            print(f"{device}: skipped: {e}")
-    return list(found.values())
-
-
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", action="append", help="default: cpu-reference and cpu")
@@ -121,7 +110,7 @@ def main():
             model = scratch / "model.gguf"
             with contextlib.redirect_stdout(io.StringIO()):
                 make_model.main([str(model), *arguments])
-            devices = devices or available(args.device or ["cpu-reference", "cpu"], model)
+            devices = devices or list(available(args.device or ["cpu-reference", "cpu"], model).values())
             reference_model = Model(model)
             seqs = sequences(len(reference_model.file.metadata["tokenizer.ggml.tokens"]))
             reference = reference_model.logits(seqs[0])

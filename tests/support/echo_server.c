@@ -1,8 +1,7 @@
 /*
  * The transport alone, for tests/api/test_transport.py: listener, HTTP and WebSocket with small handlers and no engine. Takes the
- * daemon's options, prints "listening on port N" and drains on SIGTERM as the daemon does.
+ * daemon's options as --name VALUE, in bytes and milliseconds, prints "listening on port N" and drains on SIGTERM as the daemon does.
  */
-#include <microhttpd.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,7 +21,6 @@ struct state {
 	struct loop_timer *drain;
 	uv_signal_t term;
 	int64_t started, closed, ws_opened, ws_closed, alive;
-	struct list streams;
 };
 
 static struct state state;
@@ -290,7 +288,7 @@ static void ws_message(struct ws_conn *c, struct str text, void *app)
 			;
 		free(p);
 	} else {
-		ws_send(c, text.p, text.n);
+		ws_send(c, text.n ? text.p : "(empty)", text.n ? text.n : 7);
 	}
 }
 
@@ -335,6 +333,54 @@ static void on_term(uv_signal_t *handle, int signo)
 	state.drain = loop_timer_start(&state.loop, 10, 10, on_drain, NULL);
 }
 
+static void set_string(char **field, const char *value)
+{
+	*field = (char *)(uintptr_t)value; /* argv and literals outlive it */
+}
+
+static void set_number(int64_t *field, const char *value)
+{
+	*field = strtoll(value, NULL, 10);
+}
+
+static void set_bool(bool *field, const char *value)
+{
+	*field = strcmp(value, "0") != 0;
+}
+
+#define DEFAULT_STRING(field, def)  set_string(&state.config.field, def)
+#define DEFAULT_BOOL(field, def)    (state.config.field = (def))
+#define DEFAULT_INT(field, def)     (state.config.field = (def))
+#define DEFAULT_BYTES(field, def)   (state.config.field = (def))
+#define DEFAULT_SECONDS(field, def) (state.config.field = (def))
+#define SET_STRING                  set_string
+#define SET_BOOL                    set_bool
+#define SET_INT                     set_number
+#define SET_BYTES                   set_number
+#define SET_SECONDS                 set_number
+
+static bool read_options(int argc, char **argv)
+{
+#define OPT(kind, field, name, def, min, max, help) DEFAULT_##kind(field, def);
+#include "config/options.def"
+#undef OPT
+	for (int i = 1; i < argc; i += 2) {
+		bool found = false;
+		if (i + 1 == argc || strncmp(argv[i], "--", 2) != 0)
+			return false;
+#define OPT(kind, field, name, def, min, max, help)                                                                   \
+	if (strcmp(argv[i] + 2, name) == 0) {                                                                          \
+		SET_##kind(&state.config.field, argv[i + 1]);                                                          \
+		found = true;                                                                                          \
+	}
+#include "config/options.def"
+#undef OPT
+		if (!found)
+			return false;
+	}
+	return true;
+}
+
 int main(int argc, char **argv)
 {
 	struct error err = {0};
@@ -344,13 +390,14 @@ int main(int argc, char **argv)
 
 	signal(SIGPIPE, SIG_IGN);
 	uv_loop_init(&state.loop);
-	if (config_init(&state.config) != STATUS_OK ||
-	    config_read_args(&state.config, argc, argv, NULL, &err) != STATUS_OK ||
-	    listener_start(&state.loop, &state.config, &http, &ws, &state.listener, &err) != STATUS_OK) {
+	if (!read_options(argc, argv)) {
+		fprintf(stderr, "usage: echo-server [--name VALUE]...\n");
+		return 2;
+	}
+	if (listener_start(&state.loop, &state.config, &http, &ws, &state.listener, &err) != STATUS_OK) {
 		fprintf(stderr, "%s\n", err.message);
 		uv_run(&state.loop, UV_RUN_DEFAULT);
 		uv_loop_close(&state.loop);
-		config_free(&state.config);
 		return 1;
 	}
 	uv_signal_init(&state.loop, &state.term);
@@ -359,7 +406,6 @@ int main(int argc, char **argv)
 	fflush(stdout);
 	uv_run(&state.loop, UV_RUN_DEFAULT);
 	int left = uv_loop_close(&state.loop);
-	config_free(&state.config);
 	printf("ended: %lld of %lld exchanges, %lld of %lld websockets closed, loop %s\n", (long long)state.closed,
 	       (long long)state.started, (long long)state.ws_closed, (long long)state.ws_opened, left ? uv_strerror(left) : "closed");
 	return left ? 1 : 0;
