@@ -222,10 +222,7 @@ int cli_generate(int argc, char **argv)
 	if (build_request(engine, &args, &prompt, &request, &err) != STATUS_OK)
 		goto fail;
 	uint64_t id = request->id;
-	if (engine_submit(engine, request) != STATUS_OK) {
-		error_set(&err, STATUS_NOMEM, "out of memory");
-		goto fail;
-	}
+	engine_submit(engine, request);
 	status = stream(engine, id);
 	goto out;
 fail:

@@ -18,7 +18,7 @@ def wire(daemon):
 
 
 def test_one_turn_has_every_event_in_order(wire):
-    wire.send("What is the capital of France?")
+    wire.send("Hi")
     events = list(wire.events())
     kinds = [e["type"] for e in events]
     deltas = kinds.count("response.output_text.delta")
@@ -30,7 +30,7 @@ def test_one_turn_has_every_event_in_order(wire):
     numbers = [e["sequence_number"] for e in events]
     assert numbers == sorted(set(numbers))
     text = "".join(e["delta"] for e in events if e["type"] == "response.output_text.delta")
-    assert "Paris" in text
+    assert text.startswith("Hello")
     final = events[-1]["response"]
     assert final["output"][0]["content"][0]["text"] == text
     assert final["error"] is None and "incomplete_details" in final
