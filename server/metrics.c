@@ -143,7 +143,7 @@ void metrics_write(const struct metrics *m, const struct metrics_gauges *g, stru
 {
 	const struct engine_stats *s = &g->stats;
 	const char *model = g->model;
-	int32_t used = s->pages_total - s->pages_free;
+	int32_t used = s->pages_total - s->pages_free - s->pages_cached; /* cached ones are free for the asking */
 	const struct {
 		const char *name, *type, *help;
 		double value;
@@ -160,6 +160,8 @@ void metrics_write(const struct metrics *m, const struct metrics_gauges *g, stru
 	        {"vllm:num_preemptions_total", "counter", "Times a generation's KV was dropped for others.", (double)s->preemptions},
 	        {"kvasir:kv_pages_total", "gauge", "KV pages.", s->pages_total},
 	        {"kvasir:kv_pages_free", "gauge", "KV pages that nobody holds.", s->pages_free},
+	        {"kvasir:kv_pages_cached", "gauge", "KV pages that only the prefix index holds.", s->pages_cached},
+	        {"kvasir:prefix_evictions_total", "counter", "KV pages evicted from the prefix index.", (double)s->prefix_evictions},
 	        {"kvasir:kv_pages_sessions", "gauge", "KV pages held by idle sessions.", s->pages_sessions},
 	        {"kvasir:sessions", "gauge", "Sessions.", s->n_sessions},
 	        {"kvasir:sessions_created_total", "counter", "Sessions made.", (double)s->sessions_created},

@@ -242,7 +242,6 @@ static void only_the_first_choice_writes_to_the_session(void **state)
 	post_chat(s, "\"session_id\":\"one\",\"n\":2");
 	assert_string_equal(fake_engine_submitted(s->engine, 0)->session, "one");
 	assert_string_equal(fake_engine_submitted(s->engine, 1)->session, "");
-	assert_string_equal(fake_engine_submitted(s->engine, 1)->fork_from, "one");
 }
 
 /* client-quirks.md 33 */
