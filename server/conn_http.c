@@ -114,16 +114,29 @@ void conn_http_advance(struct conn *c)
 
 static void next_request(struct conn *c)
 {
-	if (c->pair->ended || c->host->draining || (c->half_closed && c->in.len == 0)) {
+	if (c->pair->ended || !c->head.keep_alive || c->host->draining || (c->half_closed && c->in.len == 0)) {
 		conn_linger(c);
 		return;
 	}
+	int64_t idle = c->host->config->idle_timeout;
 	c->served = true;
-	c->answered = false;
+	c->answered = c->input_waits = false;
 	head_init(&c->head);
 	conn_set_state(c, CONN_HEAD);
-	conn_set_deadline(c, c->host->config->idle_timeout);
+	conn_set_deadline(c, idle < KEEP_LINK_MS ? idle : KEEP_LINK_MS);
 	conn_http_advance(c);
+}
+
+void conn_http_idle(struct conn *c)
+{
+	int64_t left = c->host->config->idle_timeout - KEEP_LINK_MS;
+	if (!c->pair || left <= 0) {
+		conn_drop(c);
+		return;
+	}
+	/* From here on it costs one descriptor and a kilobyte; the next request makes a new pair. */
+	conn_close_pair(c);
+	conn_set_deadline(c, left);
 }
 
 void conn_http_pump(struct conn *c)

@@ -16,6 +16,7 @@ enum {
 	PUMP_ROUNDS = 16,   /* reads from the pair before other connections have their turn */
 	READ_ROUNDS = 4,    /* the same for reads from the client */
 	KEEP_BUFFER = 4096, /* an idle connection keeps a read buffer up to this size */
+	KEEP_LINK_MS = 1000, /* an idle connection keeps its pair and libmicrohttpd's memory for so long */
 };
 
 enum conn_state {
@@ -66,6 +67,7 @@ struct conn {
 	struct backlog down;    /* from the pair, for the client */
 	bool served;            /* a request was answered before */
 	bool answered;          /* libmicrohttpd is done with the current request */
+	bool input_waits;       /* in CONN_WAIT: the next request has begun to arrive */
 	bool half_closed;       /* the client sends no more */
 	bool shut;              /* we send no more */
 	char peer[72];
@@ -107,6 +109,8 @@ void conn_http_advance(struct conn *c);
 void conn_http_pump(struct conn *c);
 /* The client has sent its last byte. */
 void conn_http_ended(struct conn *c);
+/* The time of an idle connection, or of its pair, is over. */
+void conn_http_idle(struct conn *c);
 
 /* conn_ws.c: makes a WebSocket of a connection whose request was dispatched. */
 void conn_ws_begin(struct conn *c);

@@ -128,10 +128,11 @@ static size_t take_payload(struct frame_check *f, const uint8_t *p, size_t n)
 	return take;
 }
 
-bool frame_check_feed(struct frame_check *f, const uint8_t *p, size_t n, size_t *used, struct frame_error *err)
+bool frame_check_feed(struct frame_check *f, const uint8_t *p, size_t n, size_t *n_held, size_t *used, struct frame_error *err)
 {
-	size_t i = 0;
-	*used = 0;
+	size_t i = 0, old = f->in_payload ? 0 : f->n_header;
+	*n_held = *used = 0;
+	memcpy(f->held, f->header, old);
 	while (i < n && !f->closed) {
 		if (!f->in_payload) {
 			f->header[f->n_header++] = p[i++];
@@ -141,12 +142,13 @@ bool frame_check_feed(struct frame_check *f, const uint8_t *p, size_t n, size_t 
 				continue;
 			if (!check_header(f, err))
 				return false;
+			*n_held = old;
 		} else {
 			i += take_payload(f, p + i, n - i);
 		}
+		*used = i;
 		if (f->left == 0 && !end_frame(f, err))
 			return false;
 	}
-	*used = i;
 	return true;
 }

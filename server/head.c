@@ -70,6 +70,23 @@ static bool bad_request(struct head *h, const char *message)
 	return bad(h, 400, "bad_request", message);
 }
 
+/* Counts n records of the request; false when they are too many. */
+static bool count_fields(struct head *h, size_t n)
+{
+	if (n > HEAD_MAX_FIELDS - h->n_fields)
+		return bad(h, 431, "too_many_fields", "The request has too many headers, query arguments or cookies.");
+	h->n_fields += (uint32_t)n;
+	return true;
+}
+
+static size_t count_bytes(struct str s, char c)
+{
+	size_t n = 0;
+	for (size_t i = 0; i < s.n; i++)
+		n += s.p[i] == c;
+	return n;
+}
+
 void head_init(struct head *h)
 {
 	memset(h, 0, sizeof *h);
@@ -123,6 +140,8 @@ static bool check_target(struct head *h, struct str t)
 		if (c == '%' && t.n - i >= 3 && t.p[i + 1] == '0' && t.p[i + 2] == '0')
 			return bad_request(h, "The request target holds an encoded NUL.");
 	}
+	if (!count_fields(h, count_bytes(t, '&')))
+		return false;
 	if (t.p[0] == '/')
 		return true;
 	if (str_is(t, "*") && h->method == HTTP_OPTIONS)
@@ -263,10 +282,10 @@ static bool parse_field(struct head *h, struct str s)
 		return bad_request(h, "A header has no name.");
 	if (n == s.n || s.p[n] != ':')
 		return bad_request(h, "A header name is not followed by a colon.");
-	if (++h->n_fields > HEAD_MAX_FIELDS)
-		return bad(h, 431, "too_many_headers", "The request has too many headers.");
 
 	struct str name = {s.p, n}, value = trim((struct str){s.p + n + 1, s.n - n - 1});
+	if (!count_fields(h, 1 + (str_is_nocase(name, "cookie") ? count_bytes(value, ';') : 0)))
+		return false;
 	if (str_is_nocase(name, "connection")) {
 		parse_connection(h, value);
 		return true;

@@ -30,7 +30,11 @@ struct head_error {
 };
 
 enum {
-	HEAD_MAX_FIELDS = 128,
+	/*
+	 * Header fields, query arguments and cookies together. libmicrohttpd makes a record of each in memory of a fixed
+	 * size, and hangs (0.9.75) when that runs out.
+	 */
+	HEAD_MAX_FIELDS = 256,
 	HEAD_WS_KEY = 24,           /* base64 of 16 bytes (RFC 6455, 4.1) */
 	BODY_MAX_OVERHEAD = 16384,  /* chunk extensions and trailers of one message, in bytes */
 };
@@ -50,7 +54,7 @@ struct head {
 
 	/* The parser's own. */
 	size_t at, line;
-	uint32_t n_fields;
+	uint32_t n_fields; /* as HEAD_MAX_FIELDS counts them */
 	uint32_t seen; /* fields that may come only once */
 	bool conn_close, conn_keep_alive, conn_upgrade;
 	struct head_error error;

@@ -22,6 +22,9 @@
 /* A request refused before its body came (401, 404) still reads this much of it, to keep the connection. */
 enum { EARLY_READ_BYTES = 256 * 1024 };
 
+/* With the rest of that memory, which is free by then: a piece of a stream up to about 128 KiB goes out as one chunk. */
+enum { OUTPUT_ROOM = 32 * 1024 };
+
 struct http_server {
 	uv_loop_t *loop;
 	const struct config *config;
@@ -385,10 +388,10 @@ enum status http_server_create(uv_loop_t *loop, const struct config *config, con
 	list_init(&s->events);
 
 	/*
-	 * Heads up to max_header must fit next to room for output; conn.c has refused larger ones. The memory is touched only
-	 * as far as it is used. The limit of connections is conn.c's business.
+	 * A head up to max_header must fit, a copy of its cookies, a record for each of its fields, and room for output: conn.c
+	 * has refused what is larger. The limit of connections is conn.c's business, too.
 	 */
-	size_t pool = (size_t)config->max_header * 2 + 65536;
+	size_t pool = (size_t)config->max_header * 2 + HEAD_MAX_FIELDS * 128 + OUTPUT_ROOM;
 	unsigned limit = (unsigned)config->max_connections * 2 + 1024;
 	s->daemon = MHD_start_daemon(MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_NO_LISTEN_SOCKET | MHD_USE_ERROR_LOG, 0,
 	                             NULL, NULL, on_request, s, MHD_OPTION_EXTERNAL_LOGGER, on_log, NULL,

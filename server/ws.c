@@ -1,7 +1,9 @@
 /* WebSocket by libwebsockets, on the libuv loop. See ws.h and ws_server.h. */
 #include "server/ws.h"
 
+#include <dlfcn.h>
 #include <libwebsockets.h>
+#include <link.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -37,7 +39,7 @@ struct ws_conn {
 	bool closing;             /* ws_close was called, or the peer broke the rules */
 	bool close_sent;
 	bool refused;             /* by frame.c */
-	bool doomed, reset;
+	bool doomed;
 	char close_reason[REASON_MAX + 1];
 	char peer[72];
 };
@@ -70,28 +72,14 @@ static int64_t now_ms(void)
 
 static void on_reap(uv_timer_t *handle);
 
-/* Drops a connection soon: not now, for its memory is in use by whoever calls. */
+/* Drops a connection soon, and its output with it: not now, for its memory is in use by whoever calls. */
 static void doom(struct ws_conn *c)
 {
 	if (c->doomed)
 		return;
-	c->doomed = c->reset = true;
+	c->doomed = true;
 	list_push_back(&c->server->doomed, &c->doomed_node);
 	uv_timer_start(&c->server->reaper, on_reap, 0, 0);
-}
-
-/* Drops it now. Runs `closed`. */
-static void kill_now(struct ws_conn *c)
-{
-	lws_set_timeout(c->wsi, PENDING_TIMEOUT_USER_OK, LWS_TO_KILL_SYNC);
-}
-
-static void on_reap(uv_timer_t *handle)
-{
-	struct ws_server *s = handle->data;
-	struct list *node;
-	while ((node = list_pop_front(&s->doomed)))
-		kill_now(list_entry(node, struct ws_conn, doomed_node));
 }
 
 enum status ws_send(struct ws_conn *c, const char *text, size_t n)
@@ -289,7 +277,7 @@ static int on_event(struct lws *wsi, enum lws_callback_reasons reason, void *use
 			on_gone(c);
 			lws_set_opaque_user_data(wsi, NULL);
 			if (c->conn)
-				conn_ws_ended(c->conn, c->reset);
+				conn_ws_ended(c->conn, false);
 			stream_clear(&c->out);
 			buf_free(&c->in);
 			free(c);
@@ -302,11 +290,24 @@ static int on_event(struct lws *wsi, enum lws_callback_reasons reason, void *use
 	}
 }
 
+static void on_reap(uv_timer_t *handle)
+{
+	struct ws_server *s = handle->data;
+	struct list *node;
+	while ((node = list_pop_front(&s->doomed))) {
+		struct ws_conn *c = list_entry(node, struct ws_conn, doomed_node);
+		struct conn *conn = c->conn;
+		ws_conn_drop(c);
+		if (conn)
+			conn_ws_ended(conn, true);
+	}
+}
+
 void ws_conn_drop(struct ws_conn *c)
 {
 	c->conn = NULL;
 	on_gone(c); /* now, whatever libwebsockets thinks has still to be done */
-	kill_now(c);
+	lws_set_timeout(c->wsi, PENDING_TIMEOUT_USER_OK, LWS_TO_KILL_SYNC);
 }
 
 /* ---- The server ---- */
@@ -352,6 +353,20 @@ static void on_lws_log(int level, const char *line)
 	log_msg(starting ? LOG_WARN : LOG_DEBUG, "libwebsockets", "%.*s", (int)n, line);
 }
 
+/*
+ * libwebsockets unloads its libuv plugin at the end of lws_context_destroy() while libuv has still to call back into it (close
+ * callbacks run in the next turn of the loop). So the plugin is made to stay.
+ */
+static int pin_plugin(struct dl_phdr_info *info, size_t size, void *arg)
+{
+	(void)size;
+	(void)arg;
+	if (!strstr(info->dlpi_name, "evlib_uv"))
+		return 0;
+	dlopen(info->dlpi_name, RTLD_NOW | RTLD_NOLOAD | RTLD_NODELETE); /* the reference is kept for good */
+	return 1;
+}
+
 enum status ws_server_create(uv_loop_t *loop, const struct config *config, const struct ws_app *app,
                              struct listener_stats *stats, struct ws_server **out, struct error *err)
 {
@@ -389,6 +404,7 @@ enum status ws_server_create(uv_loop_t *loop, const struct config *config, const
 		return error_set(err, STATUS_INTERNAL,
 		                 "libwebsockets could not be started; its libuv plugin (libwebsockets-evlib-uv) may be missing.");
 	}
+	dl_iterate_phdr(pin_plugin, NULL);
 	s->vhost = lws_create_vhost(s->context, &info);
 	starting = false;
 	uv_timer_init(loop, &s->sweep);
@@ -474,8 +490,6 @@ static void on_closed(uv_handle_t *handle)
 static void on_destroy(uv_timer_t *handle)
 {
 	struct ws_server *s = handle->data;
-	list_each(node, tmp, &s->conns)
-		kill_now(list_entry(node, struct ws_conn, node));
 	if (s->context) {
 		lws_context_destroy(s->context);
 		return;

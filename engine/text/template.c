@@ -76,43 +76,25 @@ void template_destroy(struct template *t)
 
 /* ---- State of a rendering ---- */
 
-static void set_failure(struct render *r, enum status status, const char *fmt, va_list args)
+void render_set_failure(struct render *r, enum status status, const char *fmt, ...)
 {
 	if (r->status != STATUS_OK)
 		return;
-	r->status = status;
+	va_list args;
+	va_start(args, fmt);
 	vsnprintf(r->message, sizeof r->message, fmt, args);
+	va_end(args);
 	/* A message cut in the middle of a character would not be valid text. */
 	size_t n = strlen(r->message);
 	r->message[n - utf8_incomplete_tail(r->message, n)] = '\0';
-}
-
-bool render_fail(struct render *r, const char *fmt, ...)
-{
-	va_list args;
-	va_start(args, fmt);
-	set_failure(r, STATUS_INVALID, fmt, args);
-	va_end(args);
-	return false;
-}
-
-bool render_limit(struct render *r, const char *fmt, ...)
-{
-	va_list args;
-	va_start(args, fmt);
-	set_failure(r, STATUS_LIMIT, fmt, args);
-	va_end(args);
-	return false;
+	r->status = status;
 }
 
 bool render_exhausted(struct render *r, size_t n)
 {
 	if (n >= r->max_memory || arena_used(r->arena) >= r->max_memory - n)
 		return render_limit(r, "the template takes more than %zu bytes of memory", r->max_memory);
-	if (r->status == STATUS_OK) {
-		r->status = STATUS_NOMEM;
-		snprintf(r->message, sizeof r->message, "out of memory while rendering the template");
-	}
+	render_set_failure(r, STATUS_NOMEM, "out of memory while rendering the template");
 	return false;
 }
 

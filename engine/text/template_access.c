@@ -111,6 +111,24 @@ bool undefined_of(struct render *r, const struct value *obj, const struct value 
 	return new_undefined(r, (struct undefined){.has_obj = true, .obj = *obj, .name = *name}, out);
 }
 
+/* The module that Python names before types that are not built in. */
+static const char *type_module(const struct value *v)
+{
+	switch (v->type) {
+	case VALUE_NAMESPACE:
+	case VALUE_CYCLER:
+	case VALUE_JOINER:
+		return "jinja2.utils.";
+	case VALUE_LOOP:
+	case VALUE_MACRO:
+		return "jinja2.runtime.";
+	case VALUE_STRING:
+		return v->flags & VALUE_MARKUP ? "markupsafe." : "";
+	default:
+		return "";
+	}
+}
+
 bool undefined_fail(struct render *r, const struct value *v)
 {
 	const struct undefined *u = v->undefined;
@@ -120,11 +138,14 @@ bool undefined_fail(struct render *r, const struct value *v)
 	describe(r, &u->name, name, sizeof name);
 	if (!u->has_obj)
 		return render_fail(r, "%s is undefined", name);
-	bool none = u->obj.type == VALUE_NONE;
-	const char *type = none ? "None" : type_name(&u->obj);
+	char type[64];
+	if (u->obj.type == VALUE_NONE)
+		strcpy(type, "None");
+	else
+		snprintf(type, sizeof type, "%s%s object", type_module(&u->obj), type_name(&u->obj));
 	if (u->name.type == VALUE_STRING)
-		return render_fail(r, "'%s%s' has no attribute %s", type, none ? "" : " object", name);
-	return render_fail(r, "%s%s has no element %s", type, none ? "" : " object", name);
+		return render_fail(r, "'%s' has no attribute %s", type, name);
+	return render_fail(r, "%s has no element %s", type, name);
 }
 
 /* ---- Truth, length, iteration ---- */
@@ -221,7 +242,10 @@ bool iter_next(struct render *r, struct iter *it, struct value *out, bool *got)
 		size_t from = it->byte;
 		it->byte += char_next(v->s->p + from, v->s->n - from, &cp);
 		*got = true;
-		return string_part(r, v, from, it->byte, out);
+		if (!string_part(r, v, from, it->byte, out))
+			return false;
+		out->flags = 0;
+		return true;
 	}
 	case VALUE_LIST:
 	case VALUE_TUPLE:
@@ -537,7 +561,7 @@ static bool slice_string(struct render *r, const struct value *s, int64_t start,
 
 bool get_slice(struct render *r, const struct value *obj, const struct value bounds[3], struct value *out)
 {
-	int64_t start, step, count;
+	int64_t start = 0, step = 1, count = 0;
 	if (obj->type == VALUE_UNDEFINED)
 		return undefined_fail(r, obj);
 	if (obj->type == VALUE_DICT)

@@ -153,8 +153,10 @@ static enum flow run_loop(struct render *r, struct activation *a, const struct s
 		l->n = over->range->n;
 	} else {
 		struct value_seq *items;
-		if (!value_is_iterable(over))
-			return render_fail(r, "'%s' object is not iterable", type_name(over)), FLOW_FAIL;
+		if (!value_is_iterable(over)) {
+			render_set_failure(r, STATUS_INVALID, "'%s' object is not iterable", type_name(over));
+			return FLOW_FAIL;
+		}
 		if (!value_items(r, over, &items))
 			return FLOW_FAIL;
 		l->seq = items;

@@ -139,7 +139,7 @@ static struct expr *parse_string(struct parser *p)
 		return NULL;
 	size_t n = 0;
 	for (; p->at->type == TOKEN_STRING; p->at++) {
-		size_t added;
+		size_t added = 0;
 		if (!unescape(p, p->at->text, p->at->line, bytes + n, &added))
 			return NULL;
 		n += added;

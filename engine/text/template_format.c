@@ -98,7 +98,7 @@ static bool add_number_field(struct render *r, struct text *t, const struct spec
 		group_digits(digits, &n, n_integer, spec->group, every);
 	}
 	memcpy(whole + lead, digits, n);
-	struct value v;
+	struct value v = {0};
 	return string_new(r, whole, lead + n, origin, &v) && add_field(r, t, &s, &v, lead, '>');
 }
 
@@ -231,7 +231,7 @@ static bool next_value(struct render *r, struct percent *p, struct value *out)
 
 static bool next_size(struct render *r, struct percent *p, struct str f, size_t *at, int64_t *out)
 {
-	struct value v;
+	struct value v = {0};
 	if (*at >= f.n || f.p[*at] != '*') {
 		*out = read_digits(f, at);
 		return true;
@@ -589,7 +589,7 @@ static bool add_replacement(struct render *r, struct text *t, const struct value
 	} else if (end < to) {
 		spec_from = end + 1;
 	}
-	struct value v, s;
+	struct value v = val_none(), s;
 	if (!field_value(r, b, (struct str){p + from, end - from}, &v))
 		return false;
 	struct text converted = {0}, spec = {0};

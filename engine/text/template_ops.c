@@ -324,7 +324,7 @@ static bool order(struct render *r, enum compare_op op, const struct value *a, c
 static bool order_seqs(struct render *r, enum compare_op op, const struct value *a, const struct value *b, int depth, bool *out)
 {
 	for (size_t i = 0; i < a->seq->n && i < b->seq->n; i++) {
-		bool same;
+		bool same = false;
 		if (!op_equal(r, &a->seq->items[i], &b->seq->items[i], &same))
 			return false;
 		if (!same)

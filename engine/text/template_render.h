@@ -46,9 +46,11 @@ struct render {
 
 /* ---- State (template.c) ---- */
 
-bool render_fail(struct render *r, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+/* Both keep the first failure and are always false, which as macros they also tell the compiler. */
+void render_set_failure(struct render *r, enum status status, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+#define render_fail(r, ...) (render_set_failure(r, STATUS_INVALID, __VA_ARGS__), false)
 /* Fails because a limit of the sandbox is reached. */
-bool render_limit(struct render *r, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+#define render_limit(r, ...) (render_set_failure(r, STATUS_LIMIT, __VA_ARGS__), false)
 /* Counts steps: about one per evaluated node, per item and per 64 bytes that are touched. */
 static inline bool render_spend(struct render *r, uint64_t steps)
 {

@@ -91,6 +91,9 @@ def seeds_tokenizer(folder):
     for i, text in enumerate(TEXTS):
         (folder / f"text{i}").write_text(text, encoding="utf-8", newline="")
     (folder / "broken").write_bytes(b"\xff\xc3 \xed\xa0\x80 \xf4\x90\x80\x80 end\xe2\x82")
+    # The top bit of the first byte makes the input a vocabulary: see fuzz_tokenizer.c.
+    (folder / "vocabulary-bpe").write_bytes(b"\x90\x01ab\n\x01abc\n\xffa b\n\xffab c\n\x03<|im_end|>\n\x04<t>\n\x01abcab<t>")
+    (folder / "vocabulary-spm").write_bytes(b"\xa1\x01a\n\x09b\n\x11ab\n\x19abab\n\x04<t>\n\x01abab ab<t>")
 
 
 BODIES = [

@@ -47,7 +47,7 @@ static struct value *from_json(struct arena *a, const json_t *j, enum value_orig
 
 static void print(json_t *j)
 {
-	char *text = j ? json_dumps(j, JSON_COMPACT | JSON_ENSURE_ASCII | JSON_ALLOW_NUL) : NULL;
+	char *text = j ? json_dumps(j, JSON_COMPACT | JSON_ENSURE_ASCII) : NULL;
 	puts(text ? text : "{\"error\":\"the output is not UTF-8\",\"status\":\"internal error\"}");
 	fflush(stdout);
 	free(text);

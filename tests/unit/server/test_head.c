@@ -234,11 +234,19 @@ static void test_heads_are_bounded(void **state)
 	assert_int_equal(verdict_n(big, sizeof big), 431);
 	assert_int_equal(verdict_n(big, 4096), -1);
 
-	/* Many fields */
-	n = snprintf(big, sizeof big, GET);
-	for (int i = 0; i < HEAD_MAX_FIELDS; i++)
-		n += snprintf(big + n, sizeof big - (size_t)n, "X: y\r\n");
-	assert_int_equal(verdict(big), 431);
+	/* Headers, query arguments and cookies count alike. */
+	static const char *const many[][3] = {
+	        {GET, "X: y\r\n", ""},
+	        {"GET /?a", "&b", " HTTP/1.1\r\nHost: a\r\n\r\n"},
+	        {GET "Cookie: a", ";b", "\r\n\r\n"},
+	};
+	for (size_t i = 0; i < 3; i++) {
+		n = snprintf(big, sizeof big, "%s", many[i][0]);
+		for (int k = 0; k < HEAD_MAX_FIELDS; k++)
+			n += snprintf(big + n, sizeof big - (size_t)n, "%s", many[i][1]);
+		snprintf(big + n, sizeof big - (size_t)n, "%s", many[i][2]);
+		assert_int_equal(verdict(big), 431);
+	}
 }
 
 /* ---- Bodies ---- */
