@@ -260,9 +260,9 @@ enum status engine_load(struct engine *e, struct error *err)
 	st = kv_pool_create(e->backend, &e->layout, n_pages, &e->pool, err);
 	if (st != STATUS_OK)
 		return st;
-	st = kv_prefix_create(e->pool, &e->prefix);
+	st = kv_prefix_create(e->pool, o->kv_policy, &e->prefix, err);
 	if (st != STATUS_OK)
-		return error_set(err, st, "no memory for the prefix index");
+		return st;
 	make_root(e);
 	e->max_outputs = engine_max_outputs(o->max_running, o->step_tokens);
 	st = model_reserve(e->model, o->step_tokens, e->max_outputs, &e->layout, err);

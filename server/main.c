@@ -25,6 +25,7 @@ static const struct command commands[] = {
 #ifdef HAVE_JANSSON
 	{"tokenize", cli_tokenize, "turn text into token ids"},
 	{"render", cli_render, "apply a chat template to conversations"},
+	{"replay", cli_replay, "compare eviction policies on a trace of prompts"},
 #endif
 	{"version", cmd_version, "print the version"},
 	{"help", cmd_help, "print this; `kvasir help COMMAND` or `kvasir COMMAND --help` for more"},
