@@ -31,11 +31,8 @@ MODELS = {"smollm2": ("smollm2.json", "KVASIR_TEST_MODEL"), "qwen": ("qwen25-cod
 # Bounds of the mean absolute difference: of the answers' tokens, of the first step's five best, of the text's tokens.
 # The golden numbers come from float keys and values; our cache keeps halves, which Qwen's large key biases make visible (0.0021).
 TOLERANCE = {"cpu-reference": (0.002, 0.006, 0.003)}
-# The other devices quantise activations to 8 bits. That costs unlikely tokens more, and the second and third are full of
-# them: NumPy with activations rounded per 32 gives 0.067 over the first 512 tokens of SmolLM2's text.
-ROUNDED_TOLERANCE = (0.035, 0.12, 0.07)
-MARGIN = 0.5
-FULL = os.environ.get("KVASIR_FULL") == "yes"
+# The other devices quantise activations, most of them to 8 bits and those that make the error to 16.
+ROUNDED_TOLERANCE = (0.035, 0.06, 0.035)
 
 
 def sha256(path):
