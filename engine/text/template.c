@@ -10,7 +10,7 @@ enum {
 	MAX_SOURCE_BYTES = 4 << 20,
 	MAX_TREE_BYTES = 256 << 20,
 	DEFAULT_MEMORY_BYTES = 256 << 20,
-	DEFAULT_STEPS = 20000000,
+	DEFAULT_STEPS = 10000000,
 };
 
 /* ---- Compiling ---- */
@@ -92,7 +92,9 @@ void render_set_failure(struct render *r, enum status status, const char *fmt, .
 
 bool render_exhausted(struct render *r, size_t n)
 {
-	if (n >= r->max_memory || arena_used(r->arena) >= r->max_memory - n)
+	/* The arena rounds up and heads each of its chunks. */
+	size_t used = arena_used(r->arena) + 64;
+	if (used >= r->max_memory || n >= r->max_memory - used)
 		return render_limit(r, "the template takes more than %zu bytes of memory", r->max_memory);
 	render_set_failure(r, STATUS_NOMEM, "out of memory while rendering the template");
 	return false;

@@ -39,7 +39,7 @@ bool list_add(struct render *r, struct value *list, struct value item)
 {
 	if (!render_spend(r, 1))
 		return false;
-	return value_seq_add(r->arena, list->seq, item) || render_exhausted(r, list->seq->cap * 2 * sizeof item);
+	return value_seq_add(r->arena, list->seq, item) || render_exhausted(r, (list->seq->cap * 2 + 4) * sizeof item);
 }
 
 static bool hash_failed(struct render *r, enum hash_result result, const struct value *key)
@@ -57,7 +57,8 @@ bool dict_put(struct render *r, struct value_dict *d, const struct value *key, s
 	enum hash_result result = value_dict_put(r->arena, d, key, item, &r->steps, &full);
 	if (result != HASH_OK)
 		return hash_failed(r, result, key);
-	return !full || render_exhausted(r, d->cap * 2 * sizeof *d->entries);
+	/* Either the entries or their index had to grow. */
+	return !full || render_exhausted(r, (d->cap * 2 + 8) * (sizeof *d->entries + 16));
 }
 
 bool dict_get(struct render *r, const struct value_dict *d, const struct value *key, struct value *found)

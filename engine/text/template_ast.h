@@ -10,7 +10,7 @@
 #include "engine/text/value_internal.h"
 
 enum {
-	MAX_NESTING = 200,   /* recursion of the parser: parentheses, blocks, unary operators */
+	MAX_NESTING = 400,   /* recursion of the parser: parentheses, blocks, unary operators */
 	MAX_TREE_DEPTH = 400 /* depth of the tree, which also grows by long chains of operators */
 };
 

@@ -295,7 +295,7 @@ static bool bind_special(struct render *r, const struct function *f, struct acti
 		a->slots[f->kwargs_slot] = rest;
 	size_t n_extra = args->n > f->n_params ? args->n - f->n_params : 0;
 	if (f->varargs_slot >= 0)
-		return new_tuple(r, args->args + (args->n - n_extra), n_extra, &a->slots[f->varargs_slot]);
+		return new_tuple(r, n_extra ? &args->args[f->n_params] : NULL, n_extra, &a->slots[f->varargs_slot]);
 	if (n_extra)
 		return render_fail(r, "macro '%.*s' takes not more than %zu argument(s)", STR_ARG(f->name), f->n_params);
 	return true;

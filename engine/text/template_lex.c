@@ -49,11 +49,18 @@ static enum status emit(struct lexer *l, enum token_type type, size_t from, size
 	return STATUS_OK;
 }
 
+/* As char_next(), but what is not UTF-8 never takes an ASCII character of the syntax with it. */
+static size_t source_char(const struct lexer *l, size_t at, uint32_t *cp)
+{
+	*cp = (unsigned char)l->p[at];
+	return *cp < 0x80 ? 1 : char_next(l->p + at, l->n - at, cp);
+}
+
 static size_t skip_space(const struct lexer *l, size_t at)
 {
 	while (at < l->n) {
 		uint32_t cp;
-		size_t len = char_next(l->p + at, l->n - at, &cp);
+		size_t len = source_char(l, at, &cp);
 		if (!char_is_space(cp))
 			break;
 		at += len;
@@ -311,7 +318,7 @@ static enum status lex_tag(struct lexer *l, bool variable)
 		if (l->at >= l->n)
 			return error_set(l->err, STATUS_INVALID, "line %d: a tag has no end", first_line);
 		uint32_t cp;
-		size_t len = char_next(l->p + l->at, l->n - l->at, &cp);
+		size_t len = source_char(l, l->at, &cp);
 		if (char_is_space(cp)) {
 			l->at = skip_space(l, l->at);
 			continue;
@@ -330,7 +337,7 @@ static enum status lex_tag(struct lexer *l, bool variable)
 				l->at += len;
 				if (l->at >= l->n)
 					break;
-				len = char_next(l->p + l->at, l->n - l->at, &cp);
+				len = source_char(l, l->at, &cp);
 			} while (name_char(cp));
 			status = emit(l, TOKEN_NAME, from, l->at);
 			continue;

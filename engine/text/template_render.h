@@ -10,7 +10,7 @@
 #include "engine/text/value_internal.h"
 
 enum {
-	MAX_RENDER_DEPTH = 1000, /* nested evaluations of expressions and statements, macros included */
+	MAX_RENDER_DEPTH = 2000, /* nested evaluations of expressions and statements, macros included */
 	MAX_VALUE_DEPTH = 200,   /* nesting of values that are printed */
 	MAX_RANGE = 100000,      /* as Jinja2's sandbox has it */
 	MAX_PARAMS = 8,          /* named parameters of a builtin */
