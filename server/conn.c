@@ -195,10 +195,10 @@ static void put_error_head(struct buf *out, int status, const char *type, size_t
 		int status;
 		const char *reason;
 	} reasons[] = {
-	        {400, "Bad Request"},         {408, "Request Timeout"},
-	        {413, "Content Too Large"},   {417, "Expectation Failed"},
-	        {501, "Not Implemented"},     {431, "Request Header Fields Too Large"},
-	        {503, "Service Unavailable"}, {505, "HTTP Version Not Supported"},
+		{400, "Bad Request"},	      {408, "Request Timeout"},
+		{413, "Content Too Large"},   {417, "Expectation Failed"},
+		{501, "Not Implemented"},     {431, "Request Header Fields Too Large"},
+		{503, "Service Unavailable"}, {505, "HTTP Version Not Supported"},
 	};
 	const char *reason = "Error";
 	for (size_t i = 0; i < sizeof reasons / sizeof reasons[0]; i++)
@@ -210,9 +210,9 @@ static void put_error_head(struct buf *out, int status, const char *type, size_t
 	gmtime_r(&now, &tm);
 	strftime(date, sizeof date, "%a, %d %b %Y %H:%M:%S GMT", &tm);
 	buf_printf(out,
-	           "HTTP/1.1 %d %s\r\nDate: %s\r\nContent-Type: %s\r\nContent-Length: %zu\r\nConnection: close\r\n"
-	           "%s\r\n",
-	           status, reason, date, type, n, status == 503 ? "Retry-After: 1\r\n" : "");
+		   "HTTP/1.1 %d %s\r\nDate: %s\r\nContent-Type: %s\r\nContent-Length: %zu\r\nConnection: close\r\n"
+		   "%s\r\n",
+		   status, reason, date, type, n, status == 503 ? "Retry-After: 1\r\n" : "");
 }
 
 void conn_refuse(struct conn *c, const struct head_error *e)
@@ -267,8 +267,8 @@ static void update_polls(struct conn *c)
 		return;
 	int events = 0;
 	/*
-	 * While an answer is awaited, only the client's end is of interest. But asking for that alone costs two system calls per
-	 * request; so reading is asked for as before, until it turns out that there is something to read.
+	 * While an answer is awaited, only the client's end is of interest. But asking for that alone costs two system
+	 * calls per request; so reading is asked for as before, until it turns out that there is something to read.
 	 */
 	bool reading = backlog_empty(&c->up) && !c->input_waits;
 	if (!c->half_closed)
@@ -520,7 +520,8 @@ enum status conn_open(struct conn_host *host, int fd, const char *peer, bool ful
 	setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
 
 	if (full) {
-		conn_refuse(c, &(struct head_error){503, "too_many_connections", "The server has too many connections."});
+		conn_refuse(c,
+			    &(struct head_error){503, "too_many_connections", "The server has too many connections."});
 	} else {
 		conn_set_deadline(c, host->config->header_timeout);
 		host->stats.accepted++;
@@ -531,7 +532,8 @@ enum status conn_open(struct conn_host *host, int fd, const char *peer, bool ful
 
 void conn_close_idle(struct conn_host *host)
 {
-	list_each(node, tmp, &host->conns) {
+	list_each(node, tmp, &host->conns)
+	{
 		struct conn *c = list_entry(node, struct conn, node);
 		if (c->state == CONN_HEAD && c->in.len == 0) {
 			conn_linger(c);
@@ -542,6 +544,5 @@ void conn_close_idle(struct conn_host *host)
 
 void conn_close_all(struct conn_host *host)
 {
-	list_each(node, tmp, &host->conns)
-		conn_drop(list_entry(node, struct conn, node));
+	list_each(node, tmp, &host->conns) conn_drop(list_entry(node, struct conn, node));
 }

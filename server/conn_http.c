@@ -15,7 +15,8 @@ static void consume(struct buf *b, size_t n)
 static bool pass_on(struct conn *c, size_t n)
 {
 	if (!conn_send(c->pair->fd, &c->up, c->in.data, n)) {
-		/* It has closed its end: it answered early and will not read the rest, or it failed. conn_http_pump() sees which. */
+		/* It has closed its end: it answered early and will not read the rest, or it failed. conn_http_pump()
+		 * sees which. */
 		if (errno != EPIPE && errno != ECONNRESET)
 			return false;
 	}
@@ -45,7 +46,7 @@ static void begin_request(struct conn *c)
 	if (!c->link && !open_link(c)) {
 		log_msg(LOG_WARN, "http", "there are no descriptors or memory for a request from %s", c->peer);
 		conn_refuse(c, &(struct head_error){503, "server_overloaded",
-		                                    "The server has no descriptors or memory left for this request."});
+						    "The server has no descriptors or memory left for this request."});
 		return;
 	}
 	conn_set_state(c, body == HEAD_DONE ? CONN_WAIT : CONN_BODY);
@@ -156,8 +157,8 @@ void conn_http_ended(struct conn *c)
 		return;
 	}
 	/*
-	 * Its request may just have arrived together with the FIN: an answer that is there at once is delivered. libmicrohttpd takes
-	 * one run to read a head and one for the handler.
+	 * Its request may just have arrived together with the FIN: an answer that is there at once is delivered.
+	 * libmicrohttpd takes one run to read a head and one for the handler.
 	 */
 	for (int i = 0; i < 4 && c->state == CONN_WAIT && !c->answered && http_link_waiting(c->link); i++)
 		http_server_run(c->host->http);

@@ -1,4 +1,5 @@
-/* WebSocket: frames checked on their way to libwebsockets, which has the other end of a socket pair. See conn.h and frame.h. */
+/* WebSocket: frames checked on their way to libwebsockets, which has the other end of a socket pair. See conn.h and
+ * frame.h. */
 #include "server/conn_impl.h"
 #include "server/ws_server.h"
 
@@ -15,8 +16,9 @@ void conn_ws_begin(struct conn *c)
 	struct buf early = c->in; /* frames sent before the handshake was answered */
 	c->in = BUF_INIT;
 	if (!conn_open_pair(c, &theirs)) {
-		conn_refuse(c, &(struct head_error){503, "server_overloaded",
-		                                    "The server has no descriptors or memory left for this WebSocket."});
+		conn_refuse(c,
+			    &(struct head_error){503, "server_overloaded",
+						 "The server has no descriptors or memory left for this WebSocket."});
 		goto done;
 	}
 	conn_set_state(c, CONN_WS);

@@ -96,7 +96,8 @@ static bool check_header(struct frame_check *f, struct frame_error *err)
 /* Codes that may be sent on the wire (RFC 6455, 7.4 and the IANA registry up to 1014). */
 static bool close_code_valid(int code)
 {
-	return (code >= 1000 && code <= 1014 && code != 1004 && code != 1005 && code != 1006) || (code >= 3000 && code <= 4999);
+	return (code >= 1000 && code <= 1014 && code != 1004 && code != 1005 && code != 1006) ||
+	       (code >= 3000 && code <= 4999);
 }
 
 static bool end_frame(struct frame_check *f, struct frame_error *err)
@@ -128,7 +129,8 @@ static size_t take_payload(struct frame_check *f, const uint8_t *p, size_t n)
 	return take;
 }
 
-bool frame_check_feed(struct frame_check *f, const uint8_t *p, size_t n, size_t *n_held, size_t *used, struct frame_error *err)
+bool frame_check_feed(struct frame_check *f, const uint8_t *p, size_t n, size_t *n_held, size_t *used,
+		      struct frame_error *err)
 {
 	size_t i = 0, old = f->in_payload ? 0 : f->n_header;
 	*n_held = *used = 0;

@@ -114,8 +114,8 @@ static bool parse_method(struct head *h, struct str s)
 		const char *name;
 		enum http_method method;
 	} methods[] = {
-	        {"GET", HTTP_GET},     {"POST", HTTP_POST},       {"DELETE", HTTP_DELETE}, {"PUT", HTTP_PUT},
-	        {"PATCH", HTTP_PATCH}, {"OPTIONS", HTTP_OPTIONS}, {"HEAD", HTTP_HEAD},
+		{"GET", HTTP_GET},     {"POST", HTTP_POST},	  {"DELETE", HTTP_DELETE}, {"PUT", HTTP_PUT},
+		{"PATCH", HTTP_PATCH}, {"OPTIONS", HTTP_OPTIONS}, {"HEAD", HTTP_HEAD},
 	};
 
 	for (size_t i = 0; i < s.n; i++)
@@ -233,13 +233,13 @@ static const struct {
 	uint32_t bit;
 	const char *twice;
 } single_fields[] = {
-        {"host", SEEN_HOST, "There is more than one Host header."},
-        {"content-length", SEEN_LENGTH, "There is more than one Content-Length header."},
-        {"transfer-encoding", SEEN_CODING, "There is more than one Transfer-Encoding header."},
-        {"expect", SEEN_EXPECT, "There is more than one Expect header."},
-        {"upgrade", SEEN_UPGRADE, NULL}, /* several offers: none is taken */
-        {"sec-websocket-key", SEEN_WS_KEY, "There is more than one Sec-WebSocket-Key header."},
-        {"sec-websocket-version", SEEN_WS_VERSION, "There is more than one Sec-WebSocket-Version header."},
+	{"host", SEEN_HOST, "There is more than one Host header."},
+	{"content-length", SEEN_LENGTH, "There is more than one Content-Length header."},
+	{"transfer-encoding", SEEN_CODING, "There is more than one Transfer-Encoding header."},
+	{"expect", SEEN_EXPECT, "There is more than one Expect header."},
+	{"upgrade", SEEN_UPGRADE, NULL}, /* several offers: none is taken */
+	{"sec-websocket-key", SEEN_WS_KEY, "There is more than one Sec-WebSocket-Key header."},
+	{"sec-websocket-version", SEEN_WS_VERSION, "There is more than one Sec-WebSocket-Version header."},
 };
 
 static bool parse_field_value(struct head *h, uint32_t bit, struct str v)
@@ -252,12 +252,13 @@ static bool parse_field_value(struct head *h, uint32_t bit, struct str v)
 	case SEEN_CODING:
 		if (!str_is_nocase(v, "chunked"))
 			return bad(h, 501, "transfer_encoding_not_implemented",
-			           "The only Transfer-Encoding that is supported is chunked.");
+				   "The only Transfer-Encoding that is supported is chunked.");
 		return true;
 	case SEEN_EXPECT:
 		h->expects_continue = str_is_nocase(v, "100-continue");
 		if (!h->expects_continue)
-			return bad(h, 417, "expectation_failed", "The only expectation that is supported is 100-continue.");
+			return bad(h, 417, "expectation_failed",
+				   "The only expectation that is supported is 100-continue.");
 		return true;
 	case SEEN_UPGRADE:
 		h->wants_websocket = str_is_nocase(v, "websocket");
@@ -323,7 +324,7 @@ static bool finish(struct head *h)
 	h->keep_alive = h->is_http11 ? !h->conn_close : h->conn_keep_alive && !h->conn_close;
 	h->expects_continue = h->expects_continue && h->is_http11 && h->framing != HEAD_NO_BODY;
 	h->wants_websocket = h->wants_websocket && h->conn_upgrade && h->is_http11 && h->method == HTTP_GET &&
-	                     h->framing == HEAD_NO_BODY;
+			     h->framing == HEAD_NO_BODY;
 	return true;
 }
 
@@ -344,7 +345,7 @@ enum head_result head_feed(struct head *h, const char *p, size_t n, size_t max, 
 		bool after_cr = h->at > h->line && p[h->at - 1] == '\r';
 		if (after_cr != (c == '\n')) {
 			bad_request(h, after_cr ? "The request head holds a carriage return that ends no line."
-			                        : "A line of the request head ends in a bare line feed.");
+						: "A line of the request head ends in a bare line feed.");
 			return fail(h, err);
 		}
 		if (!after_cr) {
@@ -364,21 +365,21 @@ enum head_result head_feed(struct head *h, const char *p, size_t n, size_t max, 
 			return HEAD_DONE;
 		}
 		if (!(first ? line.n ? parse_request_line(h, line) : bad_request(h, "The request line is empty.")
-		            : parse_field(h, line)))
+			    : parse_field(h, line)))
 			return fail(h, err);
 	}
 	return HEAD_MORE;
 }
 
 enum body_state {
-	BODY_SIZE,       /* digits of a chunk size */
-	BODY_EXTENSION,  /* after ';' */
+	BODY_SIZE,	/* digits of a chunk size */
+	BODY_EXTENSION, /* after ';' */
 	BODY_SIZE_LF,
 	BODY_DATA,
 	BODY_DATA_CR,
 	BODY_DATA_LF,
-	BODY_LINE,       /* at the start of a trailer line, or of the empty line that ends it all */
-	BODY_TRAILER,    /* inside a trailer line */
+	BODY_LINE,    /* at the start of a trailer line, or of the empty line that ends it all */
+	BODY_TRAILER, /* inside a trailer line */
 	BODY_TRAILER_LF,
 	BODY_END_LF,
 };

@@ -44,7 +44,8 @@ static void make_request_id(struct http_exchange *x)
 	if (!seed && getrandom(&seed, sizeof seed, GRND_NONBLOCK) != (ssize_t)sizeof seed)
 		seed = (uint64_t)(uintptr_t)x ^ (uint64_t)clock_now_ns(clock_system());
 	count++;
-	snprintf(x->request_id, sizeof x->request_id, "req_%016" PRIx64 "%016" PRIx64, seed, hash64(&count, sizeof count, seed));
+	snprintf(x->request_id, sizeof x->request_id, "req_%016" PRIx64 "%016" PRIx64, seed,
+		 hash64(&count, sizeof count, seed));
 }
 
 /* The path of a target in absolute form (http://host/path), which HTTP/1.1 servers must accept. */
@@ -266,8 +267,8 @@ void http_exchange_refuse(struct http_exchange *x, int status, const char *code,
 }
 
 /*
- * libmicrohttpd asks for output. It gets one piece at a time, so that what was written together becomes one chunk; when there is
- * none, the connection sleeps until the next write.
+ * libmicrohttpd asks for output. It gets one piece at a time, so that what was written together becomes one chunk; when
+ * there is none, the connection sleeps until the next write.
  */
 static ssize_t read_stream(void *cls, uint64_t pos, char *out, size_t max)
 {

@@ -13,8 +13,8 @@ import pytest
 import websockets
 
 from daemon import ROOT, SLOW, eventually
-from transport import (BINARY, CLOSE, GET, PING, PONG, POST, TEXT, Echo, Ws, close_frame, error_of, frame, post, read_answer,
-                       read_chunks, read_head, read_to_end)
+from transport import (BINARY, CLOSE, GET, PING, PONG, POST, TEXT, Echo, Ws, close_frame, error_of, frame, post,
+                       read_answer, read_chunks, read_head, read_to_end)
 
 pytestmark = pytest.mark.no_model
 SHARED = os.environ.get("KVASIR_SHARED", os.path.join(os.path.dirname(ROOT), "shared"))
@@ -91,8 +91,8 @@ def test_probe_in_a_pipeline(echo):
 
 
 def test_refusals_are_json(echo):
-    for data in (b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01", b"GET / HTTP/2.0\r\n", b"FOO / HTTP/1.1\r\nHost: a\r\n\r\n",
-                 POST + b"Transfer-Encoding: gzip\r\n\r\n", POST + b"Expect: tea\r\n\r\n",
+    for data in (b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01", b"GET / HTTP/2.0\r\n",
+                 b"FOO / HTTP/1.1\r\nHost: a\r\n\r\n", POST + b"Transfer-Encoding: gzip\r\n\r\n", POST + b"Expect: tea\r\n\r\n",
                  POST + b"Content-Length: 99999999999\r\n\r\n", GET + b"X: " + b"y" * 100000 + b"\r\n\r\n"):
         status, headers, body = echo.ask(data)
         assert 400 <= status < 600
@@ -261,7 +261,8 @@ def test_continue(echo):
         s.sendall(b"hello")
         assert json.loads(read_answer(s)[2])["length"] == 5
     for path in (b"/nothing", b"/stats"):
-        status, headers, body = echo.ask(b"POST " + path + b" HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nExpect: 100-continue\r\n\r\n")
+        status, headers, body = echo.ask(b"POST " + path + b" HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n"
+                                         b"Expect: 100-continue\r\n\r\n")
         assert status in (404, 405) and headers["connection"].lower() == "close"
         error_of(body)
 
@@ -327,12 +328,13 @@ def test_largest_head():
 
 def test_many_small_fields(echo):
     """Each takes memory of libmicrohttpd, which hangs when that runs out."""
-    for data in (b"GET /health/live?" + b"a&" * 15000 + b" HTTP/1.1\r\nHost: a\r\n\r\n", GET + b"Cookie: " + b"a;" * 15000 + b"\r\n\r\n",
-                 GET + b"a:b\r\n" * 5000 + b"\r\n"):
+    for data in (b"GET /health/live?" + b"a&" * 15000 + b" HTTP/1.1\r\nHost: a\r\n\r\n",
+                 GET + b"Cookie: " + b"a;" * 15000 + b"\r\n\r\n", GET + b"a:b\r\n" * 5000 + b"\r\n"):
         status, _, body = echo.ask(data)
         assert status == 431
         error_of(body)
-    most = GET.replace(b" HTTP", b"?" + b"a&" * 80 + b" HTTP") + b"a:b\r\n" * 80 + b"Cookie: " + b"a;" * 80 + b"b" * 30000
+    most = GET.replace(b" HTTP", b"?" + b"a&" * 80 + b" HTTP") + b"a:b\r\n" * 80
+    most += b"Cookie: " + b"a;" * 80 + b"b" * 30000
     with echo.connect() as s:
         for _ in range(3):
             s.sendall(most + b"\r\n\r\n")
@@ -345,7 +347,8 @@ def test_deadlines():
     with Echo(header_timeout=300, body_timeout=400, idle_timeout=500) as e:
         start = time.monotonic()
         sockets = {}
-        for name, data in (("silent", b""), ("head", GET), ("body", POST + b"Content-Length: 5\r\n\r\nab"), ("idle", GET + b"\r\n")):
+        for name, data in (("silent", b""), ("head", GET), ("body", POST + b"Content-Length: 5\r\n\r\nab"),
+                           ("idle", GET + b"\r\n")):
             sockets[name] = e.connect()
             sockets[name].sendall(data)
         # A client that trickles its head gets no more time than one that stops.
@@ -492,7 +495,8 @@ def test_disconnect_behind_a_pipelined_request(echo):
 
 
 def test_disconnect_inside_head_and_body(echo):
-    for data in (b"", b"GET /hea", POST + b"Content-Length: 100\r\n\r\nabc", POST + b"Transfer-Encoding: chunked\r\n\r\n5\r\nab"):
+    for data in (b"", b"GET /hea", POST + b"Content-Length: 100\r\n\r\nabc",
+                 POST + b"Transfer-Encoding: chunked\r\n\r\n5\r\nab"):
         s = echo.connect()
         s.sendall(data)
         time.sleep(0.02)
@@ -501,7 +505,7 @@ def test_disconnect_inside_head_and_body(echo):
 
 
 def test_half_close(echo):
-    """An answer that is there at once is delivered to a client that has shut down its side; one that is not is cancelled."""
+    """A client that has shut down its side gets an answer that is there at once; one that is not is cancelled."""
     with echo.connect() as s:
         s.sendall(GET + b"\r\n" + GET + b"\r\n")
         s.shutdown(socket.SHUT_WR)
@@ -623,10 +627,11 @@ def test_drain():
 
 
 def test_end_with_everything_open():
-    """Connections in every state are closed, and all memory freed (ASan looks), when the drain does not wait for them."""
+    """Connections in every state are closed, and all memory is freed (ASan looks), when the drain gives up on them."""
     e = Echo()
     held = []
-    for data in (b"", b"GET /hea", POST + b"Content-Length: 100\r\n\r\nabc", b"GET /slow?ms=600000 HTTP/1.1\r\nHost: a\r\n\r\n",
+    for data in (b"", b"GET /hea", POST + b"Content-Length: 100\r\n\r\nabc",
+                 b"GET /slow?ms=600000 HTTP/1.1\r\nHost: a\r\n\r\n",
                  b"GET /stream?n=1000000&ms=10 HTTP/1.1\r\nHost: a\r\n\r\n", b"\x16", GET + b"\r\n",
                  b"GET /big?bytes=30000000 HTTP/1.1\r\nHost: a\r\n\r\n"):
         s = e.connect()
@@ -703,9 +708,10 @@ def test_ws_needs_the_key():
 def test_ws_after_other_requests(echo):
     """Any request of a connection may be the upgrade; and its head may be as large as any."""
     with echo.connect() as s:
-        s.sendall(post(b"hello") + GET + b"Cookie: " + b"c" * 20000 + b"\r\n\r\n" +
-                  b"GET /v1/responses HTTP/1.1\r\nHost: a\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nCookie: " + b"c" * 20000 +
-                  b"\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n" + frame(TEXT, b"early"))
+        cookie = b"Cookie: " + b"c" * 20000 + b"\r\n"
+        s.sendall(post(b"hello") + GET + cookie + b"\r\n" +
+                  b"GET /v1/responses HTTP/1.1\r\nHost: a\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n" + cookie +
+                  b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n" + frame(TEXT, b"early"))
         out = b""
         while not out.endswith(b"\x81\x05early"):
             out += s.recv(65536)
@@ -870,7 +876,8 @@ def test_ws_and_http_leave_nothing_behind():
                         ws.send(CLOSE, close_frame(1000))
                         ws.frame()
                 with e.connect() as s:
-                    s.sendall(post(b"x" * 10000) + GET + b"\r\n" + (b"GET /stream?n=100&ms=5 HTTP/1.1\r\nHost: a\r\n\r\n" if i % 2 else b"?"))
+                    stream = b"GET /stream?n=100&ms=5 HTTP/1.1\r\nHost: a\r\n\r\n"
+                    s.sendall(post(b"x" * 10000) + GET + b"\r\n" + (stream if i % 2 else b"?"))
                     s.recv(100)
             eventually(lambda: e.stats()["connections"] == 1, 10, "all are gone")
 

@@ -14,7 +14,8 @@ import tempfile
 
 from daemon import BIN, SLOW
 
-ECHO = os.environ.get("KVASIR_ECHO", os.path.join(os.path.dirname(os.path.dirname(BIN)), "tests", "support", "echo-server"))
+BUILD = os.path.dirname(os.path.dirname(BIN))
+ECHO = os.environ.get("KVASIR_ECHO", os.path.join(BUILD, "tests", "support", "echo-server"))
 GET = b"GET /health/live HTTP/1.1\r\nHost: a\r\n"
 POST = b"POST /echo HTTP/1.1\r\nHost: a\r\n"
 

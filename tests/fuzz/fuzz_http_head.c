@@ -1,7 +1,7 @@
 /*
- * Any bytes as requests of one connection. However they are cut, the verdict and the ends are the same; a head that passes ends
- * in an empty line, holds no controls and agrees with a plain search of it; a body that passes is as long as its framing says.
- * The first byte of the input decides about the cuts.
+ * Any bytes as requests of one connection. However they are cut, the verdict and the ends are the same; a head that
+ * passes ends in an empty line, holds no controls and agrees with a plain search of it; a body that passes is as long
+ * as its framing says. The first byte of the input decides about the cuts.
  */
 #include <stdint.h>
 #include <stdlib.h>
@@ -39,7 +39,8 @@ static void check_head(const struct head *h, const char *p)
 		expect(c >= 0x20 || c == '\t' || (c == '\r' && p[i + 1] == '\n') || (c == '\n' && p[i - 1] == '\r'));
 		expect(c != 0x7f);
 	}
-	int lengths = count_fields(p, h->length, "content-length"), codings = count_fields(p, h->length, "transfer-encoding");
+	int lengths = count_fields(p, h->length, "content-length"),
+	    codings = count_fields(p, h->length, "transfer-encoding");
 	expect(lengths + codings <= 1);
 	expect(count_fields(p, h->length, "host") <= 1);
 	expect(!h->is_http11 || count_fields(p, h->length, "host") == 1);
@@ -64,8 +65,8 @@ static enum head_result read_head(struct head *h, const char *p, size_t n, size_
 	return r;
 }
 
-static enum head_result read_body(struct body *b, const struct head *h, const char *p, size_t n, size_t step, size_t *end,
-                                  struct head_error *err)
+static enum head_result read_body(struct body *b, const struct head *h, const char *p, size_t n, size_t step,
+				  size_t *end, struct head_error *err)
 {
 	enum head_result r = body_init(b, h, MAX_BODY, err);
 	size_t at = 0;
@@ -93,10 +94,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		enum head_result r = read_head(&whole, p, n, 0, &e1);
 		expect(read_head(&cut, p, n, step, &e2) == r);
 		if (r == HEAD_BAD)
-			expect(e1.status >= 400 && e1.status == e2.status && e1.message == e2.message && e1.code == e2.code);
+			expect(e1.status >= 400 && e1.status == e2.status && e1.message == e2.message &&
+			       e1.code == e2.code);
 		if (r != HEAD_DONE)
 			return 0;
-		expect(whole.length == cut.length && whole.framing == cut.framing && whole.content_length == cut.content_length);
+		expect(whole.length == cut.length && whole.framing == cut.framing &&
+		       whole.content_length == cut.content_length);
 		check_head(&whole, p);
 		p += whole.length;
 		n -= whole.length;

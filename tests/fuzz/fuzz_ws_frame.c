@@ -1,7 +1,7 @@
 /*
- * Any bytes as a client's WebSocket frames. However they are cut, the verdict is the same and what is passed on is a prefix of the input;
- * and a plain reader of what was passed on finds nothing but masked frames in order, of bounded size. The first byte of the
- * input decides about the cuts.
+ * Any bytes as a client's WebSocket frames. However they are cut, the verdict is the same and what is passed on is a
+ * prefix of the input; and a plain reader of what was passed on finds nothing but masked frames in order, of bounded
+ * size. The first byte of the input decides about the cuts.
  */
 #include <stdint.h>
 #include <stdlib.h>

@@ -37,7 +37,8 @@ static void put_text(uint8_t first, const char *text)
 	put(first, text, strlen(text));
 }
 
-/* The close code that the wire's content earns, in one piece and byte by byte; 0 when it is in order. *frames are counted. */
+/* The close code that the wire's content earns, in one piece and byte by byte; 0 when it is in order. *frames are
+ * counted. */
 static int verdict(uint64_t *frames)
 {
 	int codes[2] = {0, 0};
@@ -243,8 +244,8 @@ static void test_nothing_follows_a_close(void **state)
 }
 
 UNIT_MAIN(cmocka_unit_test(test_messages_pass), cmocka_unit_test(test_fragments_pass_with_control_frames_between),
-          cmocka_unit_test(test_fragments_must_be_in_order), cmocka_unit_test(test_frames_must_be_masked),
-          cmocka_unit_test(test_reserved_bits_and_opcodes_are_refused), cmocka_unit_test(test_binary_is_refused),
-          cmocka_unit_test(test_control_frames_are_small_and_whole), cmocka_unit_test(test_messages_are_bounded),
-          cmocka_unit_test(test_lengths_have_one_encoding), cmocka_unit_test(test_close_frames_are_proper),
-          cmocka_unit_test(test_headers_pass_whole), cmocka_unit_test(test_nothing_follows_a_close))
+	  cmocka_unit_test(test_fragments_must_be_in_order), cmocka_unit_test(test_frames_must_be_masked),
+	  cmocka_unit_test(test_reserved_bits_and_opcodes_are_refused), cmocka_unit_test(test_binary_is_refused),
+	  cmocka_unit_test(test_control_frames_are_small_and_whole), cmocka_unit_test(test_messages_are_bounded),
+	  cmocka_unit_test(test_lengths_have_one_encoding), cmocka_unit_test(test_close_frames_are_proper),
+	  cmocka_unit_test(test_headers_pass_whole), cmocka_unit_test(test_nothing_follows_a_close))
