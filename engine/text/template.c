@@ -126,17 +126,17 @@ static enum status hand_over(const struct text *t, struct rendered *out)
 }
 
 enum status template_render(const struct template *t, const struct value *vars, int64_t now_unix_s,
-                            const struct template_limits *limits, struct rendered *out, struct error *err)
+			    const struct template_limits *limits, struct rendered *out, struct error *err)
 {
 	if (!vars || vars->type != VALUE_DICT)
 		return error_set(err, STATUS_INVALID, "the variables of a template must be a dict");
 	struct text text = {0};
 	struct render r = {
-	        .steps = limits && limits->max_steps ? limits->max_steps : DEFAULT_STEPS,
-	        .max_memory = limits && limits->max_memory ? limits->max_memory : DEFAULT_MEMORY_BYTES,
-	        .now_unix_s = now_unix_s,
-	        .vars = vars->dict,
-	        .out = &text,
+		.steps = limits && limits->max_steps ? limits->max_steps : DEFAULT_STEPS,
+		.max_memory = limits && limits->max_memory ? limits->max_memory : DEFAULT_MEMORY_BYTES,
+		.now_unix_s = now_unix_s,
+		.vars = vars->dict,
+		.out = &text,
 	};
 	r.arena = arena_create(r.max_memory);
 	if (!r.arena)

@@ -72,7 +72,7 @@ bool dict_get(struct render *r, const struct value_dict *d, const struct value *
 }
 
 bool new_generator(struct render *r, const struct value *over, void *state,
-                   bool (*next)(struct render *, struct generator *, struct value *, bool *), struct value *out)
+		   bool (*next)(struct render *, struct generator *, struct value *, bool *), struct value *out)
 {
 	struct generator *g = render_alloc(r, sizeof *g);
 	if (!g || !iter_begin(r, &g->source, over))
@@ -98,7 +98,8 @@ static bool new_undefined(struct render *r, struct undefined u, struct value *ou
 bool undefined_hint(struct render *r, const char *hint, struct value *out)
 {
 	struct str copy = arena_str(r->arena, hint, strlen(hint));
-	return (copy.p || render_exhausted(r, strlen(hint))) && new_undefined(r, (struct undefined){.hint = copy.p}, out);
+	return (copy.p || render_exhausted(r, strlen(hint))) &&
+	       new_undefined(r, (struct undefined){.hint = copy.p}, out);
 }
 
 bool undefined_name(struct render *r, struct str name, struct value *out)
@@ -217,7 +218,7 @@ bool iter_begin(struct render *r, struct iter *it, const struct value *over)
 }
 
 static bool next_entry(struct render *r, struct iter *it, const struct value_dict *d, enum view_kind kind,
-                       struct value *out, bool *got)
+		       struct value *out, bool *got)
 {
 	if (it->at >= d->n)
 		return true;
@@ -313,8 +314,8 @@ static bool is_dunder(struct str name)
 static bool unsafe_attr(struct render *r, const struct value *obj, struct str name, struct value *out)
 {
 	char hint[200];
-	snprintf(hint, sizeof hint, "access to attribute '%.*s' of '%s' object is unsafe.", name.n > 80 ? 80 : (int)name.n,
-	         name.p, type_name(obj));
+	snprintf(hint, sizeof hint, "access to attribute '%.*s' of '%s' object is unsafe.",
+		 name.n > 80 ? 80 : (int)name.n, name.p, type_name(obj));
 	return undefined_hint(r, hint, out);
 }
 
@@ -505,7 +506,7 @@ static int64_t clamp(int64_t i, int64_t n, int64_t low, int64_t high)
 
 /* The first index, the step and the count of what a slice of n items selects. */
 static bool slice_indices(struct render *r, const struct value bounds[3], int64_t n, int64_t *start, int64_t *step,
-                          int64_t *count)
+			  int64_t *count)
 {
 	int64_t from = 0, to = 0, by = 1;
 	bool has_from, has_to, has_by;
@@ -526,14 +527,16 @@ static bool slice_indices(struct render *r, const struct value bounds[3], int64_
 	return true;
 }
 
-static bool slice_string(struct render *r, const struct value *s, int64_t start, int64_t step, int64_t count, struct value *out)
+static bool slice_string(struct render *r, const struct value *s, int64_t start, int64_t step, int64_t count,
+			 struct value *out)
 {
 	if (count <= 0)
 		return string_part(r, s, 0, 0, out);
 	if (s->s->n_chars != s->s->n && !render_spend(r, s->s->n / 64))
 		return false;
 	if (step == 1)
-		return string_part(r, s, string_offset(s->s, (size_t)start), string_offset(s->s, (size_t)(start + count)), out);
+		return string_part(r, s, string_offset(s->s, (size_t)start),
+				   string_offset(s->s, (size_t)(start + count)), out);
 	struct text t = {0};
 	size_t at = string_offset(s->s, (size_t)start);
 	for (int64_t i = 0; i < count; i++) {
@@ -567,7 +570,8 @@ bool get_slice(struct render *r, const struct value *obj, const struct value bou
 		return undefined_fail(r, obj);
 	if (obj->type == VALUE_DICT)
 		return render_fail(r, "unhashable type: 'slice'");
-	if (obj->type != VALUE_STRING && obj->type != VALUE_LIST && obj->type != VALUE_TUPLE && obj->type != VALUE_RANGE)
+	if (obj->type != VALUE_STRING && obj->type != VALUE_LIST && obj->type != VALUE_TUPLE &&
+	    obj->type != VALUE_RANGE)
 		return render_fail(r, "'%s' object is not subscriptable", type_name(obj));
 	if (!slice_indices(r, bounds, value_length(obj), &start, &step, &count))
 		return false;

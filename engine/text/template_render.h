@@ -1,6 +1,6 @@
 /*
- * The running side of the template engine: the state of one rendering, and what its files offer each other. Functions that return
- * bool return false after render_fail() (or an exhausted limit), and the rendering then unwinds.
+ * The running side of the template engine: the state of one rendering, and what its files offer each other. Functions
+ * that return bool return false after render_fail() (or an exhausted limit), and the rendering then unwinds.
  */
 #pragma once
 
@@ -32,7 +32,7 @@ struct text {
 
 struct render {
 	struct arena *arena;
-	uint64_t steps;    /* left */
+	uint64_t steps; /* left */
 	size_t max_memory;
 	int depth;
 	int64_t now_unix_s;
@@ -47,7 +47,8 @@ struct render {
 /* ---- State (template.c) ---- */
 
 /* Both keep the first failure and are always false, which as macros they also tell the compiler. */
-void render_set_failure(struct render *r, enum status status, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+void render_set_failure(struct render *r, enum status status, const char *fmt, ...)
+	__attribute__((format(printf, 3, 4)));
 #define render_fail(r, ...) (render_set_failure(r, STATUS_INVALID, __VA_ARGS__), false)
 /* Fails because a limit of the sandbox is reached. */
 #define render_limit(r, ...) (render_set_failure(r, STATUS_LIMIT, __VA_ARGS__), false)
@@ -133,7 +134,8 @@ bool text_puts(struct render *r, struct text *t, const char *z); /* trusted */
 bool text_add_part(struct render *r, struct text *t, const struct value *s, size_t from, size_t to);
 bool text_add_value(struct render *r, struct text *t, const struct value *s);
 /* `n` bytes that stand for the bytes [from, to) of s, and are as trusted as all of these. */
-bool text_add_as(struct render *r, struct text *t, const char *p, size_t n, const struct value *s, size_t from, size_t to);
+bool text_add_as(struct render *r, struct text *t, const char *p, size_t n, const struct value *s, size_t from,
+		 size_t to);
 /* The finished string. The builder must not be used afterwards. */
 bool text_finish(struct render *r, struct text *t, struct value *out);
 
@@ -290,7 +292,9 @@ extern const size_t n_sequence_filters;
 /* ---- Evaluation (template_eval.c, template_exec.c) ---- */
 
 bool eval(struct render *r, struct activation *a, const struct expr *e, struct value *out);
-bool eval_filter(struct render *r, struct activation *a, const struct expr *e, const struct value *subject, struct value *out);
+/* `subject`: what a {% filter %} or {% set %} block feeds its chain of filters, or NULL for an expression. */
+bool eval_filter(struct render *r, struct activation *a, const struct expr *e, const struct value *subject,
+		 struct value *out);
 bool eval_args(struct render *r, struct activation *a, const struct call_args *args, struct arguments *out);
 struct activation *activation_new(struct render *r, const struct function *f, struct activation *parent);
 bool scope_enter(struct render *r, struct activation *a, const struct scope *s);

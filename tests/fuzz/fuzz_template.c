@@ -1,6 +1,6 @@
 /*
- * The template engine on arbitrary sources: compiles the input and renders it with a fixed conversation, whose texts also
- * come from the input, under small limits.
+ * The template engine on arbitrary sources: compiles the input and renders it with a fixed conversation, whose texts
+ * also come from the input, under small limits.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -47,7 +47,8 @@ static void check(const struct rendered *r)
 {
 	size_t end = 0;
 	for (size_t i = 0; i < r->n_data; i++) {
-		if (r->data[i].begin >= r->data[i].end || r->data[i].end > r->text.len || (i && r->data[i].begin <= end))
+		if (r->data[i].begin >= r->data[i].end || r->data[i].end > r->text.len ||
+		    (i && r->data[i].begin <= end))
 			abort();
 		end = r->data[i].end;
 	}

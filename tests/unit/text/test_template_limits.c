@@ -29,24 +29,24 @@ static void test_source_nesting_is_bounded(void **state)
 	static const struct {
 		const char *before, *open, *middle, *close, *after;
 	} rows[] = {
-	        {"{{ ", "(", "1", ")", " }}"},
-	        {"{{ ", "[", "", "]", " }}"},
-	        {"{{ ", "{1:", "2", "}", " }}"},
-	        {"{{ ", "-", "1", "", " }}"},
-	        {"{{ ", "not ", "1", "", " }}"},
-	        {"{{ ", "1 + ", "1", "", " }}"},
-	        {"{{ ", "1 if 1 else ", "1", "", " }}"},
-	        {"{{ x", ".a", "", "", " }}"},
-	        {"{{ x", "|e", "", "", " }}"},
-	        {"{{ x", "[0]", "", "", " }}"},
-	        {"{{ x", "()", "", "", " }}"},
-	        {"{{ ", "f(", "", ")", " }}"},
-	        {"", "{% if 1 %}", "x", "{% endif %}", ""},
-	        {"", "{% for a in b %}", "x", "{% endfor %}", ""},
-	        {"", "{% set a %}", "x", "{% endset %}", ""},
-	        {"", "{% macro m() %}", "x", "{% endmacro %}", ""},
-	        {"", "{% call m() %}", "x", "{% endcall %}", ""},
-	        {"{% set ", "(", "a", ")", " = 1 %}"},
+		{"{{ ", "(", "1", ")", " }}"},
+		{"{{ ", "[", "", "]", " }}"},
+		{"{{ ", "{1:", "2", "}", " }}"},
+		{"{{ ", "-", "1", "", " }}"},
+		{"{{ ", "not ", "1", "", " }}"},
+		{"{{ ", "1 + ", "1", "", " }}"},
+		{"{{ ", "1 if 1 else ", "1", "", " }}"},
+		{"{{ x", ".a", "", "", " }}"},
+		{"{{ x", "|e", "", "", " }}"},
+		{"{{ x", "[0]", "", "", " }}"},
+		{"{{ x", "()", "", "", " }}"},
+		{"{{ ", "f(", "", ")", " }}"},
+		{"", "{% if 1 %}", "x", "{% endif %}", ""},
+		{"", "{% for a in b %}", "x", "{% endfor %}", ""},
+		{"", "{% set a %}", "x", "{% endset %}", ""},
+		{"", "{% macro m() %}", "x", "{% endmacro %}", ""},
+		{"", "{% call m() %}", "x", "{% endcall %}", ""},
+		{"{% set ", "(", "a", ")", " = 1 %}"},
 	};
 	(void)state;
 	for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
@@ -65,12 +65,14 @@ static void test_recursion_is_bounded(void **state)
 {
 	(void)state;
 	assert_limited("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}");
-	assert_limited("{% macro m(x) %}{% for i in [1] %}{% if true %}{{ m(m(x)) }}{% endif %}{% endfor %}{% endmacro %}{{ m(0) }}");
+	assert_limited("{% macro m(x) %}{% for i in [1] %}{% if true %}{{ m(m(x)) }}{% endif %}{% endfor %}{% endmacro "
+		       "%}{{ m(0) }}");
 	assert_limited("{% for x in [1] recursive %}{{ loop([x]) }}{% endfor %}");
 	assert_limited("{% macro m() %}{{ caller }}{% call m() %}{% endcall %}{% endmacro %}{{ m() }}");
 	/* A chain of generators is pulled recursively. */
-	assert_limited("{% set ns = namespace(g=['a']) %}{% for i in range(5000) %}{% set ns.g = ns.g|map('upper') %}{% endfor %}"
-	               "{{ ns.g|list }}");
+	assert_limited("{% set ns = namespace(g=['a']) %}{% for i in range(5000) %}{% set ns.g = ns.g|map('upper') "
+		       "%}{% endfor %}"
+		       "{{ ns.g|list }}");
 }
 
 static void test_values_that_nest_deeply_or_hold_themselves_are_not_followed_for_ever(void **state)
@@ -78,15 +80,21 @@ static void test_values_that_nest_deeply_or_hold_themselves_are_not_followed_for
 	(void)state;
 	assert_limited("{% set ns = namespace() %}{% set ns.me = ns %}{{ ns }}");
 	assert_limited("{% set ns = namespace() %}{% set ns.me = [ns, ns] %}{{ ns|string }}");
-	assert_limited("{% set ns = namespace(l=[]) %}{% for i in range(9999) %}{% set ns.l = [ns.l] %}{% endfor %}{{ ns.l }}");
-	assert_limited("{% set ns = namespace(l=[]) %}{% for i in range(9999) %}{% set ns.l = [ns.l] %}{% endfor %}{{ ns.l|tojson }}");
-	assert_limited("{% set ns = namespace(l=[]) %}{% for i in range(9999) %}{% set ns.l = [ns.l] %}{% endfor %}{{ ns.l == [ns.l] }}");
-	assert_limited("{% set ns = namespace(l=[]) %}{% for i in range(9999) %}{% set ns.l = [ns.l] %}{% endfor %}{{ ns.l < [ns.l] }}");
+	assert_limited("{% set ns = namespace(l=[]) %}{% for i in range(9999) %}{% set ns.l = [ns.l] %}{% endfor %}{{ "
+		       "ns.l }}");
+	assert_limited("{% set ns = namespace(l=[]) %}{% for i in range(9999) %}{% set ns.l = [ns.l] %}{% endfor %}{{ "
+		       "ns.l|tojson }}");
+	assert_limited("{% set ns = namespace(l=[]) %}{% for i in range(9999) %}{% set ns.l = [ns.l] %}{% endfor %}{{ "
+		       "ns.l == [ns.l] }}");
+	assert_limited("{% set ns = namespace(l=[]) %}{% for i in range(9999) %}{% set ns.l = [ns.l] %}{% endfor %}{{ "
+		       "ns.l < [ns.l] }}");
 	/* Few lists, but exponentially many ways through them. */
-	assert_limited("{% set ns = namespace(l=[1]) %}{% for i in range(64) %}{% set ns.l = [ns.l, ns.l] %}{% endfor %}{{ ns.l }}");
+	assert_limited("{% set ns = namespace(l=[1]) %}{% for i in range(64) %}{% set ns.l = [ns.l, ns.l] %}{% endfor "
+		       "%}{{ ns.l }}");
 	assert_limited("{% set ns = namespace(l=[1], k=[1]) %}{% for i in range(64) %}{% set ns.l = [ns.l, ns.l] %}"
-	               "{% set ns.k = [ns.k, ns.k] %}{% endfor %}{{ ns.l == ns.k }}");
-	assert_limited("{% set ns = namespace(t=(1,)) %}{% for i in range(64) %}{% set ns.t = (ns.t, ns.t) %}{% endfor %}{{ {ns.t: 1} }}");
+		       "{% set ns.k = [ns.k, ns.k] %}{% endfor %}{{ ns.l == ns.k }}");
+	assert_limited("{% set ns = namespace(t=(1,)) %}{% for i in range(64) %}{% set ns.t = (ns.t, ns.t) %}{% endfor "
+		       "%}{{ {ns.t: 1} }}");
 }
 
 static void test_much_from_little_is_bounded(void **state)
@@ -106,7 +114,8 @@ static void test_much_from_little_is_bounded(void **state)
 	assert_limited("{{ ('a\\n' * 100000)|indent(100000) }}");
 	assert_limited("{{ [[1]]|tojson(indent=1000000000000) }}");
 	assert_limited("{{ '\\t'.expandtabs(1000000000000) }}");
-	assert_limited("{% set ns = namespace(s='aaaa') %}{% for i in range(99) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}");
+	assert_limited(
+		"{% set ns = namespace(s='aaaa') %}{% for i in range(99) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}");
 	assert_limited("{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}");
 	assert_limited("{% for a in range(100000) %}{{ 'x' * 100000 }}{% endfor %}");
 	assert_limited("{% set l = range(100000)|list %}{% for i in l %}{{ -1 in l }}{% endfor %}");
@@ -125,11 +134,13 @@ static void test_much_from_little_is_bounded(void **state)
 static void test_limits_can_strike_anywhere(void **state)
 {
 	static const char source[] =
-	        "{% macro m(a, b=2) %}{{ a|upper }}{{ caller() if caller }}{% endmacro %}{% set ns = namespace(o=[]) %}"
-	        "{% for c in 'abc' ~ x %}{% set ns.o = ns.o + [c ~ loop.index] %}{% endfor %}{{ ns.o|sort|join(',') }}"
-	        "{{ dict|tojson(indent=2) }}{{ m(x) }}{% call m('z') %}{{ {'a': [x, 1.5, none]} }}{% endcall %}"
-	        "{{ list|map('upper')|select('string')|list }}{{ '%s|{}' % x }}{{ '{:>9}'.format(x) }}{{ x.split('a')|unique|list }}"
-	        "{{ (x ~ 'b').replace('a', '--').title()[::-1] }}{{ messages|groupby('role') }}{{ dict.items()|list|batch(2)|list }}";
+		"{% macro m(a, b=2) %}{{ a|upper }}{{ caller() if caller }}{% endmacro %}{% set ns = namespace(o=[]) %}"
+		"{% for c in 'abc' ~ x %}{% set ns.o = ns.o + [c ~ loop.index] %}{% endfor %}{{ ns.o|sort|join(',') }}"
+		"{{ dict|tojson(indent=2) }}{{ m(x) }}{% call m('z') %}{{ {'a': [x, 1.5, none]} }}{% endcall %}"
+		"{{ list|map('upper')|select('string')|list }}{{ '%s|{}' % x }}{{ '{:>9}'.format(x) }}{{ "
+		"x.split('a')|unique|list }}"
+		"{{ (x ~ 'b').replace('a', '--').title()[::-1] }}{{ messages|groupby('role') }}{{ "
+		"dict.items()|list|batch(2)|list }}";
 	struct outcome full, o;
 	(void)state;
 	render_limited(source, NULL, &full);
@@ -183,7 +194,7 @@ static void test_the_source_itself_is_bounded(void **state)
 }
 
 UNIT_MAIN(cmocka_unit_test(test_source_nesting_is_bounded), cmocka_unit_test(test_recursion_is_bounded),
-          cmocka_unit_test(test_values_that_nest_deeply_or_hold_themselves_are_not_followed_for_ever),
-          cmocka_unit_test(test_much_from_little_is_bounded), cmocka_unit_test(test_limits_can_strike_anywhere),
-          cmocka_unit_test(test_every_beginning_of_a_template_compiles_or_says_why_not),
-          cmocka_unit_test(test_the_source_itself_is_bounded))
+	  cmocka_unit_test(test_values_that_nest_deeply_or_hold_themselves_are_not_followed_for_ever),
+	  cmocka_unit_test(test_much_from_little_is_bounded), cmocka_unit_test(test_limits_can_strike_anywhere),
+	  cmocka_unit_test(test_every_beginning_of_a_template_compiles_or_says_why_not),
+	  cmocka_unit_test(test_the_source_itself_is_bounded))

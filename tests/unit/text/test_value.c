@@ -117,7 +117,7 @@ static void test_an_exhausted_arena_is_reported(void **state)
 			char key[16];
 			snprintf(key, sizeof key, "k%d", i);
 			complete = value_list_add(a, list, value_string(a, key, strlen(key), VALUE_DATA)) &&
-			           value_dict_set(a, d, key, strlen(key), value_int(a, i));
+				   value_dict_set(a, d, key, strlen(key), value_int(a, i));
 			set += complete;
 		}
 		for (int i = 0; i < set; i++) {
@@ -133,6 +133,6 @@ static void test_an_exhausted_arena_is_reported(void **state)
 }
 
 UNIT_MAIN(cmocka_unit_test(test_values_print_as_python_does),
-          cmocka_unit_test(test_a_dict_keeps_order_and_the_place_of_a_replaced_key),
-          cmocka_unit_test(test_a_large_dict_finds_every_key), cmocka_unit_test(test_keys_may_hold_any_byte),
-          cmocka_unit_test(test_builders_pass_null_on), cmocka_unit_test(test_an_exhausted_arena_is_reported))
+	  cmocka_unit_test(test_a_dict_keeps_order_and_the_place_of_a_replaced_key),
+	  cmocka_unit_test(test_a_large_dict_finds_every_key), cmocka_unit_test(test_keys_may_hold_any_byte),
+	  cmocka_unit_test(test_builders_pass_null_on), cmocka_unit_test(test_an_exhausted_arena_is_reported))
