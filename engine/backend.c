@@ -40,6 +40,10 @@ static const struct device_kind {
 	/* UNSUPPORTED when the machine lacks something. */
 	enum status (*create)(int32_t n_threads, struct backend **out, struct error *err);
 } device_kinds[] = {
+#if defined(__x86_64__)
+        {"cpu-avx512", "cpu", cpu_avx512_create},
+        {"cpu-avx2", "cpu", cpu_avx2_create},
+#endif
         {"cpu-reference", "cpu", cpu_reference_create},
 };
 

@@ -65,6 +65,7 @@ struct weight_desc {
 	int64_t n_in;
 	int64_t n_out;
 	const void *data; /* host memory; stays valid until the weight is destroyed */
+	bool rows_only;   /* only embed() will read it, so it need not be repacked for products */
 };
 
 /* y[n_rows][n_out] = x[n_rows][n_in] * W^T (+ bias[n_out]) (+ y when accumulate). */

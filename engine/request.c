@@ -77,6 +77,9 @@ enum status request_create(struct engine_request *spec, struct token_buf *tokens
 		goto fail;
 	if (detok_create(tokenizer, spec->stops, spec->n_stops, spec->keep_special, &r->detok) != STATUS_OK)
 		goto fail;
+	/* A chat's answer is a text of its own; a completion goes on with its prompt's. */
+	if (spec->input == ENGINE_INPUT_CHAT)
+		detok_drop_first_space(r->detok);
 	if (spec->want_prompt_logprobs) {
 		r->prompt_logprobs = calloc((size_t)r->n_prompt, sizeof *r->prompt_logprobs);
 		if (!r->prompt_logprobs)

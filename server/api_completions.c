@@ -15,10 +15,13 @@ enum { LP_TOKENS, LP_TOKEN_LOGPROBS, LP_TOP, LP_OFFSETS };
 
 /* ---- Log-probabilities ---- */
 
-/* A token as a JSON string; bytes that are no text by themselves are spelled out as OpenAI does, "bytes:\xe2\x80". */
+/*
+ * A token as a JSON string, which may be a key. Bytes that are no text by themselves are spelled out as OpenAI does,
+ * "bytes:\xe2\x80", and so is NUL, which some readers do not take in keys.
+ */
 static void write_token(struct buf *out, struct str piece)
 {
-	if (utf8_valid(piece.p, piece.n)) {
+	if (utf8_valid(piece.p, piece.n) && !memchr(piece.p, 0, piece.n)) {
 		buf_json_string(out, piece.p, piece.n);
 		return;
 	}

@@ -121,6 +121,16 @@ static void write_outcomes(struct buf *out, const char *model, const struct engi
 	}
 }
 
+static void write_evictions(struct buf *out, const char *model, const struct engine_stats *s)
+{
+	const char *name = "kvasir:prefix_evictions_total";
+	head(out, name, "counter", "KV pages evicted from the prefix index, by what needed the room.");
+	series(out, name, model, "reason=\"prompt\"");
+	buf_printf(out, "%llu\n", (unsigned long long)(s->prefix_evictions - s->prefix_evictions_decode));
+	series(out, name, model, "reason=\"decode\"");
+	buf_printf(out, "%llu\n", (unsigned long long)s->prefix_evictions_decode);
+}
+
 static void write_model(struct buf *out, const char *model, const struct engine_info *info)
 {
 	head(out, "vllm:cache_config_info", "gauge", "The layout of the KV cache; always 1.");
@@ -143,7 +153,7 @@ void metrics_write(const struct metrics *m, const struct metrics_gauges *g, stru
 {
 	const struct engine_stats *s = &g->stats;
 	const char *model = g->model;
-	int32_t used = s->pages_total - s->pages_free;
+	int32_t used = s->pages_total - s->pages_free - s->pages_cached; /* cached ones are free for the asking */
 	const struct {
 		const char *name, *type, *help;
 		double value;
@@ -160,6 +170,7 @@ void metrics_write(const struct metrics *m, const struct metrics_gauges *g, stru
 	        {"vllm:num_preemptions_total", "counter", "Times a generation's KV was dropped for others.", (double)s->preemptions},
 	        {"kvasir:kv_pages_total", "gauge", "KV pages.", s->pages_total},
 	        {"kvasir:kv_pages_free", "gauge", "KV pages that nobody holds.", s->pages_free},
+	        {"kvasir:kv_pages_cached", "gauge", "KV pages that only the prefix index holds.", s->pages_cached},
 	        {"kvasir:kv_pages_sessions", "gauge", "KV pages held by idle sessions.", s->pages_sessions},
 	        {"kvasir:sessions", "gauge", "Sessions.", s->n_sessions},
 	        {"kvasir:sessions_created_total", "counter", "Sessions made.", (double)s->sessions_created},
@@ -180,6 +191,7 @@ void metrics_write(const struct metrics *m, const struct metrics_gauges *g, stru
 	for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
 		one(out, rows[i].name, rows[i].type, rows[i].help, model, rows[i].value);
 	write_outcomes(out, model, s);
+	write_evictions(out, model, s);
 	if (g->info)
 		write_model(out, model, g->info);
 #define X(member, name, bounds, help) write_histogram(out, name, help, model, bounds##_bounds, &m->member);

@@ -49,20 +49,34 @@ void cpu_memory_free(void *p, size_t bytes)
 		munmap(p, mapping_bytes(bytes));
 }
 
-void cpu_memory_drop(const void *p, size_t bytes)
+void cpu_memory_cool(const void *p, size_t bytes)
 {
-	/*
-	 * MADV_COLD would do nothing to file pages on old kernels, MADV_DONTNEED would zero anonymous memory. MADV_PAGEOUT
-	 * (Linux 5.4) keeps the content in both cases.
-	 */
-#ifdef MADV_PAGEOUT
+#ifdef MADV_COLD
 	size_t page = small_page();
 	uintptr_t begin = ((uintptr_t)p + page - 1) & ~(uintptr_t)(page - 1);
 	uintptr_t end = ((uintptr_t)p + bytes) & ~(uintptr_t)(page - 1);
 	if (end > begin)
-		madvise((void *)begin, end - begin, MADV_PAGEOUT);
+		madvise((void *)begin, end - begin, MADV_COLD);
 #else
 	(void)p;
 	(void)bytes;
 #endif
+}
+
+bool scratch_grow(struct scratch *s, size_t bytes)
+{
+	if (bytes <= s->bytes)
+		return true;
+	void *p = cpu_memory_alloc(bytes);
+	if (!p)
+		return false;
+	cpu_memory_free(s->p, s->bytes);
+	*s = (struct scratch){p, bytes};
+	return true;
+}
+
+void scratch_free(struct scratch *s)
+{
+	cpu_memory_free(s->p, s->bytes);
+	*s = (struct scratch){NULL, 0};
 }

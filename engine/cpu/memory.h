@@ -1,6 +1,7 @@
 /* Large zeroed memory for weights, KV pages and activations: page-aligned, on huge pages where the kernel grants them. */
 #pragma once
 
+#include <stdbool.h>
 #include <stddef.h>
 
 /* bytes > 0, aligned to 4096 (to 2 MiB from that size on). NULL when there is not enough. */
@@ -8,7 +9,17 @@ void *cpu_memory_alloc(size_t bytes);
 /* With the size given to cpu_memory_alloc(); NULL is allowed. */
 void cpu_memory_free(void *p, size_t bytes);
 /*
- * Tells the kernel that a part of a read-only file mapping will hardly be read again, so that its pages may leave this process;
- * reading it later is still correct. Does nothing for memory that is not such a mapping.
+ * Tells the kernel that a part of a file mapping will hardly be read again, so that its pages are the first to give up when memory
+ * runs short. The content stays valid, whatever kind of memory it is.
  */
-void cpu_memory_drop(const void *p, size_t bytes);
+void cpu_memory_cool(const void *p, size_t bytes);
+
+/* Memory whose content need not last from one use to the next. */
+struct scratch {
+	void *p;
+	size_t bytes;
+};
+
+/* Makes s at least `bytes` large; the content is lost when it grows. False, and s unchanged, when there is no memory. */
+bool scratch_grow(struct scratch *s, size_t bytes);
+void scratch_free(struct scratch *s);

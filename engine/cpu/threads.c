@@ -184,8 +184,8 @@ void threads_for(struct threads *t, int64_t n, int64_t grain, threads_range_fn *
 	if (n <= 0)
 		return;
 	int64_t piece = n / ((int64_t)t->n * PIECES_PER_THREAD);
-	if (piece < grain)
-		piece = grain < 1 ? 1 : grain;
+	piece = piece > grain ? piece : grain;
+	piece = piece > 1 ? piece : 1;
 	if (t->n == 1 || piece >= n) {
 		fn(arg, 0, n, 0);
 		return;

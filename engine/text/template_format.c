@@ -102,7 +102,7 @@ static bool add_number_field(struct render *r, struct text *t, const struct spec
 		group_digits(digits, &n, n_integer, spec->group, every);
 	}
 	memcpy(whole + lead, digits, n);
-	struct value v;
+	struct value v = {0};
 	return string_new(r, whole, lead + n, origin, &v) && add_field(r, t, &s, &v, lead, '>');
 }
 
@@ -235,7 +235,7 @@ static bool next_value(struct render *r, struct percent *p, struct value *out)
 
 static bool next_size(struct render *r, struct percent *p, struct str f, size_t *at, int64_t *out)
 {
-	struct value v;
+	struct value v = {0};
 	if (*at >= f.n || f.p[*at] != '*') {
 		*out = read_digits(f, at);
 		return true;

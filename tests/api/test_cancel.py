@@ -23,14 +23,14 @@ async def open_stream(port, prompt, max_tokens):
 
 def test_two_hundred_clients_that_leave_mid_stream():
     with Daemon("--max-running", 256) as d:
-        free = d.metrics()["kvasir:kv_pages_free"]
+        free = d.pages()
         files = d.n_files()
 
         async def crowd():
             jobs = [open_stream(d.port, f"Client {i} says", 4000) for i in range(200)]
             streams = await asyncio.wait_for(asyncio.gather(*jobs), 120 * SLOW)
             assert d.metrics()["vllm:num_requests_running"] == 200
-            assert d.metrics()["kvasir:kv_pages_free"] < free
+            assert d.pages() < free
             for i, (_, writer) in enumerate(streams):
                 if i % 2:
                     writer.transport.abort()  # RST
@@ -38,7 +38,7 @@ def test_two_hundred_clients_that_leave_mid_stream():
                     writer.close()  # FIN
         asyncio.run(crowd())
         eventually(d.idle, 1, "nothing runs")
-        eventually(lambda: d.metrics()["kvasir:kv_pages_free"] == free, 1, "all pages are back")
+        eventually(lambda: d.pages() == free, 1, "all pages are back")
         eventually(lambda: d.n_files() <= files, 2, "all sockets are closed")
 
 
@@ -79,7 +79,7 @@ def test_a_reader_that_stops_is_dropped_and_harms_nobody():
 def test_leaving_during_prefill_or_in_the_queue(how):
     args = ["--max-running", 1] if how == "queue" else ["--step-tokens", 16, "--max-running", 4]
     with Daemon(*args) as d:
-        free = d.metrics()["kvasir:kv_pages_free"]
+        free = d.pages()
 
         async def leave():
             writers = []
@@ -94,4 +94,4 @@ def test_leaving_during_prefill_or_in_the_queue(how):
                 writer.close()
         asyncio.run(leave())
         eventually(d.idle, 2, "nothing runs or waits")
-        eventually(lambda: d.metrics()["kvasir:kv_pages_free"] == free, 1, "all pages are back")
+        eventually(lambda: d.pages() == free, 1, "all pages are back")

@@ -230,7 +230,7 @@ void engine_session_create(struct engine *e, uint64_t id, const struct engine_se
 		snprintf(s->info.id, sizeof s->info.id, "fake-%llu", (unsigned long long)id);
 	s->info.heartbeat_timeout_ms = p->heartbeat_timeout_ms ? p->heartbeat_timeout_ms : 30000;
 	s->info.ttl_ms = p->ttl_ms ? p->ttl_ms : 300000;
-	s->info.expires_in_ms = s->info.heartbeat_timeout_ms;
+	s->info.expires_in_ms = p->ttl_ms < 0 ? -1 : s->info.heartbeat_timeout_ms;
 	session_event(e, id, s);
 }
 
@@ -362,11 +362,6 @@ static bool accept(struct engine *e, struct run *run, char *why, size_t cap, enu
 		snprintf(why, cap, "there is no session %s", r->session);
 		return false;
 	}
-	if (r->fork_from[0] && !find_session(e, r->fork_from)) {
-		*status = STATUS_NOT_FOUND;
-		snprintf(why, cap, "there is no session %s to fork from", r->fork_from);
-		return false;
-	}
 	if ((int64_t)run->prompt.n + wanted > e->info.n_ctx) {
 		*status = STATUS_CONTEXT_LENGTH;
 		snprintf(why, cap, "This model's context is %d tokens, but %zu are asked for.", e->info.n_ctx,
@@ -391,7 +386,6 @@ static bool accept(struct engine *e, struct run *run, char *why, size_t cap, enu
 void engine_submit(struct engine *e, struct engine_request *r)
 {
 	struct run *run = &e->runs[e->n_runs++];
-	struct session *s;
 	char why[200];
 	enum status status;
 
@@ -419,11 +413,9 @@ void engine_submit(struct engine *e, struct engine_request *r)
 		error_event(e, r->id, status, why);
 		return;
 	}
-	s = r->session[0] ? find_session(e, r->session) : NULL;
-	if (s)
-		run->n_cached = common(&s->held, &run->prompt);
-	if (r->fork_from[0] && find_session(e, r->fork_from)) {
-		size_t n = common(&find_session(e, r->fork_from)->held, &run->prompt);
+	/* What any session holds can be shared, as by the engine's prefix index. */
+	for (size_t i = 0; i < MAX_SESSIONS; i++) {
+		size_t n = e->sessions[i].used ? common(&e->sessions[i].held, &run->prompt) : 0;
 		run->n_cached = n > run->n_cached ? n : run->n_cached;
 	}
 	if (run->n_cached && run->n_cached == run->prompt.n)
@@ -575,6 +567,11 @@ int fake_engine_active(const struct engine *e)
 	for (size_t i = 0; i < e->n_runs; i++)
 		n += !e->runs[i].ended;
 	return n;
+}
+
+bool fake_engine_has_events(const struct engine *e)
+{
+	return !list_empty(&e->events);
 }
 
 void engine_cancel(struct engine *e, uint64_t id)

@@ -23,6 +23,8 @@ void fake_engine_set_max_sessions(struct engine *e, int n);
 void fake_engine_step(struct engine *e);
 /* Generations that have not ended. */
 int fake_engine_active(const struct engine *e);
+/* Whether events wait to be taken. */
+bool fake_engine_has_events(const struct engine *e);
 /* All of them fail. */
 void fake_engine_fail(struct engine *e, enum status status, const char *message);
 /* A session's time is over: its requests are cancelled. */

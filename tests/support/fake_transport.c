@@ -94,10 +94,8 @@ void fake_server_step(struct fake_server *s)
 
 void fake_server_run(struct fake_server *s)
 {
-	app_handle_events(s->app);
-	while (fake_engine_active(s->engine))
+	while (fake_engine_has_events(s->engine) || fake_engine_active(s->engine))
 		fake_server_step(s);
-	app_handle_events(s->app);
 }
 
 void fake_server_stop(struct fake_server *s)

@@ -1,0 +1,439 @@
+/* The fast backends: weights, matmul and row operations over a table of kernels. Layouts: fast.h. */
+#include "engine/cpu/fast.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+enum {
+	PIECE_BYTES = 16 << 10,      /* smallest share of weights worth handing to a thread */
+	BLOCK_BYTES = 256 << 10,     /* weights that stay in the second-level cache while all rows pass by */
+	INLINE_FLOATS = 8 << 10,     /* row operations below this size are quicker done alone */
+};
+
+static struct fast *self(const struct backend *b)
+{
+	return (struct fast *)b;
+}
+
+static int64_t min_i64(int64_t a, int64_t b)
+{
+	return a < b ? a : b;
+}
+
+/* Rows of `width` floats that make a piece for a thread. */
+static int64_t row_grain(int64_t width)
+{
+	return INLINE_FLOATS / width + 1;
+}
+
+/* ---- Weights ---- */
+
+struct pack_job {
+	const struct weight *w;
+	int lanes;
+};
+
+static void pack_range(void *arg, int64_t begin, int64_t end, int thread)
+{
+	const struct pack_job *j = arg;
+	(void)thread;
+	pack_tiles(j->w, j->lanes, begin, end);
+}
+
+static enum status weight_create(struct backend *b, const struct weight_desc *desc, struct weight **out,
+                                 struct error *err)
+{
+	struct fast *f = self(b);
+	enum status s = cpu_check_weight(desc, err);
+	if (s != STATUS_OK)
+		return s;
+	struct weight *w = calloc(1, sizeof *w);
+	if (!w)
+		goto no_memory;
+	w->desc = *desc;
+	w->format = pack_format(desc->format->type);
+	if (!w->format) {
+		free(w);
+		return error_set(err, STATUS_UNSUPPORTED, "no kernel for the format %s of \"%s\"", desc->format->name, desc->name);
+	}
+	if (!desc->rows_only) {
+		if (pack_layout(w, f->kernels->lanes, f->kernels->tile_floats) != STATUS_OK)
+			goto no_memory;
+		w->tiles = cpu_memory_alloc(w->bytes);
+		if (!w->tiles)
+			goto no_memory;
+		struct pack_job j = {w, f->kernels->lanes};
+		threads_for(f->base.threads, w->n_tiles, 1, pack_range, &j);
+		cpu_memory_cool(desc->data, cpu_row_bytes(desc) * (size_t)desc->n_out);
+	}
+	f->max_in = desc->n_in > f->max_in ? desc->n_in : f->max_in;
+	*out = w;
+	return STATUS_OK;
+
+no_memory:
+	free(w);
+	return error_set(err, STATUS_NOMEM, "no memory for matrix \"%s\"", desc->name);
+}
+
+static void weight_destroy(struct backend *b, struct weight *w)
+{
+	(void)b;
+	if (w)
+		cpu_memory_free(w->tiles, w->bytes);
+	free(w);
+}
+
+static size_t weight_bytes(const struct backend *b, const struct weight *w)
+{
+	(void)b;
+	return w->bytes;
+}
+
+struct embed_job {
+	const struct weight_desc *desc;
+	const int32_t *token;
+	float *out;
+};
+
+static void embed_rows(void *arg, int64_t begin, int64_t end, int thread)
+{
+	const struct embed_job *j = arg;
+	const struct weight_desc *d = j->desc;
+	(void)thread;
+	for (int64_t i = begin; i < end; i++)
+		d->format->dequantize((const char *)d->data + (size_t)j->token[i] * cpu_row_bytes(d), j->out + i * d->n_in,
+		                      (size_t)d->n_in);
+}
+
+static enum status embed(struct backend *b, const struct weight *w, float *out)
+{
+	const struct batch *batch = self(b)->base.batch;
+	for (int32_t i = 0; i < batch->n_rows; i++)
+		if (batch->token[i] < 0 || batch->token[i] >= w->desc.n_out)
+			return STATUS_INVALID;
+	struct embed_job j = {&w->desc, batch->token, out};
+	threads_for(self(b)->base.threads, batch->n_rows, row_grain(w->desc.n_in), embed_rows, &j);
+	return STATUS_OK;
+}
+
+/* ---- Matmul ---- */
+
+struct matmul_job {
+	const struct fast *f;
+	const float *x;
+	int64_t n_rows, n_in;
+	const struct matmul *mm;
+	int32_t n_mm;
+};
+
+/* Items are groups of rows_quant rows. */
+static void quantize_groups(void *arg, int64_t begin, int64_t end, int thread)
+{
+	const struct matmul_job *j = arg;
+	int64_t group = j->f->kernels->rows_quant;
+	(void)thread;
+	for (int64_t row = begin * group; row < end * group && row < j->n_rows; row += group)
+		j->f->kernels->quantize(j->x + row * j->n_in, j->n_in, (int)min_i64(group, j->n_rows - row),
+		                        (struct act *)j->f->act.p + row * (j->n_in / UNIT),
+		                        (struct act_fine *)j->f->fine.p + row * (j->n_in / UNIT));
+}
+
+/* Tiles [begin, end) of one product for all rows. */
+static void multiply_tiles(const struct matmul_job *j, const struct matmul *mm, int64_t begin, int64_t end)
+{
+	const struct weight *w = mm->weight;
+	const struct cpu_kernels *k = j->f->kernels;
+	int64_t group = pack_is_float(w->format) ? k->rows_float : k->rows_quant;
+	int64_t block = (int64_t)(BLOCK_BYTES / w->tile_bytes) + 1;
+	for (; begin < end; begin += block)
+		for (int64_t row = 0; row < j->n_rows; row += group)
+			for (int64_t t = begin; t < end && t < begin + block; t++) {
+				int64_t at = t * w->tile_outs;
+				struct tile_job tile = {
+				        .tile = w->tiles + (size_t)t * w->tile_bytes,
+				        .plane_bytes = w->plane_bytes,
+				        .n_units = w->n_units,
+				        .act = (const struct act *)j->f->act.p + row * w->n_units,
+				        .fine = (const struct act_fine *)j->f->fine.p + row * w->n_units,
+				        .n_in = j->n_in,
+				        .x = j->x + row * j->n_in,
+				        .y = mm->y + row * w->desc.n_out + at,
+				        .y_stride = w->desc.n_out,
+				        .n_outs = (int)min_i64(w->tile_outs, w->desc.n_out - at),
+				        .bias = mm->bias ? mm->bias + at : NULL,
+				        .accumulate = mm->accumulate,
+				};
+				k->tile(&tile, w->format->type, (int)min_i64(group, j->n_rows - row));
+			}
+}
+
+/* Items are the tiles of all products, one after the other. */
+static void multiply_range(void *arg, int64_t begin, int64_t end, int thread)
+{
+	const struct matmul_job *j = arg;
+	int64_t first = 0;
+	(void)thread;
+	for (int32_t i = 0; i < j->n_mm && first < end; i++) {
+		int64_t n = j->mm[i].weight->n_tiles;
+		if (begin < first + n)
+			multiply_tiles(j, &j->mm[i], begin > first ? begin - first : 0, min_i64(n, end - first));
+		first += n;
+	}
+}
+
+static enum status reserve_act(struct fast *f, int64_t n_rows, int64_t n_in)
+{
+	size_t n = (size_t)n_rows * (size_t)(n_in / UNIT);
+	bool ok = scratch_grow(&f->act, n * sizeof(struct act)) && scratch_grow(&f->fine, n * sizeof(struct act_fine));
+	return ok ? STATUS_OK : STATUS_NOMEM;
+}
+
+static enum status matmul(struct backend *b, const float *x, int64_t n_rows, const struct matmul *mm, int32_t n_mm)
+{
+	struct fast *f = self(b);
+	struct matmul_job j = {.f = f, .x = x, .n_rows = n_rows, .mm = mm, .n_mm = n_mm};
+	int64_t n_tiles = 0, tile_bytes = 1;
+	bool quantised = false;
+	if (n_rows <= 0 || n_mm <= 0)
+		return STATUS_OK;
+	j.n_in = mm[0].weight->desc.n_in;
+	for (int32_t i = 0; i < n_mm; i++) {
+		const struct weight *w = mm[i].weight;
+		if (!w->tiles || w->desc.n_in != j.n_in)
+			return STATUS_INVALID;
+		quantised |= !pack_is_float(w->format);
+		n_tiles += w->n_tiles;
+		tile_bytes = (int64_t)w->tile_bytes > tile_bytes ? (int64_t)w->tile_bytes : tile_bytes;
+	}
+	if (quantised) {
+		int64_t group = f->kernels->rows_quant;
+		enum status s = reserve_act(f, n_rows, j.n_in);
+		if (s != STATUS_OK)
+			return s;
+		threads_for(f->base.threads, (n_rows + group - 1) / group, row_grain(group * j.n_in), quantize_groups, &j);
+	}
+	threads_for(f->base.threads, n_tiles, PIECE_BYTES / tile_bytes, multiply_range, &j);
+	return STATUS_OK;
+}
+
+/* ---- Rows ---- */
+
+struct norm_job {
+	const struct cpu_kernels *kernels;
+	const float *x;
+	int32_t dim;
+	const float *gain;
+	float eps;
+	float *out;
+};
+
+static void norm_rows(void *arg, int64_t begin, int64_t end, int thread)
+{
+	const struct norm_job *j = arg;
+	(void)thread;
+	for (int64_t i = begin; i < end; i++)
+		j->kernels->rms_norm(j->x + i * j->dim, j->dim, j->gain, j->eps, j->out + i * j->dim);
+}
+
+static enum status rms_norm(struct backend *b, const float *x, int64_t n, int32_t dim, const float *gain, float eps,
+                            float *out)
+{
+	struct norm_job j = {self(b)->kernels, x, dim, gain, eps, out};
+	threads_for(self(b)->base.threads, n, row_grain(dim), norm_rows, &j);
+	return STATUS_OK;
+}
+
+struct swiglu_job {
+	const struct cpu_kernels *kernels;
+	float *gate;
+	const float *up;
+	int32_t dim;
+};
+
+static void swiglu_rows(void *arg, int64_t begin, int64_t end, int thread)
+{
+	const struct swiglu_job *j = arg;
+	(void)thread;
+	for (int64_t i = begin; i < end; i++)
+		j->kernels->swiglu(j->gate + i * j->dim, j->up + i * j->dim, j->dim);
+}
+
+static enum status swiglu(struct backend *b, float *gate, const float *up, int64_t n, int32_t dim)
+{
+	struct swiglu_job j = {self(b)->kernels, gate, up, dim};
+	threads_for(self(b)->base.threads, n, row_grain(dim), swiglu_rows, &j);
+	return STATUS_OK;
+}
+
+struct rope_job {
+	const struct fast *f;
+	const struct rope_params *params;
+	const int32_t *position;
+	float *q, *k;
+	int32_t n_head, n_head_kv, head_dim;
+};
+
+/* Angles are products in double, so that they stay exact at any position. */
+static void rope_table_rows(void *arg, int64_t begin, int64_t end, int thread)
+{
+	const struct rope_job *j = arg;
+	int32_t half = j->params->n_dims / 2;
+	(void)thread;
+	for (int64_t row = begin; row < end; row++) {
+		float *cs = (float *)j->f->rope_table.p + row * j->params->n_dims;
+		for (int32_t i = 0; i < half; i++) {
+			double angle = (double)j->position[row] * j->params->inv_freq[i];
+			float c = (float)(cos(angle) * j->params->magnitude), s = (float)(sin(angle) * j->params->magnitude);
+			if (j->params->pairing == ROPE_INTERLEAVED) {
+				cs[2 * i] = c;
+				cs[2 * i + 1] = s;
+			} else {
+				cs[i] = c;
+				cs[half + i] = s;
+			}
+		}
+	}
+}
+
+static void rope_rows(void *arg, int64_t begin, int64_t end, int thread)
+{
+	const struct rope_job *j = arg;
+	const struct rope_params *p = j->params;
+	(void)thread;
+	for (int64_t row = begin; row < end; row++) {
+		const float *cs = (const float *)j->f->rope_table.p + row * p->n_dims;
+		for (int32_t h = 0; h < j->n_head; h++)
+			j->f->kernels->rope(j->q + (row * j->n_head + h) * j->head_dim, p->n_dims, p->pairing, cs);
+		for (int32_t h = 0; h < j->n_head_kv; h++)
+			j->f->kernels->rope(j->k + (row * j->n_head_kv + h) * j->head_dim, p->n_dims, p->pairing, cs);
+	}
+}
+
+static enum status reserve_rope(struct fast *f, int64_t n_rows, int64_t n_dims)
+{
+	return scratch_grow(&f->rope_table, (size_t)n_rows * (size_t)n_dims * sizeof(float)) ? STATUS_OK : STATUS_NOMEM;
+}
+
+static enum status rope(struct backend *b, float *q, int32_t n_head, float *k, int32_t n_head_kv, int32_t head_dim,
+                        const struct rope_params *params)
+{
+	struct fast *f = self(b);
+	const struct batch *batch = f->base.batch;
+	struct rope_job j = {f, params, batch->position, q, k, n_head, n_head_kv, head_dim};
+	if (f->rope_valid != params) {
+		enum status s = reserve_rope(f, batch->n_rows, params->n_dims);
+		if (s != STATUS_OK)
+			return s;
+		threads_for(f->base.threads, batch->n_rows, row_grain(64 * (int64_t)params->n_dims), rope_table_rows, &j);
+		f->rope_valid = params;
+	}
+	threads_for(f->base.threads, batch->n_rows, row_grain((int64_t)(n_head + n_head_kv) * head_dim), rope_rows, &j);
+	return STATUS_OK;
+}
+
+/* ---- The backend ---- */
+
+static enum status step_begin(struct backend *b, const struct batch *batch)
+{
+	struct fast *f = self(b);
+	f->rope_valid = NULL;
+	attn_plan_reset(f->plan);
+	return cpu_step_begin(b, batch);
+}
+
+static enum status reserve(struct backend *b, int32_t max_rows, int32_t max_width, const struct kv_layout *layout)
+{
+	struct fast *f = self(b);
+	(void)max_width; /* the weights say how wide inputs are */
+	enum status s = reserve_act(f, max_rows, f->max_in);
+	if (s == STATUS_OK)
+		s = reserve_rope(f, max_rows, layout->head_dim);
+	return s == STATUS_OK ? attn_plan_reserve(f, max_rows, layout) : s;
+}
+
+static void info(const struct backend *b, struct backend_info *out)
+{
+	const struct fast *f = self(b);
+	*out = (struct backend_info){
+	        .name = f->kernels->name,
+	        .n_threads = threads_count(f->base.threads),
+	        .host_memory = true,
+	};
+	for (size_t i = 0; i + 1 < sizeof out->detail && f->kernels->detail[i]; i++)
+		out->detail[i] = f->kernels->detail[i];
+}
+
+static void destroy(struct backend *b)
+{
+	struct fast *f = self(b);
+	cpu_base_fini(&f->base);
+	attn_plan_destroy(f->plan);
+	scratch_free(&f->act);
+	scratch_free(&f->fine);
+	scratch_free(&f->rope_table);
+	free(f);
+}
+
+static const struct backend_ops fast_ops = {
+        .destroy = destroy,
+        .info = info,
+        .mem_alloc = cpu_mem_alloc,
+        .mem_free = cpu_mem_free,
+        .mem_write = cpu_mem_write,
+        .mem_read = cpu_mem_read,
+        .weight_create = weight_create,
+        .weight_destroy = weight_destroy,
+        .weight_bytes = weight_bytes,
+        .reserve = reserve,
+        .step_begin = step_begin,
+        .step_end = cpu_step_end,
+        .embed = embed,
+        .rms_norm = rms_norm,
+        .matmul = matmul,
+        .rope = rope,
+        .kv_write = fast_kv_write,
+        .attention = fast_attention,
+        .swiglu = swiglu,
+        .gather_rows = cpu_gather_rows,
+        .page_copy = cpu_page_copy,
+        .sync = cpu_sync,
+};
+
+static enum status fast_create(const struct cpu_kernels *kernels, int32_t n_threads, struct backend **out,
+                               struct error *err)
+{
+	struct fast *f = calloc(1, sizeof *f);
+	if (!f)
+		goto fail;
+	f->kernels = kernels;
+	if (attn_plan_create(&f->plan) != STATUS_OK)
+		goto fail_plan;
+	if (cpu_base_init(&f->base, &fast_ops, n_threads) != STATUS_OK)
+		goto fail_base;
+	*out = &f->base.backend;
+	return STATUS_OK;
+
+fail_base:
+	attn_plan_destroy(f->plan);
+fail_plan:
+	free(f);
+fail:
+	return error_set(err, STATUS_NOMEM, "no memory for the backend %s", kernels->name);
+}
+
+enum status cpu_avx2_create(int32_t n_threads, struct backend **out, struct error *err)
+{
+	if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !__builtin_cpu_supports("f16c"))
+		return error_set(err, STATUS_UNSUPPORTED, "this machine has no AVX2, FMA or F16C, which cpu-avx2 needs");
+	return fast_create(&cpu_kernels_avx2, n_threads, out, err);
+}
+
+enum status cpu_avx512_create(int32_t n_threads, struct backend **out, struct error *err)
+{
+	if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
+	    !__builtin_cpu_supports("avx512dq") || !__builtin_cpu_supports("avx512vl") ||
+	    !__builtin_cpu_supports("avx512vnni"))
+		return error_set(err, STATUS_UNSUPPORTED,
+		                 "this machine has no AVX-512 with BW, DQ, VL and VNNI, which cpu-avx512 needs");
+	return fast_create(&cpu_kernels_avx512, n_threads, out, err);
+}

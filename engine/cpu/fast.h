@@ -1,0 +1,165 @@
+/*
+ * The fast CPU backends. One body of code (fast.c, fast_attention.c, pack.c) drives a table of kernels; each instruction set
+ * fills that table from the same kernel sources (kernels_*.h) over its own vector primitives (simd_*.h).
+ *
+ * Vector lanes are outputs, tokens or dimensions, never the terms of one sum: a sum over a row runs in one fixed order inside
+ * one lane, whatever the number of rows or threads, so results do not depend on them.
+ *
+ * A weight matrix is repacked into tiles of `lanes` outputs (tile_floats for float formats) over all inputs:
+ *
+ * - Quantised formats. Inputs are cut into units of 32. A unit's integers, made unsigned by adding the format's offset, stand as 8
+ *   subvectors j of [lanes][4]: lane l holds inputs 4j..4j+3 of output l. They are stored in bit planes, each a run of whole vectors
+ *   of 4 * lanes bytes: 4-bit plane, 4 vectors: vector i has subvector i in its low nibbles and i + 4 in its high ones; 2-bit plane,
+ *   2 vectors: vector i has subvector 4i + s at bits 2s; 1-bit plane, 1 vector: subvector j at bit j; 8-bit: 8 vectors.
+ *   The planes of all units come first, then the scales: per unit, or per super-block of 8 units with scales of its own, as
+ *   struct pack_format says.
+ * - Float formats: [n_in][tile_floats] elements.
+ */
+#pragma once
+
+#include "engine/cpu/cpu.h"
+#include "engine/cpu/memory.h"
+
+enum {
+	UNIT = 32,         /* inputs that share an activation scale */
+	SUPER_UNITS = 8,   /* units of a K-quant super-block */
+	ROWS_MAX = 8,      /* rows a matmul kernel takes at once */
+	ATTN_BLOCK = 64,   /* positions between two updates of the running softmax */
+	ATTN_QUERIES = 32, /* query vectors of one KV head that an attention item takes at once */
+};
+
+/*
+ * 32 activations of a row, quantised: x = d * (q + fine.q / 256). Eight bits do for most units; those whose largest value is above
+ * the root mean square of the row's units' get sixteen, as nearly all of the error of eight bits comes from them (a tenth to a
+ * third of the units, where a model has channels of large values). For the others fine.q is zero. As integer sums are exact, a
+ * kernel may skip the fine part where it is zero for all of its rows.
+ */
+struct act {
+	int8_t q[UNIT];
+	float d;
+	int32_t minus_sum[3]; /* -sum of q: first half, second half, all */
+	float sum[3];         /* d * sum of q + fine.q / 256, likewise */
+	int32_t fine;         /* in the first row of a group: some row of the group has a fine part in this unit */
+};
+
+struct act_fine {
+	int8_t q[UNIT];
+	int32_t minus_sum[3];
+	int32_t unused[5];
+};
+
+enum pack_planes { PLANES_8, PLANES_4, PLANES_4_1, PLANES_4_2, PLANES_2, PLANES_2_1, PLANES_F32, PLANES_F16, PLANES_BF16 };
+
+/* How a quantised format is packed: one table row each (pack.c). */
+struct pack_format {
+	enum quant_type type;
+	enum pack_planes planes;
+	int groups;       /* scales per unit: 1, or 2 for 16 inputs each; 0: a float format */
+	bool has_min;     /* x = scale * q + min; after each scale stands its minimum (negated for K-quants, which subtract it) */
+	bool super;       /* scale = half d per super-block * int8 per group; else a half per unit */
+};
+
+/* The row of a type, or NULL. */
+const struct pack_format *pack_format(enum quant_type type);
+bool pack_is_float(const struct pack_format *f);
+
+struct weight {
+	struct weight_desc desc;
+	const struct pack_format *format;
+	int64_t n_units;    /* quantised: n_in / UNIT */
+	int64_t n_tiles;
+	int32_t tile_outs;
+	size_t plane_bytes; /* of a tile: where its scales begin */
+	size_t tile_bytes;
+	size_t bytes;       /* n_tiles * tile_bytes; 0 for a table */
+	char *tiles;        /* NULL for a table */
+};
+
+/* Fills n_units .. bytes. INVALID when sizes overflow. */
+enum status pack_layout(struct weight *w, int lanes, int tile_floats);
+/* Packs tiles [begin, end) of w->desc.data into w->tiles, which is zeroed. */
+void pack_tiles(const struct weight *w, int lanes, int64_t begin, int64_t end);
+
+/* One tile times a group of rows. */
+struct tile_job {
+	const char *tile;
+	size_t plane_bytes;
+	int64_t n_units;       /* quantised */
+	const struct act *act; /* [n_units][rows] */
+	const struct act_fine *fine; /* likewise */
+	int64_t n_in;          /* float formats */
+	const float *x;        /* [rows][n_in] */
+	float *y;              /* first output of the tile in the first row */
+	int64_t y_stride;      /* floats between rows of y */
+	int n_outs;            /* outputs of the tile that exist */
+	const float *bias;     /* of the tile's first output, or NULL */
+	bool accumulate;
+};
+
+/* Query vectors over a run of positions of one KV head: see kernels_attention.h. */
+struct attn_job {
+	const char *kv;              /* the slab, moved to the layer and KV head */
+	size_t page_stride;
+	const int32_t *block_table;
+	int32_t head_dim;
+	int32_t from, to;            /* positions [from, to): whole blocks but for the end */
+	int n_queries;
+	const int32_t *limit;        /* [n_queries] ascending: query i sees positions below limit[i] */
+	const float *q;              /* [n_queries][head_dim], times scale * log2(e) */
+	float *score;                /* [n_queries][ATTN_BLOCK] scratch */
+	float *max, *sum;            /* [n_queries] running maximum and sum of weights */
+	float *acc;                  /* [n_queries][head_dim] running weighted sum of V */
+};
+
+struct cpu_kernels {
+	const char *name, *detail;
+	int lanes;
+	int tile_floats;   /* outputs of a float tile */
+	int rows_quant;    /* rows a kernel takes at once, of quantised */
+	int rows_float;    /* ... and of float formats */
+
+	/* out and fine: [n_in / UNIT][rows] */
+	void (*quantize)(const float *x, int64_t n_in, int rows, struct act *out, struct act_fine *fine);
+	/* rows: 1 .. rows_quant or rows_float */
+	void (*tile)(const struct tile_job *j, enum quant_type type, int rows);
+
+	void (*rms_norm)(const float *x, int32_t dim, const float *gain, float eps, float *out);
+	void (*swiglu)(float *gate, const float *up, int64_t n);
+	/* Rotates one head. cs: cosines and sines, [n_dims / 2][2] when interleaved, [2][n_dims / 2] for halves. */
+	void (*rope)(float *x, int32_t n_dims, enum rope_pairing pairing, const float *cs);
+	void (*scale)(const float *x, float scale, int64_t n, float *out);
+	/* One position of one head: K goes to its column of [head_dim][16], V to its row of [16][head_dim]. */
+	void (*kv_store)(const float *k, const float *v, int32_t head_dim, int32_t token, uint16_t *k_page, uint16_t *v_page);
+
+	void (*attn_run)(const struct attn_job *j);
+	/* Folds a later run (max, sum, acc) into an earlier one. */
+	void (*attn_fold)(float *max, float *sum, float *acc, float max2, float sum2, const float *acc2, int32_t head_dim);
+	/* out = acc / sum */
+	void (*attn_finish)(const float *acc, float sum, int32_t head_dim, float *out);
+};
+
+extern const struct cpu_kernels cpu_kernels_avx2, cpu_kernels_avx512;
+
+struct attn_plan;
+
+struct fast {
+	struct cpu_base base;
+	const struct cpu_kernels *kernels;
+	int64_t max_in;                       /* widest matrix so far */
+	struct scratch act, fine;             /* struct act, act_fine: quantised activations of the matmul at hand */
+	struct scratch rope_table;            /* float [n_rows][n_dims], in the order kernels->rope takes */
+	const struct rope_params *rope_valid; /* whose table it is; NULL: none yet in this step */
+	struct attn_plan *plan;
+};
+
+/* fast_attention.c */
+enum status attn_plan_create(struct attn_plan **out);
+void attn_plan_destroy(struct attn_plan *p); /* NULL is allowed */
+/* Makes room for steps of max_rows rows. */
+enum status attn_plan_reserve(struct fast *f, int32_t max_rows, const struct kv_layout *layout);
+/* The batch has changed. */
+void attn_plan_reset(struct attn_plan *p);
+enum status fast_kv_write(struct backend *b, void *kv, const struct kv_layout *layout, int32_t layer, const float *k,
+                          const float *v);
+enum status fast_attention(struct backend *b, const void *kv, const struct kv_layout *layout, int32_t layer, const float *q,
+                           int32_t n_head, float scale, float *out);

@@ -1,0 +1,384 @@
+/*
+ * KV writes and attention of the fast backends. Page layout: [n_layer][n_head_kv]{ K [head_dim][16], V [16][head_dim] } halves.
+ *
+ * The positions a row sees are cut into ranges whose length depends on the row's position alone. Each range is reduced by itself
+ * and the ranges are folded in ascending order, so the result is the same whether one thread walks a row's ranges (prefill, many
+ * sequences) or several share them (one long conversation).
+ *
+ * Once per step the batch is cut into tiles: rows of one sequence, so that their query heads go through each loaded K and V
+ * together. Items of work are (tile, KV head) or, where that alone is a large part of the step's work, (tile, KV head, range).
+ */
+#include <math.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/cpu/fast.h"
+
+enum {
+	RANGE_TOKENS = 256,  /* shortest range */
+	RANGES_MAX = 32,     /* ranges grow with the position so that there are never more */
+	SHARES = 4,          /* an item above 1 / (SHARES * n_threads) of the work is split */
+	WHOLE = -1,
+};
+
+struct attn_tile {
+	const struct batch_seq *seq;
+	int32_t row;          /* first row, in the batch */
+	int32_t n_rows;
+	int32_t position;     /* of the first row */
+	int32_t head, n_heads; /* query heads within the group of the KV head */
+	int32_t range_tokens, n_ranges;
+	int64_t split;        /* index of its first split item in `partials` and `left`, or WHOLE */
+};
+
+struct attn_item {
+	int32_t tile, head_kv;
+	int32_t range; /* or WHOLE */
+};
+
+struct attn_plan {
+	bool valid; /* tiles and items fit the batch and n_head */
+	int32_t n_head;
+	int64_t n_tiles, n_items;
+	struct scratch tiles;     /* struct attn_tile */
+	struct scratch items;     /* struct attn_item */
+	struct scratch left;      /* _Atomic int32_t: ranges of a split (tile, KV head) that are not done */
+	struct scratch partials;  /* float: results of the ranges of split ones, partial_floats() each */
+	struct scratch per_thread; /* float: thread_floats() each */
+};
+
+enum status attn_plan_create(struct attn_plan **out)
+{
+	*out = calloc(1, sizeof **out);
+	return *out ? STATUS_OK : STATUS_NOMEM;
+}
+
+void attn_plan_destroy(struct attn_plan *p)
+{
+	if (!p)
+		return;
+	scratch_free(&p->tiles);
+	scratch_free(&p->items);
+	scratch_free(&p->left);
+	scratch_free(&p->partials);
+	scratch_free(&p->per_thread);
+	free(p);
+}
+
+void attn_plan_reset(struct attn_plan *p)
+{
+	p->valid = false;
+}
+
+static int32_t min_i32(int32_t a, int32_t b)
+{
+	return a < b ? a : b;
+}
+
+static int32_t range_tokens(int32_t position)
+{
+	int32_t n = RANGE_TOKENS;
+	while (position / RANGES_MAX >= n)
+		n *= 2;
+	return n;
+}
+
+/* max, sum and weighted sum of each query of a tile over one range */
+static size_t partial_floats(int32_t head_dim)
+{
+	return (size_t)ATTN_QUERIES * ((size_t)head_dim + 2);
+}
+
+/* Scaled queries, scores, and two partials. */
+static size_t thread_floats(int32_t head_dim)
+{
+	return (size_t)ATTN_QUERIES * ((size_t)head_dim + ATTN_BLOCK) + 2 * partial_floats(head_dim);
+}
+
+static enum status reserve(struct fast *f, int64_t tiles, int64_t whole_items, int32_t head_dim)
+{
+	struct attn_plan *p = f->plan;
+	size_t n_threads = (size_t)threads_count(f->base.threads);
+	size_t splits = SHARES * n_threads; /* (tile, KV head) pairs that can each be more than that share */
+	size_t items = (size_t)whole_items + splits * RANGES_MAX;
+	bool ok = scratch_grow(&p->tiles, (size_t)tiles * sizeof(struct attn_tile)) &&
+	          scratch_grow(&p->items, items * sizeof(struct attn_item)) &&
+	          scratch_grow(&p->left, splits * sizeof(_Atomic int32_t)) &&
+	          scratch_grow(&p->partials, splits * RANGES_MAX * partial_floats(head_dim) * sizeof(float)) &&
+	          scratch_grow(&p->per_thread, n_threads * thread_floats(head_dim) * sizeof(float));
+	return ok ? STATUS_OK : STATUS_NOMEM;
+}
+
+enum status attn_plan_reserve(struct fast *f, int32_t max_rows, const struct kv_layout *layout)
+{
+	return reserve(f, max_rows, (int64_t)max_rows * layout->n_head_kv, layout->head_dim);
+}
+
+/* ---- The plan of a step ---- */
+
+/* Writes the tiles of a sequence to out, where it is not NULL, and counts them. */
+static int64_t cut_sequence(const struct batch_seq *seq, int32_t group, struct attn_tile *out)
+{
+	int32_t n_heads = min_i32(group, ATTN_QUERIES), rows_max = ATTN_QUERIES / n_heads;
+	int64_t n = 0;
+	for (int32_t row = 0; row < seq->n_rows;) {
+		int32_t position = seq->first_position + row, length = range_tokens(position);
+		/* Rows of a tile agree about the length of ranges. */
+		int32_t n_rows = min_i32(min_i32(rows_max, seq->n_rows - row), length * RANGES_MAX - position);
+		for (int32_t head = 0; head < group; head += n_heads, n++) {
+			if (!out)
+				continue;
+			out[n] = (struct attn_tile){
+			        .seq = seq,
+			        .row = seq->first_row + row,
+			        .n_rows = n_rows,
+			        .position = position,
+			        .head = head,
+			        .n_heads = min_i32(n_heads, group - head),
+			        .range_tokens = length,
+			        .n_ranges = (position + n_rows - 1) / length + 1,
+			        .split = WHOLE,
+			};
+		}
+		row += n_rows;
+	}
+	return n;
+}
+
+static int64_t tile_cost(const struct attn_tile *t)
+{
+	return (int64_t)t->n_rows * t->n_heads * ((int64_t)t->position + t->n_rows);
+}
+
+static enum status make_plan(struct fast *f, const struct kv_layout *layout, int32_t n_head)
+{
+	struct attn_plan *p = f->plan;
+	const struct batch *batch = f->base.batch;
+	int32_t group = n_head / layout->n_head_kv, n_head_kv = layout->n_head_kv;
+	int64_t n = 0, cost = 0, n_splits = 0;
+	for (int32_t s = 0; s < batch->n_seqs; s++)
+		n += cut_sequence(&batch->seq[s], group, NULL);
+	enum status status = reserve(f, n, n * n_head_kv, layout->head_dim);
+	if (status != STATUS_OK)
+		return status;
+
+	struct attn_tile *tiles = p->tiles.p;
+	struct attn_item *items = p->items.p;
+	p->n_tiles = 0;
+	for (int32_t s = 0; s < batch->n_seqs; s++)
+		p->n_tiles += cut_sequence(&batch->seq[s], group, tiles + p->n_tiles);
+	for (int64_t i = 0; i < p->n_tiles; i++)
+		cost += tile_cost(&tiles[i]) * n_head_kv;
+
+	/* Split items first, then the long ones of each prompt: the last to finish should be short. */
+	int64_t share = cost / (SHARES * threads_count(f->base.threads));
+	p->n_items = 0;
+	for (int64_t i = 0; i < p->n_tiles; i++) {
+		if (tiles[i].n_ranges == 1 || tile_cost(&tiles[i]) <= share)
+			continue;
+		tiles[i].split = n_splits;
+		n_splits += n_head_kv;
+		for (int32_t h = 0; h < n_head_kv; h++)
+			for (int32_t r = 0; r < tiles[i].n_ranges; r++)
+				items[p->n_items++] = (struct attn_item){(int32_t)i, h, r};
+	}
+	for (int64_t i = p->n_tiles - 1; i >= 0; i--)
+		for (int32_t h = 0; h < n_head_kv && tiles[i].split == WHOLE; h++)
+			items[p->n_items++] = (struct attn_item){(int32_t)i, h, WHOLE};
+	p->n_head = n_head;
+	p->valid = true;
+	return STATUS_OK;
+}
+
+/* ---- Attention ---- */
+
+struct attention_call {
+	struct fast *f;
+	const char *kv;
+	const struct kv_layout *layout;
+	int32_t layer;
+	const float *q;
+	int32_t n_head;
+	float scale;
+	float *out;
+};
+
+struct partial {
+	float *max, *sum, *acc;
+};
+
+static struct partial partial_at(float *p)
+{
+	return (struct partial){p, p + ATTN_QUERIES, p + 2 * ATTN_QUERIES};
+}
+
+static size_t kv_offset(const struct kv_layout *l, int32_t layer, int32_t head_kv)
+{
+	return ((size_t)layer * (size_t)l->n_head_kv + (size_t)head_kv) * 2 * (size_t)l->head_dim * KV_PAGE_TOKENS *
+	       sizeof(uint16_t);
+}
+
+/* Where query i of a tile begins in q and out. */
+static int64_t query_offset(const struct attention_call *c, const struct attn_tile *t, int32_t head_kv, int32_t i)
+{
+	int32_t group = c->n_head / c->layout->n_head_kv;
+	int64_t row = t->row + i / t->n_heads, head = head_kv * group + t->head + i % t->n_heads;
+	return (row * c->n_head + head) * c->layout->head_dim;
+}
+
+/* Reduces one range of a tile into `to`. */
+static void run_range(const struct attention_call *c, const struct attn_tile *t, struct attn_job *j, int32_t range,
+                      struct partial to)
+{
+	int32_t dim = c->layout->head_dim;
+	for (int i = 0; i < j->n_queries; i++) {
+		to.max[i] = -INFINITY;
+		to.sum[i] = 0;
+	}
+	memset(to.acc, 0, (size_t)j->n_queries * (size_t)dim * sizeof *to.acc);
+	j->from = range * t->range_tokens;
+	j->to = min_i32(j->from + t->range_tokens, t->position + t->n_rows);
+	j->max = to.max;
+	j->sum = to.sum;
+	j->acc = to.acc;
+	c->f->kernels->attn_run(j);
+}
+
+/* Adds range `range` to what the ranges before it gave. */
+static void fold(const struct attention_call *c, const struct attn_tile *t, const struct attn_job *j, int32_t range,
+                 struct partial to, struct partial from)
+{
+	int32_t dim = c->layout->head_dim;
+	for (int i = 0; i < j->n_queries; i++)
+		if (j->limit[i] > range * t->range_tokens)
+			c->f->kernels->attn_fold(&to.max[i], &to.sum[i], to.acc + (int64_t)i * dim, from.max[i], from.sum[i],
+			                         from.acc + (int64_t)i * dim, dim);
+}
+
+static void finish(const struct attention_call *c, const struct attn_tile *t, int32_t head_kv, int n_queries,
+                   struct partial p)
+{
+	int32_t dim = c->layout->head_dim;
+	for (int i = 0; i < n_queries; i++)
+		c->f->kernels->attn_finish(p.acc + (int64_t)i * dim, p.sum[i], dim,
+		                           c->out + query_offset(c, t, head_kv, i));
+}
+
+static void run_item(const struct attention_call *c, const struct attn_item *item, float *scratch)
+{
+	struct attn_plan *plan = c->f->plan;
+	const struct attn_tile *t = (const struct attn_tile *)plan->tiles.p + item->tile;
+	int32_t dim = c->layout->head_dim, limit[ATTN_QUERIES];
+	float *q = scratch, *score = q + (int64_t)ATTN_QUERIES * dim;
+	float *first = score + ATTN_QUERIES * ATTN_BLOCK, *second = first + partial_floats(dim);
+	struct attn_job j = {
+	        .kv = c->kv + kv_offset(c->layout, c->layer, item->head_kv),
+	        .page_stride = c->layout->page_stride,
+	        .block_table = t->seq->block_table,
+	        .head_dim = dim,
+	        .n_queries = t->n_rows * t->n_heads,
+	        .limit = limit,
+	        .q = q,
+	        .score = score,
+	};
+	for (int i = 0; i < j.n_queries; i++) {
+		limit[i] = t->position + i / t->n_heads + 1;
+		c->f->kernels->scale(c->q + query_offset(c, t, item->head_kv, i), c->scale * 0x1.715476p+0f, dim,
+		                     q + (int64_t)i * dim);
+	}
+	if (item->range == WHOLE) {
+		struct partial total = partial_at(first), part = partial_at(second);
+		run_range(c, t, &j, 0, total);
+		for (int32_t r = 1; r < t->n_ranges; r++) {
+			run_range(c, t, &j, r, part);
+			fold(c, t, &j, r, total, part);
+		}
+		finish(c, t, item->head_kv, j.n_queries, total);
+		return;
+	}
+	int64_t split = t->split + item->head_kv;
+	float *partials = (float *)plan->partials.p + (size_t)split * RANGES_MAX * partial_floats(dim);
+	_Atomic int32_t *left = (_Atomic int32_t *)plan->left.p + split;
+	run_range(c, t, &j, item->range, partial_at(partials + (size_t)item->range * partial_floats(dim)));
+	/* Whoever ends the last range finds all others written, and folds them in their order. */
+	if (atomic_fetch_sub(left, 1) != 1)
+		return;
+	struct partial total = partial_at(partials);
+	for (int32_t r = 1; r < t->n_ranges; r++)
+		fold(c, t, &j, r, total, partial_at(partials + (size_t)r * partial_floats(dim)));
+	finish(c, t, item->head_kv, j.n_queries, total);
+}
+
+static void run_items(void *arg, int64_t begin, int64_t end, int thread)
+{
+	const struct attention_call *c = arg;
+	float *scratch = (float *)c->f->plan->per_thread.p + (size_t)thread * thread_floats(c->layout->head_dim);
+	for (int64_t i = begin; i < end; i++)
+		run_item(c, (const struct attn_item *)c->f->plan->items.p + i, scratch);
+}
+
+enum status fast_attention(struct backend *b, const void *kv, const struct kv_layout *layout, int32_t layer, const float *q,
+                           int32_t n_head, float scale, float *out)
+{
+	struct fast *f = (struct fast *)b;
+	struct attn_plan *p = f->plan;
+	if (!p->valid || p->n_head != n_head) {
+		enum status s = make_plan(f, layout, n_head);
+		if (s != STATUS_OK)
+			return s;
+	}
+	const struct attn_tile *tiles = p->tiles.p;
+	for (int64_t i = 0; i < p->n_tiles; i++)
+		for (int32_t h = 0; h < layout->n_head_kv && tiles[i].split != WHOLE; h++)
+			atomic_store_explicit((_Atomic int32_t *)p->left.p + tiles[i].split + h, tiles[i].n_ranges,
+			                      memory_order_relaxed);
+	struct attention_call c = {f, kv, layout, layer, q, n_head, scale, out};
+	threads_for(f->base.threads, p->n_items, 1, run_items, &c);
+	return STATUS_OK;
+}
+
+/* ---- KV ---- */
+
+struct kv_call {
+	const struct fast *f;
+	char *kv;
+	const struct kv_layout *layout;
+	int32_t layer;
+	const float *k, *v;
+};
+
+static void store_row(const struct kv_call *c, const struct batch_seq *seq, int32_t i)
+{
+	const struct kv_layout *l = c->layout;
+	int32_t position = seq->first_position + i, row = seq->first_row + i;
+	char *page = c->kv + (size_t)seq->block_table[position / KV_PAGE_TOKENS] * l->page_stride;
+	for (int32_t h = 0; h < l->n_head_kv; h++) {
+		uint16_t *k_page = (uint16_t *)(void *)(page + kv_offset(l, c->layer, h));
+		int64_t at = ((int64_t)row * l->n_head_kv + h) * l->head_dim;
+		c->f->kernels->kv_store(c->k + at, c->v + at, l->head_dim, position % KV_PAGE_TOKENS, k_page,
+		                        k_page + (int64_t)l->head_dim * KV_PAGE_TOKENS);
+	}
+}
+
+static void store_rows(void *arg, int64_t begin, int64_t end, int thread)
+{
+	const struct kv_call *c = arg;
+	const struct batch *batch = c->f->base.batch;
+	(void)thread;
+	for (int32_t s = 0; s < batch->n_seqs; s++) {
+		const struct batch_seq *seq = &batch->seq[s];
+		int64_t from = begin - seq->first_row, to = end - seq->first_row;
+		for (int64_t i = from > 0 ? from : 0; i < to && i < seq->n_rows; i++)
+			store_row(c, seq, (int32_t)i);
+	}
+}
+
+enum status fast_kv_write(struct backend *b, void *kv, const struct kv_layout *layout, int32_t layer, const float *k,
+                          const float *v)
+{
+	struct fast *f = (struct fast *)b;
+	struct kv_call c = {f, kv, layout, layer, k, v};
+	threads_for(f->base.threads, f->base.batch->n_rows, KV_PAGE_TOKENS, store_rows, &c);
+	return STATUS_OK;
+}

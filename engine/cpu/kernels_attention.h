@@ -1,0 +1,217 @@
+/*
+ * Attention kernels over the primitives of one instruction set: included by avx2.c and avx512.c.
+ *
+ * Within a page and KV head, K is stored [head_dim][16 tokens] and V [16 tokens][head_dim], in halves. Scores of 16 tokens thus
+ * stand in the lanes of a vector and add up over head_dim without a horizontal sum; the weighted sum of V has dimensions in its
+ * lanes. Softmax is computed in one pass over blocks of ATTN_BLOCK positions with a running maximum (Milakov and Gimelshein,
+ * "Online normalizer calculation for softmax", 2018), in powers of two: q comes multiplied by log2(e).
+ *
+ * Several queries that share the KV head go through the same loads, each with its own sums in the same order as it would have
+ * alone, so a row's result does not depend on the rows beside it.
+ */
+#pragma once
+
+#include "engine/cpu/kernels_matmul.h"
+#include "engine/cpu/kernels_rows.h"
+
+enum {
+	PAGE_VECTORS = KV_PAGE_TOKENS / LANES,
+	BLOCK_PAGES = ATTN_BLOCK / KV_PAGE_TOKENS,
+	QK_PAGES = 4 / PAGE_VECTORS, /* pages whose scores are computed together: four vectors a query */
+};
+
+static void kv_store(const float *k, const float *v, int32_t head_dim, int32_t token, uint16_t *k_page, uint16_t *v_page)
+{
+	uint16_t *row = v_page + (int64_t)token * head_dim;
+	for (int32_t d = 0; d < head_dim; d += LANES) {
+		uint16_t column[LANES];
+		int n = head_dim - d < LANES ? head_dim - d : LANES;
+		vf_store_half(column, vf_load_n(k + d, n));
+		for (int i = 0; i < n; i++)
+			k_page[(d + i) * KV_PAGE_TOKENS + token] = column[i];
+		vf_store_half_n(row + d, vf_load_n(v + d, n), n);
+	}
+}
+
+/* score[i][0 .. 16 n_pages) = q[i] K for n_queries queries over n_pages pages; both counts are constants. */
+INLINE void qk(int n_queries, int n_pages, const float *q, const uint16_t *const *k, int32_t head_dim, float *score)
+{
+	const int n_vectors = n_pages * PAGE_VECTORS;
+	vf sum[QK_QUERIES][4];
+	UNROLL
+	for (int i = 0; i < n_queries; i++)
+		UNROLL
+		for (int v = 0; v < n_vectors; v++)
+			sum[i][v] = vf_zero();
+	for (int32_t d = 0; d < head_dim; d++) {
+		vf key[4];
+		UNROLL
+		for (int v = 0; v < n_vectors; v++)
+			key[v] = vf_load_half(k[v / PAGE_VECTORS] + d * KV_PAGE_TOKENS + v % PAGE_VECTORS * LANES);
+		UNROLL
+		for (int i = 0; i < n_queries; i++) {
+			vf x = vf_set1(q[i * head_dim + d]);
+			UNROLL
+			for (int v = 0; v < n_vectors; v++)
+				sum[i][v] = vf_fma(x, key[v], sum[i][v]);
+		}
+	}
+	UNROLL
+	for (int i = 0; i < n_queries; i++)
+		UNROLL
+		for (int v = 0; v < n_vectors; v++)
+			vf_store(score + i * ATTN_BLOCK + v * LANES, sum[i][v]);
+}
+
+/* acc[i][at ..] += sum over n tokens of weight[i][t] V[t][at ..], n_vectors vectors wide; `partial`: only the first `partial` lanes. */
+INLINE void pv(int n_queries, int n_vectors, int partial, const float *weight, const uint16_t *const *v, int n, int32_t head_dim,
+               int32_t at, float *acc)
+{
+	vf sum[QK_QUERIES][4];
+	UNROLL
+	for (int i = 0; i < n_queries; i++)
+		UNROLL
+		for (int k = 0; k < n_vectors; k++) {
+			const float *a = acc + i * head_dim + at + k * LANES;
+			sum[i][k] = partial ? vf_load_n(a, partial) : vf_load(a);
+		}
+	for (int t = 0; t < n; t++) {
+		const uint16_t *row = v[t / KV_PAGE_TOKENS] + (int64_t)(t % KV_PAGE_TOKENS) * head_dim + at;
+		vf value[4];
+		UNROLL
+		for (int k = 0; k < n_vectors; k++)
+			value[k] = partial ? vf_load_half_n(row, partial) : vf_load_half(row + k * LANES);
+		UNROLL
+		for (int i = 0; i < n_queries; i++) {
+			vf w = vf_set1(weight[i * ATTN_BLOCK + t]);
+			UNROLL
+			for (int k = 0; k < n_vectors; k++)
+				sum[i][k] = vf_fma(w, value[k], sum[i][k]);
+		}
+	}
+	UNROLL
+	for (int i = 0; i < n_queries; i++)
+		UNROLL
+		for (int k = 0; k < n_vectors; k++) {
+			float *a = acc + i * head_dim + at + k * LANES;
+			if (partial)
+				vf_store_n(a, sum[i][k], partial);
+			else
+				vf_store(a, sum[i][k]);
+		}
+}
+
+/* Scores of n positions become weights relative to the new maximum; what was summed before is scaled to it. */
+static void softmax_block(float *score, int n, float *max, float *sum, float *acc, int32_t head_dim)
+{
+	enum { N = ATTN_BLOCK / LANES };
+	const vf lowest = vf_set1(-INFINITY);
+	vf s[N], top = lowest, total = vf_zero();
+	for (int k = 0; k < N; k++) {
+		int left = n - k * LANES;
+		s[k] = left >= LANES ? vf_load(score + k * LANES) : lowest;
+		if (left > 0 && left < LANES)
+			s[k] = vf_first(vf_load(score + k * LANES), lowest, left);
+		top = vf_max(top, s[k]);
+	}
+	float new_max = vf_hmax(top);
+	new_max = new_max > *max ? new_max : *max;
+	for (int k = 0; k < N; k++) {
+		vf w = exp2_vf(vf_sub(s[k], vf_set1(new_max)));
+		vf_store(score + k * LANES, w);
+		total = vf_add(total, w);
+	}
+	if (new_max != *max) {
+		float factor[LANES];
+		vf_store(factor, exp2_vf(vf_set1(*max - new_max)));
+		*max = new_max;
+		*sum *= factor[0];
+		scale(acc, factor[0], head_dim, acc);
+	}
+	*sum += vf_hsum(total);
+}
+
+/* Queries i .. i + n_queries over the first n positions of a block whose pages are k and v. */
+INLINE void attend_block(const struct attn_job *j, int n_queries, int i, int n, const uint16_t *const *k,
+                         const uint16_t *const *v)
+{
+	int32_t dim = j->head_dim, at = 0;
+	const float *q = j->q + (int64_t)i * dim;
+	float *score = j->score + (int64_t)i * ATTN_BLOCK, *acc = j->acc + (int64_t)i * dim;
+	int n_pages = (n + KV_PAGE_TOKENS - 1) / KV_PAGE_TOKENS, page = 0;
+	for (; page + QK_PAGES <= n_pages; page += QK_PAGES)
+		qk(n_queries, QK_PAGES, q, k + page, dim, score + page * KV_PAGE_TOKENS);
+	for (; page < n_pages; page++)
+		qk(n_queries, 1, q, k + page, dim, score + page * KV_PAGE_TOKENS);
+	for (int m = 0; m < n_queries; m++)
+		softmax_block(score + m * ATTN_BLOCK, n, j->max + i + m, j->sum + i + m, acc + (int64_t)m * dim, dim);
+	for (; at + 4 * LANES <= dim; at += 4 * LANES)
+		pv(n_queries, 4, 0, score, v, n, dim, at, acc);
+	for (; at + LANES <= dim; at += LANES)
+		pv(n_queries, 1, 0, score, v, n, dim, at, acc);
+	if (at < dim)
+		pv(n_queries, 1, dim - at, score, v, n, dim, at, acc);
+}
+
+#define ATTEND(n)                                                                                                      \
+	static void attend_##n(const struct attn_job *j, int i, int n_tokens, const uint16_t *const *k,                \
+	                       const uint16_t *const *v)                                                               \
+	{                                                                                                              \
+		attend_block(j, n, i, n_tokens, k, v);                                                                 \
+	}
+ATTEND(1)
+ATTEND(2)
+ATTEND(3)
+#if QK_QUERIES > 3
+ATTEND(4)
+ATTEND(5)
+ATTEND(6)
+#endif
+
+static void attn_run(const struct attn_job *j)
+{
+	static void (*const attend[])(const struct attn_job *, int, int, const uint16_t *const *, const uint16_t *const *) = {
+	        NULL,     attend_1, attend_2, attend_3,
+#if QK_QUERIES > 3
+	        attend_4, attend_5, attend_6,
+#endif
+	};
+	for (int32_t b = j->from; b < j->to; b += ATTN_BLOCK) {
+		const uint16_t *k[BLOCK_PAGES], *v[BLOCK_PAGES];
+		int n_pages = (j->to - b + KV_PAGE_TOKENS - 1) / KV_PAGE_TOKENS;
+		n_pages = n_pages < BLOCK_PAGES ? n_pages : BLOCK_PAGES;
+		for (int p = 0; p < n_pages; p++) {
+			k[p] = (const uint16_t *)(const void *)(j->kv +
+			                                        (size_t)j->block_table[b / KV_PAGE_TOKENS + p] * j->page_stride);
+			v[p] = k[p] + (int64_t)j->head_dim * KV_PAGE_TOKENS;
+		}
+		int i = 0;
+		while (i < j->n_queries && j->limit[i] <= b)
+			i++;
+		/* Neighbours that see equally much of this block go together. */
+		while (i < j->n_queries) {
+			int seen = j->limit[i] - b < ATTN_BLOCK ? j->limit[i] - b : ATTN_BLOCK, n = 1;
+			while (n < QK_QUERIES && i + n < j->n_queries &&
+			       (j->limit[i + n] == j->limit[i] || (seen == ATTN_BLOCK)))
+				n++;
+			attend[n](j, i, seen, k, v);
+			i += n;
+		}
+	}
+}
+
+static void attn_fold(float *max, float *sum, float *acc, float max2, float sum2, const float *acc2, int32_t head_dim)
+{
+	float top = *max > max2 ? *max : max2, a[LANES], b[LANES];
+	vf_store(a, exp2_vf(vf_set1(*max - top)));
+	vf_store(b, exp2_vf(vf_set1(max2 - top)));
+	*max = top;
+	*sum = *sum * a[0] + sum2 * b[0];
+	for (int32_t d = 0; d < head_dim; d++)
+		acc[d] = acc[d] * a[0] + acc2[d] * b[0];
+}
+
+static void attn_finish(const float *acc, float sum, int32_t head_dim, float *out)
+{
+	scale(acc, 1 / sum, head_dim, out);
+}

@@ -1,0 +1,307 @@
+/* Matmul kernels over the primitives of one instruction set: included by avx2.c and avx512.c. Layouts: fast.h. */
+#pragma once
+
+#include "engine/cpu/fast.h"
+
+#if defined(__clang__)
+#define UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define UNROLL _Pragma("GCC unroll 16")
+#endif
+
+enum { VB = 4 * LANES /* bytes of a byte vector */, FLOAT_VECTORS = 4 };
+
+/* Integer sums of both halves of a unit, and of all, negated. */
+INLINE void negative_sums(const int8_t *q, int32_t *out)
+{
+	out[0] = out[1] = 0;
+	for (int k = 0; k < UNIT / 2; k++) {
+		out[0] -= q[k];
+		out[1] -= q[k + UNIT / 2];
+	}
+	out[2] = out[0] + out[1];
+}
+
+/* One unit; its largest magnitude stands in a->d. */
+INLINE void quantize_unit(const float *x, bool fine, struct act *a, struct act_fine *f)
+{
+	enum { N = UNIT / LANES };
+	float top = a->d;
+	/* Zeros, or numbers too small for 127 / top, become zeros. */
+	vf inverse = vf_set1(top > 0x1p-100f ? 127 / top : 0);
+	for (int k = 0; k < N; k++) {
+		vf v = vf_mul(vf_load(x + k * LANES), inverse), whole = vf_round(v);
+		vf_store_s8(a->q + k * LANES, whole);
+		v = fine ? vf_min(vf_mul(vf_sub(v, whole), vf_set1(256)), vf_set1(127)) : vf_zero();
+		vf_store_s8(f->q + k * LANES, v);
+	}
+	a->d = top / 127;
+	negative_sums(a->q, a->minus_sum);
+	negative_sums(f->q, f->minus_sum);
+	for (int k = 0; k < 3; k++)
+		a->sum[k] = a->d * (1.0f / 256) * (float)-(256 * a->minus_sum[k] + f->minus_sum[k]);
+}
+
+static void quantize(const float *x, int64_t n_in, int rows, struct act *out, struct act_fine *fine)
+{
+	int64_t n_units = n_in / UNIT;
+	for (int r = 0; r < rows; r++) {
+		float square_sum = 0;
+		for (int64_t u = 0; u < n_units; u++) {
+			vf max = vf_zero();
+			for (int k = 0; k < UNIT; k += LANES)
+				max = vf_max(max, vf_abs(vf_load(x + r * n_in + u * UNIT + k)));
+			float top = vf_hmax(max);
+			out[u * rows + r].d = top;
+			square_sum += top * top;
+		}
+		for (int64_t u = 0; u < n_units; u++) {
+			struct act *a = out + u * rows + r;
+			bool is_fine = a->d * a->d * (float)n_units > square_sum;
+			quantize_unit(x + r * n_in + u * UNIT, is_fine, a, fine + u * rows + r);
+			out[u * rows].fine = is_fine || (r > 0 && out[u * rows].fine);
+		}
+	}
+}
+
+INLINE int unit_bytes(enum pack_planes planes)
+{
+	switch (planes) {
+	case PLANES_8:
+		return 8 * VB;
+	case PLANES_4:
+		return 4 * VB;
+	case PLANES_4_1:
+		return 5 * VB;
+	case PLANES_4_2:
+		return 6 * VB;
+	case PLANES_2:
+		return 2 * VB;
+	default: /* PLANES_2_1 */
+		return 3 * VB;
+	}
+}
+
+/* x with its bit `from` moved to bit `to`, the others anywhere. */
+INLINE vb move_bit(vb x, int from, int to)
+{
+	return from == to ? x : from < to ? vb_shl(x, to - from) : vb_shr(x, from - to);
+}
+
+/* Subvector j of the unit at p; the arguments but p are constants after inlining. */
+INLINE vb subvector(const char *p, enum pack_planes planes, int j)
+{
+	vb low;
+	switch (planes) {
+	case PLANES_8:
+		return vb_prepare_s8(vb_load(p + j * VB));
+	case PLANES_2:
+	case PLANES_2_1:
+		low = vb_and(move_bit(vb_load(p + j / 4 * VB), 2 * (j % 4), 0), vb_set1(3));
+		return planes == PLANES_2 ? low : vb_or_and(low, move_bit(vb_load(p + 2 * VB), j, 2), vb_set1(4));
+	default:
+		low = vb_and(move_bit(vb_load(p + j % 4 * VB), j / 4 * 4, 0), vb_set1(15));
+		if (planes == PLANES_4_1)
+			low = vb_or_and(low, move_bit(vb_load(p + 4 * VB), j, 4), vb_set1(16));
+		if (planes == PLANES_4_2)
+			low = vb_or_and(low, move_bit(vb_load(p + (4 + j / 4) * VB), 2 * (j % 4), 4), vb_set1(48));
+		return low;
+	}
+}
+
+INLINE vi dot(vi acc, vb w, const int8_t *a, enum pack_planes planes)
+{
+	return planes == PLANES_8 ? vi_dot_s8(acc, w, a) : vi_dot_u8(acc, w, a);
+}
+
+/* Writes LANES outputs of a row, from output `at` of the tile. */
+INLINE void store_outputs(const struct tile_job *t, int row, int at, vf v)
+{
+	int n = t->n_outs - at;
+	if (n <= 0)
+		return;
+	float *y = t->y + row * t->y_stride + at;
+	n = n < LANES ? n : LANES;
+	if (t->bias)
+		v = vf_add(v, vf_load_n(t->bias + at, n));
+	if (t->accumulate)
+		v = vf_add(v, vf_load_n(y, n));
+	vf_store_n(y, v, n);
+}
+
+/* Adds the integer products of a group's weights and each row's q, which stand `stride` bytes apart. */
+INLINE void add_products(vi *sum, const char *p, int rows, enum pack_planes planes, int group, int groups, const int8_t *q,
+                         int stride)
+{
+	UNROLL
+	for (int j = 0; j < 8 / groups; j++) {
+		int sub = group * 8 / groups + j;
+		vb w = subvector(p, planes, sub);
+		UNROLL
+		for (int r = 0; r < rows; r++)
+			sum[r] = dot(sum[r], w, q + r * stride + 4 * sub, planes);
+	}
+}
+
+/* What a sum begins with: minus the stored integers' offset times the sum of the row's q. */
+INLINE vi begin_sum(int32_t minus_sum, int offset)
+{
+	return offset < 0 ? vi_zero() : vi_shl(vi_set1(minus_sum), offset);
+}
+
+/*
+ * A tile of a quantised format times `rows` rows. Everything but t is constant after inlining. `offset`: the stored integers are too
+ * large by 1 << offset; -1: by nothing. Integer sums are exact; each group adds d_w * d_a * dot (+ min * sum) to the float sum.
+ */
+INLINE void tile_quantised(const struct tile_job *t, int rows, enum pack_planes planes, int groups, bool has_min, bool super,
+                           int offset)
+{
+	const char *p = t->tile, *s = t->tile + t->plane_bytes;
+	const struct act *a = t->act;
+	const struct act_fine *f = t->fine;
+	const int64_t inner = super ? SUPER_UNITS : t->n_units;
+	vf acc[ROWS_MAX];
+	UNROLL
+	for (int r = 0; r < rows; r++)
+		acc[r] = vf_zero();
+	for (int64_t outer = 0; outer < t->n_units; outer += inner) {
+		vf d = vf_zero(), dmin = vf_zero();
+		if (super) {
+			d = vf_load_half(s);
+			s += 2 * LANES;
+		}
+		if (super && has_min) {
+			dmin = vf_load_half(s);
+			s += 2 * LANES;
+		}
+		for (int64_t u = 0; u < inner; u++, p += unit_bytes(planes), a += rows, f += rows) {
+			const bool fine = a->fine;
+			UNROLL
+			for (int g = 0; g < groups; g++) {
+				vf scale, min = vf_zero();
+				scale = super ? vf_mul(vf_load_s8(s), d) : vf_load_half(s);
+				s += super ? LANES : 2 * LANES;
+				if (has_min) {
+					min = super ? vf_mul(vf_load_s8(s), dmin) : vf_load_half(s);
+					s += super ? LANES : 2 * LANES;
+				}
+				vi sum[ROWS_MAX];
+				const int which = groups == 1 ? 2 : g;
+				UNROLL
+				for (int r = 0; r < rows; r++)
+					sum[r] = begin_sum(a[r].minus_sum[which], offset);
+				add_products(sum, p, rows, planes, g, groups, a->q, sizeof *a);
+				if (fine) {
+					UNROLL
+					for (int r = 0; r < rows; r++)
+						sum[r] = vi_add(vi_shl(sum[r], 8), begin_sum(f[r].minus_sum[which], offset));
+					add_products(sum, p, rows, planes, g, groups, f->q, sizeof *f);
+				}
+				UNROLL
+				for (int r = 0; r < rows; r++) {
+					/* A power of two: the result is the same for a row that has no fine part. */
+					vf da = vf_set1(fine ? a[r].d * (1.0f / 256) : a[r].d);
+					acc[r] = vf_fma(vf_mul(vi_to_float(sum[r]), scale), da, acc[r]);
+					if (has_min)
+						acc[r] = vf_fma(min, vf_set1(a[r].sum[which]), acc[r]);
+				}
+			}
+		}
+	}
+	UNROLL
+	for (int r = 0; r < rows; r++)
+		store_outputs(t, r, 0, acc[r]);
+}
+
+INLINE vf load_weights(const char *p, enum pack_planes planes)
+{
+	switch (planes) {
+	case PLANES_F32:
+		return vf_load((const float *)(const void *)p);
+	case PLANES_F16:
+		return vf_load_half(p);
+	default:
+		return vf_load_bf16(p);
+	}
+}
+
+/* A tile of a float format times `rows` rows. */
+INLINE void tile_float(const struct tile_job *t, int rows, enum pack_planes planes)
+{
+	const int bytes = planes == PLANES_F32 ? 4 : 2;
+	const char *p = t->tile;
+	vf acc[FLOAT_ROWS][FLOAT_VECTORS];
+	UNROLL
+	for (int r = 0; r < rows; r++)
+		UNROLL
+		for (int v = 0; v < FLOAT_VECTORS; v++)
+			acc[r][v] = vf_zero();
+	for (int64_t k = 0; k < t->n_in; k++, p += FLOAT_VECTORS * LANES * bytes) {
+		vf w[FLOAT_VECTORS];
+		UNROLL
+		for (int v = 0; v < FLOAT_VECTORS; v++)
+			w[v] = load_weights(p + v * LANES * bytes, planes);
+		UNROLL
+		for (int r = 0; r < rows; r++) {
+			vf x = vf_set1(t->x[r * t->n_in + k]);
+			UNROLL
+			for (int v = 0; v < FLOAT_VECTORS; v++)
+				acc[r][v] = vf_fma(w[v], x, acc[r][v]);
+		}
+	}
+	UNROLL
+	for (int r = 0; r < rows; r++)
+		UNROLL
+		for (int v = 0; v < FLOAT_VECTORS; v++)
+			store_outputs(t, r, v * LANES, acc[r][v]);
+}
+
+/* One function per format; a case per number of rows, so that the sums stay in registers. */
+#define ROW_CASE(n, max, call)                                                                                         \
+	case n:                                                                                                        \
+		if (n <= (max)) {                                                                                      \
+			enum { ROWS = n <= (max) ? n : 1 };                                                            \
+			call;                                                                                          \
+		}                                                                                                      \
+		break;
+
+#define TILE_FUNCTION(name, max, call)                                                                                 \
+	static void name(const struct tile_job *t, int rows)                                                           \
+	{                                                                                                              \
+		switch (rows) {                                                                                        \
+			ROW_CASE(1, max, call)                                                                         \
+			ROW_CASE(2, max, call)                                                                         \
+			ROW_CASE(3, max, call)                                                                         \
+			ROW_CASE(4, max, call)                                                                         \
+			ROW_CASE(5, max, call)                                                                         \
+			ROW_CASE(6, max, call)                                                                         \
+			ROW_CASE(7, max, call)                                                                         \
+			ROW_CASE(8, max, call)                                                                         \
+		}                                                                                                      \
+	}
+
+/* planes, groups, has_min and super as in the pack_format row; offset of the format */
+TILE_FUNCTION(tile_q4_0, QUANT_ROWS, tile_quantised(t, ROWS, PLANES_4, 1, false, false, 3))
+TILE_FUNCTION(tile_q4_1, QUANT_ROWS, tile_quantised(t, ROWS, PLANES_4, 1, true, false, -1))
+TILE_FUNCTION(tile_q5_0, QUANT_ROWS, tile_quantised(t, ROWS, PLANES_4_1, 1, false, false, 4))
+TILE_FUNCTION(tile_q5_1, QUANT_ROWS, tile_quantised(t, ROWS, PLANES_4_1, 1, true, false, -1))
+TILE_FUNCTION(tile_q8_0, QUANT_ROWS, tile_quantised(t, ROWS, PLANES_8, 1, false, false, S8_SHIFT))
+TILE_FUNCTION(tile_q2_k, QUANT_ROWS, tile_quantised(t, ROWS, PLANES_2, 2, true, true, -1))
+TILE_FUNCTION(tile_q3_k, QUANT_ROWS, tile_quantised(t, ROWS, PLANES_2_1, 2, false, true, 2))
+TILE_FUNCTION(tile_q4_k, QUANT_ROWS, tile_quantised(t, ROWS, PLANES_4, 1, true, true, -1))
+TILE_FUNCTION(tile_q5_k, QUANT_ROWS, tile_quantised(t, ROWS, PLANES_4_1, 1, true, true, -1))
+TILE_FUNCTION(tile_q6_k, QUANT_ROWS, tile_quantised(t, ROWS, PLANES_4_2, 2, false, true, 5))
+TILE_FUNCTION(tile_f32, FLOAT_ROWS, tile_float(t, ROWS, PLANES_F32))
+TILE_FUNCTION(tile_f16, FLOAT_ROWS, tile_float(t, ROWS, PLANES_F16))
+TILE_FUNCTION(tile_bf16, FLOAT_ROWS, tile_float(t, ROWS, PLANES_BF16))
+
+static void tile(const struct tile_job *t, enum quant_type type, int rows)
+{
+	static void (*const kernel[])(const struct tile_job *, int) = {
+	        [QUANT_F32] = tile_f32,   [QUANT_F16] = tile_f16,   [QUANT_BF16] = tile_bf16, [QUANT_Q4_0] = tile_q4_0,
+	        [QUANT_Q4_1] = tile_q4_1, [QUANT_Q5_0] = tile_q5_0, [QUANT_Q5_1] = tile_q5_1, [QUANT_Q8_0] = tile_q8_0,
+	        [QUANT_Q2_K] = tile_q2_k, [QUANT_Q3_K] = tile_q3_k, [QUANT_Q4_K] = tile_q4_k, [QUANT_Q5_K] = tile_q5_k,
+	        [QUANT_Q6_K] = tile_q6_k,
+	};
+	kernel[type](t, rows);
+}

@@ -1,0 +1,21 @@
+/* The last of the kernel sources: defines TABLE, the table that holds the functions of the others. */
+#pragma once
+
+const struct cpu_kernels TABLE = {
+        .name = TABLE_NAME,
+        .detail = TABLE_DETAIL,
+        .lanes = LANES,
+        .tile_floats = FLOAT_VECTORS * LANES,
+        .rows_quant = QUANT_ROWS,
+        .rows_float = FLOAT_ROWS,
+        .quantize = quantize,
+        .tile = tile,
+        .rms_norm = rms_norm,
+        .swiglu = swiglu,
+        .rope = rope,
+        .scale = scale,
+        .kv_store = kv_store,
+        .attn_run = attn_run,
+        .attn_fold = attn_fold,
+        .attn_finish = attn_finish,
+};

@@ -1,0 +1,109 @@
+/*
+ * Vector primitives of AVX-512 (F, BW, DQ, VL, VNNI): 16 floats or 64 bytes. simd_avx2.h has the same names; what each does
+ * is said here. `n` of a partial load or store is 0..LANES; lanes beyond read as zero and are not written.
+ */
+#pragma once
+
+#include <immintrin.h>
+#include <stdint.h>
+
+enum {
+	LANES = 16,
+	S8_SHIFT = 7, /* vi_dot_s8 adds 1 << S8_SHIFT times the sum of a, which the accumulator must begin without; -1: adds nothing */
+	QUANT_ROWS = 8, /* rows of a quantised tile whose sums fit the registers */
+	FLOAT_ROWS = 6,
+};
+
+#define QK_QUERIES 6 /* queries whose sums fit the registers, times 4 vectors */
+
+typedef __m512 vf;
+typedef __m512i vi;  /* 16 int32 */
+typedef __m512i vb;  /* [LANES][4] bytes */
+
+#define INLINE static inline __attribute__((always_inline, unused))
+
+INLINE __mmask16 first(int n)
+{
+	return (__mmask16)((1u << n) - 1);
+}
+INLINE vf vf_zero(void) { return _mm512_setzero_ps(); }
+INLINE vf vf_set1(float x) { return _mm512_set1_ps(x); }
+INLINE vf vf_load(const float *p) { return _mm512_loadu_ps(p); }
+INLINE vf vf_load_n(const float *p, int n) { return _mm512_maskz_loadu_ps(first(n), p); }
+INLINE void vf_store(float *p, vf v) { _mm512_storeu_ps(p, v); }
+INLINE void vf_store_n(float *p, vf v, int n) { _mm512_mask_storeu_ps(p, first(n), v); }
+INLINE vf vf_add(vf a, vf b) { return _mm512_add_ps(a, b); }
+INLINE vf vf_sub(vf a, vf b) { return _mm512_sub_ps(a, b); }
+INLINE vf vf_mul(vf a, vf b) { return _mm512_mul_ps(a, b); }
+INLINE vf vf_div(vf a, vf b) { return _mm512_div_ps(a, b); }
+INLINE vf vf_min(vf a, vf b) { return _mm512_min_ps(a, b); }
+INLINE vf vf_max(vf a, vf b) { return _mm512_max_ps(a, b); }
+INLINE vf vf_abs(vf a) { return _mm512_abs_ps(a); }
+/* a * b + c, rounded once */
+INLINE vf vf_fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
+/* c - a * b, rounded once */
+INLINE vf vf_fnma(vf a, vf b, vf c) { return _mm512_fnmadd_ps(a, b, c); }
+INLINE vf vf_round(vf a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+/* a * 2^n for integral n; gradual underflow and overflow to infinity */
+INLINE vf vf_scale2(vf a, vf n) { return _mm512_scalef_ps(a, n); }
+/* lanes below n from a, the others from b */
+INLINE vf vf_first(vf a, vf b, int n) { return _mm512_mask_blend_ps(first(n), b, a); }
+/* halves, and bfloat16s, to floats */
+INLINE vf vf_load_half(const void *p) { return _mm512_cvtph_ps(_mm256_loadu_si256(p)); }
+INLINE vf vf_load_half_n(const void *p, int n) { return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first(n), p)); }
+INLINE vf vf_load_bf16(const void *p)
+{
+	return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(p)), 16));
+}
+INLINE void vf_store_half(void *p, vf v)
+{
+	_mm256_storeu_si256(p, _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+INLINE void vf_store_half_n(void *p, vf v, int n)
+{
+	_mm256_mask_storeu_epi16(p, first(n), _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+/* rounded to nearest integers in -128..127 */
+INLINE void vf_store_s8(int8_t *p, vf v) { _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(v))); }
+INLINE float vf_hmax(vf v) { return _mm512_reduce_max_ps(v); }
+/* in a fixed order: halves onto halves */
+INLINE float vf_hsum(vf v)
+{
+	__m256 a = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
+	__m128 b = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+	b = _mm_add_ps(b, _mm_movehl_ps(b, b));
+	return _mm_cvtss_f32(_mm_add_ss(b, _mm_movehdup_ps(b)));
+}
+/* (x[2i], x[2i+1]) -> (x[2i+1], x[2i]), and the even (odd) element in both places */
+INLINE vf vf_swap_pairs(vf v) { return _mm512_permute_ps(v, 0xB1); }
+INLINE vf vf_even_twice(vf v) { return _mm512_moveldup_ps(v); }
+INLINE vf vf_odd_twice(vf v) { return _mm512_movehdup_ps(v); }
+/* even lanes a - b, odd lanes a + b */
+INLINE vf vf_fmaddsub(vf a, vf b, vf c) { return _mm512_fmaddsub_ps(a, b, c); }
+
+INLINE vi vi_zero(void) { return _mm512_setzero_si512(); }
+INLINE vi vi_set1(int32_t x) { return _mm512_set1_epi32(x); }
+INLINE vi vi_add(vi a, vi b) { return _mm512_add_epi32(a, b); }
+INLINE vi vi_shl(vi a, int n) { return _mm512_slli_epi32(a, (unsigned)n); }
+INLINE vf vi_to_float(vi a) { return _mm512_cvtepi32_ps(a); }
+/* LANES int8 to float */
+INLINE vf vf_load_s8(const void *p) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p))); }
+
+INLINE vb vb_load(const void *p) { return _mm512_loadu_si512(p); }
+INLINE vb vb_set1(int x) { return _mm512_set1_epi8((char)x); }
+INLINE vb vb_and(vb a, vb b) { return _mm512_and_si512(a, b); }
+/* a | (b & mask) */
+INLINE vb vb_or_and(vb a, vb b, vb mask) { return _mm512_ternarylogic_epi32(a, b, mask, 0xF8); }
+/* shifts of 16-bit words: bits cross into the neighbour byte and must be masked away */
+INLINE vb vb_shr(vb a, int n) { return _mm512_srli_epi16(a, (unsigned)n); }
+INLINE vb vb_shl(vb a, int n) { return _mm512_slli_epi16(a, (unsigned)n); }
+/* each lane: acc + the four products of w (unsigned, up to 63) and the four signed bytes at a */
+INLINE vi vi_dot_u8(vi acc, vb w, const int8_t *a)
+{
+	int32_t four;
+	__builtin_memcpy(&four, a, 4);
+	return _mm512_dpbusd_epi32(acc, w, _mm512_set1_epi32(four));
+}
+/* likewise for any signed w, prepared by vb_prepare_s8 */
+INLINE vb vb_prepare_s8(vb w) { return _mm512_xor_si512(w, _mm512_set1_epi8(-128)); }
+INLINE vi vi_dot_s8(vi acc, vb w, const int8_t *a) { return vi_dot_u8(acc, w, a); }

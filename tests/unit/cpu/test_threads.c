@@ -1,0 +1,107 @@
+/* The compute threads: every piece of work is done once, whatever its size, and idle threads cost nothing. */
+#include <stdatomic.h>
+#include <time.h>
+
+#include "engine/cpu/threads.h"
+#include "tests/unit/unit.h"
+
+enum { ITEMS = 5000 };
+
+struct tally {
+	_Atomic int done[ITEMS];
+	_Atomic int calls[16];
+};
+
+static void count_call(void *arg, int thread)
+{
+	atomic_fetch_add(&((struct tally *)arg)->calls[thread], 1);
+}
+
+static void count_items(void *arg, int64_t begin, int64_t end, int thread)
+{
+	struct tally *t = arg;
+	atomic_fetch_add(&t->calls[thread], 1);
+	for (int64_t i = begin; i < end; i++)
+		atomic_fetch_add(&t->done[i], 1);
+}
+
+static void a_section_runs_once_on_every_thread(void **state)
+{
+	(void)state;
+	for (int n = 1; n <= 9; n += 4) {
+		struct tally t = {0};
+		struct threads *pool;
+		assert_int_equal(threads_create(n, &pool), STATUS_OK);
+		assert_int_equal(threads_count(pool), n);
+		for (int i = 0; i < 200; i++)
+			threads_run(pool, count_call, &t);
+		threads_destroy(pool);
+		for (int i = 0; i < 16; i++)
+			assert_int_equal(t.calls[i], i < n ? 200 : 0);
+	}
+}
+
+static void a_range_is_covered_without_gap_or_overlap(void **state)
+{
+	(void)state;
+	const int64_t sizes[] = {0, 1, 2, 7, 64, 1000, ITEMS}, grains[] = {-1, 0, 1, 3, 100, 10000};
+	struct threads *pool;
+	assert_int_equal(threads_create(3, &pool), STATUS_OK);
+	for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++)
+		for (size_t g = 0; g < sizeof grains / sizeof grains[0]; g++) {
+			struct tally t = {0};
+			threads_for(pool, sizes[s], grains[g], count_items, &t);
+			for (int64_t i = 0; i < ITEMS; i++)
+				assert_int_equal(t.done[i], i < sizes[s]);
+		}
+	threads_destroy(pool);
+}
+
+static void small_work_stays_with_the_caller(void **state)
+{
+	(void)state;
+	struct tally t = {0};
+	struct threads *pool;
+	assert_int_equal(threads_create(4, &pool), STATUS_OK);
+	threads_for(pool, 50, 50, count_items, &t);
+	assert_int_equal(t.calls[0], 1);
+	assert_int_equal(t.calls[1] + t.calls[2] + t.calls[3], 0);
+	threads_destroy(pool);
+}
+
+static int64_t cpu_ns(void)
+{
+	struct timespec t;
+	clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+	return t.tv_sec * (int64_t)1000000000 + t.tv_nsec;
+}
+
+static void idle_threads_sleep(void **state)
+{
+	(void)state;
+	struct tally t = {0};
+	struct threads *pool;
+	assert_int_equal(threads_create(4, &pool), STATUS_OK);
+	threads_run(pool, count_call, &t);
+	/* Real time must pass for threads to fall asleep: the one thing here that no clock can be injected into. */
+	struct timespec wait = {0, 20000000};
+	nanosleep(&wait, NULL);
+	int64_t before = cpu_ns();
+	wait.tv_nsec = 100000000;
+	nanosleep(&wait, NULL);
+	assert_true(cpu_ns() - before < 20000000);
+	threads_run(pool, count_call, &t); /* and wake again */
+	assert_int_equal(t.calls[3], 2);
+	threads_destroy(pool);
+}
+
+static void there_is_at_least_one_core(void **state)
+{
+	(void)state;
+	assert_in_range(threads_default_count(), 1, 4096);
+}
+
+UNIT_MAIN(cmocka_unit_test(a_section_runs_once_on_every_thread),
+          cmocka_unit_test(a_range_is_covered_without_gap_or_overlap),
+          cmocka_unit_test(small_work_stays_with_the_caller), cmocka_unit_test(idle_threads_sleep),
+          cmocka_unit_test(there_is_at_least_one_core))
