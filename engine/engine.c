@@ -5,27 +5,20 @@
 #include "engine/engine_internal.h"
 #include "engine/event.h"
 
-enum {
-	DEFAULT_MAX_RUNNING = 32,
-	DEFAULT_MAX_QUEUE = 1024,
-	DEFAULT_STEP_TOKENS = 512,
-	DEFAULT_MAX_SESSIONS = 10000,
-};
-
 /* ---- Life ---- */
 
 static void fill_defaults(struct engine_options *o)
 {
 	if (o->max_running == 0)
-		o->max_running = DEFAULT_MAX_RUNNING;
+		o->max_running = ENGINE_DEFAULT_MAX_RUNNING;
 	if (o->max_queue == 0)
-		o->max_queue = DEFAULT_MAX_QUEUE;
+		o->max_queue = ENGINE_DEFAULT_MAX_QUEUE;
 	if (o->step_tokens == 0)
-		o->step_tokens = DEFAULT_STEP_TOKENS;
+		o->step_tokens = ENGINE_DEFAULT_STEP_TOKENS;
 	if (o->step_tokens < o->max_running)
 		o->step_tokens = o->max_running;
 	if (o->max_sessions == 0)
-		o->max_sessions = DEFAULT_MAX_SESSIONS;
+		o->max_sessions = ENGINE_DEFAULT_MAX_SESSIONS;
 	if (o->heartbeat_timeout_ms == 0)
 		o->heartbeat_timeout_ms = 30000;
 	if (o->session_ttl_ms == 0)

@@ -247,6 +247,34 @@ void engine_stats(const struct engine *e, struct engine_stats *out); /* [any] */
 /* Appends a description of a GGUF file: text for people, or one JSON object. */
 enum status engine_inspect(const char *path, bool json, struct buf *out, struct error *err);
 
+/* What a model takes, without loading it. */
+struct engine_plan_params {
+	const char *model_path;
+	int32_t context_tokens; /* 0: as trained */
+	int32_t n_sessions;     /* conversations of that length to hold at once */
+	int32_t step_tokens, max_running; /* 0: the engine's defaults */
+	uint64_t memory_bytes;  /* for everything; 0: what the plan itself comes to */
+	double tokens_per_s;    /* KV written by all clients together; 0: not known */
+};
+
+struct engine_plan {
+	char arch[32];
+	int32_t n_ctx, n_layer, n_head, n_head_kv, head_dim, page_tokens;
+	uint64_t weights_bytes;       /* of the tensors in the file */
+	uint64_t activation_bytes;    /* of a step */
+	uint64_t kv_bytes_per_token;
+	uint64_t page_bytes;          /* with the padding to its stride */
+	uint64_t kv_bytes_per_session; /* a whole context, in whole pages */
+	uint64_t kv_bytes;            /* n_sessions of them */
+	uint64_t total_bytes;         /* weights, activations and kv_bytes */
+	uint64_t pool_bytes;          /* what memory_bytes leaves for KV, in whole pages */
+	int64_t sessions_that_fit;    /* whole contexts in pool_bytes */
+	double idle_seconds;          /* how long an idle session's pages stay at tokens_per_s; 0: not known */
+};
+
+/* IO, CORRUPT and UNSUPPORTED as for loading; INVALID for impossible numbers. */
+enum status engine_plan(const struct engine_plan_params *params, struct engine_plan *out, struct error *err);
+
 /* A vocabulary without a model. */
 struct engine_vocab;
 enum status engine_vocab_open(const char *path, struct engine_vocab **out, struct error *err);

@@ -173,6 +173,7 @@ void conn_linger(struct conn *c)
 		return;
 	if (c->state != CONN_LINGER) {
 		conn_set_state(c, CONN_LINGER);
+		c->input_waits = false;
 		conn_close_pair(c);
 		buf_free(&c->in);
 		conn_set_deadline(c, c->host->config->idle_timeout);
@@ -194,10 +195,10 @@ static void put_error_head(struct buf *out, int status, const char *type, size_t
 		int status;
 		const char *reason;
 	} reasons[] = {
-	        {400, "Bad Request"},         {408, "Request Timeout"},
-	        {413, "Content Too Large"},   {417, "Expectation Failed"},
-	        {501, "Not Implemented"},     {431, "Request Header Fields Too Large"},
-	        {503, "Service Unavailable"}, {505, "HTTP Version Not Supported"},
+		{400, "Bad Request"},	      {408, "Request Timeout"},
+		{413, "Content Too Large"},   {417, "Expectation Failed"},
+		{501, "Not Implemented"},     {431, "Request Header Fields Too Large"},
+		{503, "Service Unavailable"}, {505, "HTTP Version Not Supported"},
 	};
 	const char *reason = "Error";
 	for (size_t i = 0; i < sizeof reasons / sizeof reasons[0]; i++)
@@ -209,9 +210,9 @@ static void put_error_head(struct buf *out, int status, const char *type, size_t
 	gmtime_r(&now, &tm);
 	strftime(date, sizeof date, "%a, %d %b %Y %H:%M:%S GMT", &tm);
 	buf_printf(out,
-	           "HTTP/1.1 %d %s\r\nDate: %s\r\nContent-Type: %s\r\nContent-Length: %zu\r\nConnection: close\r\n"
-	           "%s\r\n",
-	           status, reason, date, type, n, status == 503 ? "Retry-After: 1\r\n" : "");
+		   "HTTP/1.1 %d %s\r\nDate: %s\r\nContent-Type: %s\r\nContent-Length: %zu\r\nConnection: close\r\n"
+		   "%s\r\n",
+		   status, reason, date, type, n, status == 503 ? "Retry-After: 1\r\n" : "");
 }
 
 void conn_refuse(struct conn *c, const struct head_error *e)
@@ -265,7 +266,11 @@ static void update_polls(struct conn *c)
 	if (c->state == CONN_CLOSED)
 		return;
 	int events = 0;
-	bool reading = c->state != CONN_WAIT && backlog_empty(&c->up);
+	/*
+	 * While an answer is awaited, only the client's end is of interest. But asking for that alone costs two system
+	 * calls per request; so reading is asked for as before, until it turns out that there is something to read.
+	 */
+	bool reading = backlog_empty(&c->up) && !c->input_waits;
 	if (!c->half_closed)
 		events = reading ? UV_READABLE : UV_DISCONNECT;
 	if (!backlog_empty(&c->down))
@@ -282,7 +287,8 @@ static void update_polls(struct conn *c)
 bool conn_pump(struct conn *c)
 {
 	char *p = c->host->scratch;
-	for (int i = 0; c->pair && !c->pair->ended && backlog_empty(&c->down); i++) {
+	bool drained = false;
+	for (int i = 0; c->pair && !c->pair->ended && backlog_empty(&c->down) && !drained; i++) {
 		/* The last round only looks whether there is more, for if there is not, no event will tell. */
 		bool last = i == PUMP_ROUNDS;
 		ssize_t n = recv(c->pair->fd, p, last ? 1 : sizeof c->host->scratch, last ? MSG_PEEK : 0);
@@ -297,6 +303,7 @@ bool conn_pump(struct conn *c)
 		}
 		if (last)
 			return false;
+		drained = (size_t)n < sizeof c->host->scratch;
 		if (!conn_send(c->fd, &c->down, p, (size_t)n)) {
 			conn_drop(c);
 			return false;
@@ -326,6 +333,19 @@ static void client_ended(struct conn *c)
 		conn_drop(c);
 	else
 		conn_http_ended(c);
+}
+
+/* In CONN_WAIT: is it the next request, or the end? */
+static void look_at_client(struct conn *c)
+{
+	char byte;
+	ssize_t n = recv(c->fd, &byte, 1, MSG_PEEK);
+	if (n > 0)
+		c->input_waits = true;
+	else if (n == 0)
+		client_ended(c);
+	else if (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR)
+		conn_drop(c);
 }
 
 static void read_client(struct conn *c)
@@ -391,7 +411,9 @@ static void on_client(uv_poll_t *handle, int status, int events)
 	int polled = c->fd_events;
 	if (events & UV_WRITABLE && !backlog_empty(&c->down))
 		write_client(c);
-	if (c->state != CONN_CLOSED && events & polled & UV_READABLE)
+	if (c->state == CONN_WAIT && events & polled & UV_READABLE)
+		look_at_client(c);
+	else if (c->state != CONN_CLOSED && events & polled & UV_READABLE)
 		read_client(c);
 	else if (c->state != CONN_CLOSED && events & polled & UV_DISCONNECT)
 		client_ended(c);
@@ -430,6 +452,8 @@ static void on_deadline(uv_timer_t *handle)
 		refuse_late(c, "The request body did not arrive in time.");
 	else if (c->state == CONN_BODY || c->state == CONN_WAIT)
 		conn_reset(c); /* the client does not read its answer */
+	else if (c->state == CONN_HEAD)
+		conn_http_idle(c);
 	else
 		conn_drop(c);
 	update_polls(c);
@@ -496,7 +520,8 @@ enum status conn_open(struct conn_host *host, int fd, const char *peer, bool ful
 	setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
 
 	if (full) {
-		conn_refuse(c, &(struct head_error){503, "too_many_connections", "The server has too many connections."});
+		conn_refuse(c,
+			    &(struct head_error){503, "too_many_connections", "The server has too many connections."});
 	} else {
 		conn_set_deadline(c, host->config->header_timeout);
 		host->stats.accepted++;
@@ -507,7 +532,8 @@ enum status conn_open(struct conn_host *host, int fd, const char *peer, bool ful
 
 void conn_close_idle(struct conn_host *host)
 {
-	list_each(node, tmp, &host->conns) {
+	list_each(node, tmp, &host->conns)
+	{
 		struct conn *c = list_entry(node, struct conn, node);
 		if (c->state == CONN_HEAD && c->in.len == 0) {
 			conn_linger(c);
@@ -518,6 +544,5 @@ void conn_close_idle(struct conn_host *host)
 
 void conn_close_all(struct conn_host *host)
 {
-	list_each(node, tmp, &host->conns)
-		conn_drop(list_entry(node, struct conn, node));
+	list_each(node, tmp, &host->conns) conn_drop(list_entry(node, struct conn, node));
 }

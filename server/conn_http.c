@@ -15,7 +15,8 @@ static void consume(struct buf *b, size_t n)
 static bool pass_on(struct conn *c, size_t n)
 {
 	if (!conn_send(c->pair->fd, &c->up, c->in.data, n)) {
-		/* It has closed its end: it answered early and will not read the rest, or it failed. conn_http_pump() sees which. */
+		/* It has closed its end: it answered early and will not read the rest, or it failed. conn_http_pump()
+		 * sees which. */
 		if (errno != EPIPE && errno != ECONNRESET)
 			return false;
 	}
@@ -45,7 +46,7 @@ static void begin_request(struct conn *c)
 	if (!c->link && !open_link(c)) {
 		log_msg(LOG_WARN, "http", "there are no descriptors or memory for a request from %s", c->peer);
 		conn_refuse(c, &(struct head_error){503, "server_overloaded",
-		                                    "The server has no descriptors or memory left for this request."});
+						    "The server has no descriptors or memory left for this request."});
 		return;
 	}
 	conn_set_state(c, body == HEAD_DONE ? CONN_WAIT : CONN_BODY);
@@ -114,16 +115,29 @@ void conn_http_advance(struct conn *c)
 
 static void next_request(struct conn *c)
 {
-	if (c->pair->ended || c->host->draining || (c->half_closed && c->in.len == 0)) {
+	if (c->pair->ended || !c->head.keep_alive || c->host->draining || (c->half_closed && c->in.len == 0)) {
 		conn_linger(c);
 		return;
 	}
+	int64_t idle = c->host->config->idle_timeout;
 	c->served = true;
-	c->answered = false;
+	c->answered = c->input_waits = false;
 	head_init(&c->head);
 	conn_set_state(c, CONN_HEAD);
-	conn_set_deadline(c, c->host->config->idle_timeout);
+	conn_set_deadline(c, idle < KEEP_LINK_MS ? idle : KEEP_LINK_MS);
 	conn_http_advance(c);
+}
+
+void conn_http_idle(struct conn *c)
+{
+	int64_t left = c->host->config->idle_timeout - KEEP_LINK_MS;
+	if (!c->pair || left <= 0) {
+		conn_drop(c);
+		return;
+	}
+	/* From here on it costs one descriptor and a kilobyte; the next request makes a new pair. */
+	conn_close_pair(c);
+	conn_set_deadline(c, left);
 }
 
 void conn_http_pump(struct conn *c)
@@ -143,8 +157,8 @@ void conn_http_ended(struct conn *c)
 		return;
 	}
 	/*
-	 * Its request may just have arrived together with the FIN: an answer that is there at once is delivered. libmicrohttpd takes
-	 * one run to read a head and one for the handler.
+	 * Its request may just have arrived together with the FIN: an answer that is there at once is delivered.
+	 * libmicrohttpd takes one run to read a head and one for the handler.
 	 */
 	for (int i = 0; i < 4 && c->state == CONN_WAIT && !c->answered && http_link_waiting(c->link); i++)
 		http_server_run(c->host->http);

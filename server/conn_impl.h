@@ -12,10 +12,11 @@
 struct ws_conn;
 
 enum {
-	LINGER_MS = 3000,   /* how long a refused client's remaining bytes are read and thrown away */
-	PUMP_ROUNDS = 16,   /* reads from the pair before other connections have their turn */
-	READ_ROUNDS = 4,    /* the same for reads from the client */
-	KEEP_BUFFER = 4096, /* an idle connection keeps a read buffer up to this size */
+	LINGER_MS = 3000,    /* how long a refused client's remaining bytes are read and thrown away */
+	PUMP_ROUNDS = 16,    /* reads from the pair before other connections have their turn */
+	READ_ROUNDS = 4,     /* the same for reads from the client */
+	KEEP_BUFFER = 4096,  /* an idle connection keeps a read buffer up to this size */
+	KEEP_LINK_MS = 1000, /* an idle connection keeps its pair and libmicrohttpd's memory for so long */
 };
 
 enum conn_state {
@@ -47,7 +48,7 @@ struct conn {
 	struct conn_host *host;
 	enum conn_state state;
 	int fd;
-	int fd_events;          /* polled for */
+	int fd_events; /* polled for */
 	uv_poll_t poll;
 	uv_timer_t timer;
 	int n_handles;
@@ -61,13 +62,14 @@ struct conn {
 		};
 		struct frame_check frames; /* in CONN_WS */
 	};
-	struct buf in;          /* read, and not yet passed on */
-	struct backlog up;      /* checked, for the pair */
-	struct backlog down;    /* from the pair, for the client */
-	bool served;            /* a request was answered before */
-	bool answered;          /* libmicrohttpd is done with the current request */
-	bool half_closed;       /* the client sends no more */
-	bool shut;              /* we send no more */
+	struct buf in;	     /* read, and not yet passed on */
+	struct backlog up;   /* checked, for the pair */
+	struct backlog down; /* from the pair, for the client */
+	bool served;	     /* a request was answered before */
+	bool answered;	     /* libmicrohttpd is done with the current request */
+	bool input_waits;    /* in CONN_WAIT: the next request has begun to arrive */
+	bool half_closed;    /* the client sends no more */
+	bool shut;	     /* we send no more */
 	char peer[72];
 };
 
@@ -91,13 +93,14 @@ void conn_close_pair(struct conn *c);
 void conn_drop(struct conn *c);
 /* The same with an RST: what the client has not read is not kept for it. */
 void conn_reset(struct conn *c);
-/* Nothing more will be said: sends what is queued, then FIN, and reads on for a while, so that no RST destroys the answer. */
+/* Nothing more will be said: sends what is queued, then FIN, and reads on for a while, so that no RST destroys the
+ * answer. */
 void conn_linger(struct conn *c);
 /* Answers with an error of our own and lingers. */
 void conn_refuse(struct conn *c, const struct head_error *e);
 /*
- * Moves bytes from the pair to the client. True: all that the library has written so far is with the kernel. False: there
- * is a backlog, or more to read, or the connection was dropped.
+ * Moves bytes from the pair to the client. True: all that the library has written so far is with the kernel. False:
+ * there is a backlog, or more to read, or the connection was dropped.
  */
 bool conn_pump(struct conn *c);
 
@@ -107,6 +110,8 @@ void conn_http_advance(struct conn *c);
 void conn_http_pump(struct conn *c);
 /* The client has sent its last byte. */
 void conn_http_ended(struct conn *c);
+/* The time of an idle connection, or of its pair, is over. */
+void conn_http_idle(struct conn *c);
 
 /* conn_ws.c: makes a WebSocket of a connection whose request was dispatched. */
 void conn_ws_begin(struct conn *c);

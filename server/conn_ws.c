@@ -1,4 +1,5 @@
-/* WebSocket: frames checked on their way to libwebsockets, which has the other end of a socket pair. See conn.h and frame.h. */
+/* WebSocket: frames checked on their way to libwebsockets, which has the other end of a socket pair. See conn.h and
+ * frame.h. */
 #include "server/conn_impl.h"
 #include "server/ws_server.h"
 
@@ -15,11 +16,13 @@ void conn_ws_begin(struct conn *c)
 	struct buf early = c->in; /* frames sent before the handshake was answered */
 	c->in = BUF_INIT;
 	if (!conn_open_pair(c, &theirs)) {
-		conn_refuse(c, &(struct head_error){503, "server_overloaded",
-		                                    "The server has no descriptors or memory left for this WebSocket."});
+		conn_refuse(c,
+			    &(struct head_error){503, "server_overloaded",
+						 "The server has no descriptors or memory left for this WebSocket."});
 		goto done;
 	}
 	conn_set_state(c, CONN_WS);
+	c->input_waits = false;
 	conn_set_deadline(c, -1);
 	frame_check_init(&c->frames, (uint64_t)c->host->config->max_body);
 	c->ws = ws_server_adopt(c->host->ws, theirs, c, c->peer, key);
@@ -34,16 +37,17 @@ done:
 void conn_ws_receive(struct conn *c, const char *p, size_t n)
 {
 	struct frame_error err;
-	size_t used;
+	size_t n_held, used;
 	uint64_t before = c->frames.frames;
 
 	if (!c->ws)
 		return; /* closed from our side; what still comes is thrown away */
-	if (!frame_check_feed(&c->frames, (const uint8_t *)p, n, &used, &err)) {
+	if (!frame_check_feed(&c->frames, (const uint8_t *)p, n, &n_held, &used, &err)) {
 		ws_conn_refuse(c->ws, err.code, err.reason);
 		return;
 	}
-	if (!conn_send(c->pair->fd, &c->up, p, used)) {
+	if (!conn_send(c->pair->fd, &c->up, (const char *)c->frames.held, n_held) ||
+	    !conn_send(c->pair->fd, &c->up, p, used)) {
 		conn_drop(c);
 		return;
 	}

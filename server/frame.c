@@ -96,7 +96,8 @@ static bool check_header(struct frame_check *f, struct frame_error *err)
 /* Codes that may be sent on the wire (RFC 6455, 7.4 and the IANA registry up to 1014). */
 static bool close_code_valid(int code)
 {
-	return (code >= 1000 && code <= 1014 && code != 1004 && code != 1005 && code != 1006) || (code >= 3000 && code <= 4999);
+	return (code >= 1000 && code <= 1014 && code != 1004 && code != 1005 && code != 1006) ||
+	       (code >= 3000 && code <= 4999);
 }
 
 static bool end_frame(struct frame_check *f, struct frame_error *err)
@@ -128,10 +129,12 @@ static size_t take_payload(struct frame_check *f, const uint8_t *p, size_t n)
 	return take;
 }
 
-bool frame_check_feed(struct frame_check *f, const uint8_t *p, size_t n, size_t *used, struct frame_error *err)
+bool frame_check_feed(struct frame_check *f, const uint8_t *p, size_t n, size_t *n_held, size_t *used,
+		      struct frame_error *err)
 {
-	size_t i = 0;
-	*used = 0;
+	size_t i = 0, old = f->in_payload ? 0 : f->n_header;
+	*n_held = *used = 0;
+	memcpy(f->held, f->header, old);
 	while (i < n && !f->closed) {
 		if (!f->in_payload) {
 			f->header[f->n_header++] = p[i++];
@@ -141,12 +144,13 @@ bool frame_check_feed(struct frame_check *f, const uint8_t *p, size_t n, size_t 
 				continue;
 			if (!check_header(f, err))
 				return false;
+			*n_held = old;
 		} else {
 			i += take_payload(f, p + i, n - i);
 		}
+		*used = i;
 		if (f->left == 0 && !end_frame(f, err))
 			return false;
 	}
-	*used = i;
 	return true;
 }

@@ -21,6 +21,7 @@ static const struct command commands[] = {
 #endif
 	{"generate", cli_generate, "stream one answer to a prompt"},
 	{"inspect", cli_inspect, "describe a model file"},
+	{"plan", cli_plan, "say what memory a model and its conversations will take"},
 #ifdef HAVE_JANSSON
 	{"tokenize", cli_tokenize, "turn text into token ids"},
 	{"render", cli_render, "apply a chat template to conversations"},

@@ -1,7 +1,9 @@
 /* WebSocket by libwebsockets, on the libuv loop. See ws.h and ws_server.h. */
 #include "server/ws.h"
 
+#include <dlfcn.h>
 #include <libwebsockets.h>
+#include <link.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -14,10 +16,10 @@
 #include "server/ws_server.h"
 
 enum {
-	CLOSE_MS = 5000,      /* how long a close handshake may take */
-	SEND_ROUNDS = 16,     /* messages sent before other connections have their turn */
-	RX_CHUNK = 4096,      /* libwebsockets hands over this much of a message at a time */
-	REASON_MAX = 123,     /* bytes of a close reason (RFC 6455, 5.5) */
+	CLOSE_MS = 5000,  /* how long a close handshake may take */
+	SEND_ROUNDS = 16, /* messages sent before other connections have their turn */
+	RX_CHUNK = 4096,  /* libwebsockets hands over this much of a message at a time */
+	REASON_MAX = 123, /* bytes of a close reason (RFC 6455, 5.5) */
 };
 
 struct ws_conn {
@@ -28,16 +30,16 @@ struct ws_conn {
 	struct lws *wsi;
 	void *user;
 	struct stream out;
-	struct buf in;            /* the message so far */
-	int64_t ping_ms;          /* the last ping */
-	int64_t closing_ms;       /* since when */
+	struct buf in;	    /* the message so far */
+	int64_t ping_ms;    /* the last ping */
+	int64_t closing_ms; /* since when */
 	int close_code;
-	bool open;                /* `opened` was called, `closed` was not */
+	bool open;		  /* `opened` was called, `closed` was not */
 	bool ping_due, ping_open; /* a ping is to be sent; was sent and not answered */
-	bool closing;             /* ws_close was called, or the peer broke the rules */
+	bool closing;		  /* ws_close was called, or the peer broke the rules */
 	bool close_sent;
-	bool refused;             /* by frame.c */
-	bool doomed, reset;
+	bool refused; /* by frame.c */
+	bool doomed;
 	char close_reason[REASON_MAX + 1];
 	char peer[72];
 };
@@ -70,28 +72,14 @@ static int64_t now_ms(void)
 
 static void on_reap(uv_timer_t *handle);
 
-/* Drops a connection soon: not now, for its memory is in use by whoever calls. */
+/* Drops a connection soon, and its output with it: not now, for its memory is in use by whoever calls. */
 static void doom(struct ws_conn *c)
 {
 	if (c->doomed)
 		return;
-	c->doomed = c->reset = true;
+	c->doomed = true;
 	list_push_back(&c->server->doomed, &c->doomed_node);
 	uv_timer_start(&c->server->reaper, on_reap, 0, 0);
-}
-
-/* Drops it now. Runs `closed`. */
-static void kill_now(struct ws_conn *c)
-{
-	lws_set_timeout(c->wsi, PENDING_TIMEOUT_USER_OK, LWS_TO_KILL_SYNC);
-}
-
-static void on_reap(uv_timer_t *handle)
-{
-	struct ws_server *s = handle->data;
-	struct list *node;
-	while ((node = list_pop_front(&s->doomed)))
-		kill_now(list_entry(node, struct ws_conn, doomed_node));
 }
 
 enum status ws_send(struct ws_conn *c, const char *text, size_t n)
@@ -142,8 +130,9 @@ const char *ws_peer(const struct ws_conn *c)
 }
 
 /*
- * Sends the close frame. libwebsockets has a close of its own (lws_close_reason), but asked for in the writable callback it sends
- * nothing; so the frame is ours, and the peer's answer is seen in LWS_CALLBACK_WS_PEER_INITIATED_CLOSE.
+ * Sends the close frame. libwebsockets has a close of its own (lws_close_reason), but asked for in the writable
+ * callback it sends nothing; so the frame is ours, and the peer's answer is seen in
+ * LWS_CALLBACK_WS_PEER_INITIATED_CLOSE.
  */
 static int send_close(struct ws_conn *c)
 {
@@ -276,7 +265,8 @@ static int on_event(struct lws *wsi, enum lws_callback_reasons reason, void *use
 	case LWS_CALLBACK_RECEIVE:
 		return c ? on_receive(c, in, n) : -1;
 	case LWS_CALLBACK_WS_PEER_INITIATED_CLOSE:
-		/* The answer to our close frame ends the connection; a close of the peer's own is answered by libwebsockets. */
+		/* The answer to our close frame ends the connection; a close of the peer's own is answered by
+		 * libwebsockets. */
 		return c && c->close_sent ? -1 : 0;
 	case LWS_CALLBACK_SERVER_WRITEABLE:
 		return c ? on_writable(c) : -1;
@@ -289,7 +279,7 @@ static int on_event(struct lws *wsi, enum lws_callback_reasons reason, void *use
 			on_gone(c);
 			lws_set_opaque_user_data(wsi, NULL);
 			if (c->conn)
-				conn_ws_ended(c->conn, c->reset);
+				conn_ws_ended(c->conn, false);
 			stream_clear(&c->out);
 			buf_free(&c->in);
 			free(c);
@@ -302,18 +292,31 @@ static int on_event(struct lws *wsi, enum lws_callback_reasons reason, void *use
 	}
 }
 
+static void on_reap(uv_timer_t *handle)
+{
+	struct ws_server *s = handle->data;
+	struct list *node;
+	while ((node = list_pop_front(&s->doomed))) {
+		struct ws_conn *c = list_entry(node, struct ws_conn, doomed_node);
+		struct conn *conn = c->conn;
+		ws_conn_drop(c);
+		if (conn)
+			conn_ws_ended(conn, true);
+	}
+}
+
 void ws_conn_drop(struct ws_conn *c)
 {
 	c->conn = NULL;
 	on_gone(c); /* now, whatever libwebsockets thinks has still to be done */
-	kill_now(c);
+	lws_set_timeout(c->wsi, PENDING_TIMEOUT_USER_OK, LWS_TO_KILL_SYNC);
 }
 
 /* ---- The server ---- */
 
 static const struct lws_protocols protocols[] = {
-        {.name = "kvasir", .callback = on_event, .rx_buffer_size = RX_CHUNK},
-        {0},
+	{.name = "kvasir", .callback = on_event, .rx_buffer_size = RX_CHUNK},
+	{0},
 };
 
 static void on_sweep(uv_timer_t *handle)
@@ -321,7 +324,8 @@ static void on_sweep(uv_timer_t *handle)
 	struct ws_server *s = handle->data;
 	int64_t now = now_ms();
 
-	list_each(node, tmp, &s->conns) {
+	list_each(node, tmp, &s->conns)
+	{
 		struct ws_conn *c = list_entry(node, struct ws_conn, node);
 		if (c->closing) {
 			if (now - c->closing_ms >= CLOSE_MS)
@@ -352,8 +356,22 @@ static void on_lws_log(int level, const char *line)
 	log_msg(starting ? LOG_WARN : LOG_DEBUG, "libwebsockets", "%.*s", (int)n, line);
 }
 
+/*
+ * libwebsockets unloads its libuv plugin at the end of lws_context_destroy() while libuv has still to call back into it
+ * (close callbacks run in the next turn of the loop). So the plugin is made to stay.
+ */
+static int pin_plugin(struct dl_phdr_info *info, size_t size, void *arg)
+{
+	(void)size;
+	(void)arg;
+	if (!strstr(info->dlpi_name, "evlib_uv"))
+		return 0;
+	dlopen(info->dlpi_name, RTLD_NOW | RTLD_NOLOAD | RTLD_NODELETE); /* the reference is kept for good */
+	return 1;
+}
+
 enum status ws_server_create(uv_loop_t *loop, const struct config *config, const struct ws_app *app,
-                             struct listener_stats *stats, struct ws_server **out, struct error *err)
+			     struct listener_stats *stats, struct ws_server **out, struct error *err)
 {
 	struct ws_server *s = calloc(1, sizeof *s);
 	if (!s)
@@ -369,17 +387,17 @@ enum status ws_server_create(uv_loop_t *loop, const struct config *config, const
 	static const lws_retry_bo_t no_pings = {.secs_since_valid_ping = 0, .secs_since_valid_hangup = 0};
 	void *loops[1] = {loop};
 	struct lws_context_creation_info info = {
-	        .port = CONTEXT_PORT_NO_LISTEN_SERVER,
-	        .protocols = protocols,
-	        .options = LWS_SERVER_OPTION_LIBUV | LWS_SERVER_OPTION_VALIDATE_UTF8 | LWS_SERVER_OPTION_EXPLICIT_VHOSTS |
-	                   LWS_SERVER_OPTION_DISABLE_IPV6,
-	        .foreign_loops = loops,
-	        .gid = (gid_t)-1,
-	        .uid = (uid_t)-1,
-	        .user = s,
-	        .pcontext = &s->context,
-	        .retry_and_idle_policy = &no_pings,
-	        .vhost_name = "kvasir",
+		.port = CONTEXT_PORT_NO_LISTEN_SERVER,
+		.protocols = protocols,
+		.options = LWS_SERVER_OPTION_LIBUV | LWS_SERVER_OPTION_VALIDATE_UTF8 |
+			   LWS_SERVER_OPTION_EXPLICIT_VHOSTS | LWS_SERVER_OPTION_DISABLE_IPV6,
+		.foreign_loops = loops,
+		.gid = (gid_t)-1,
+		.uid = (uid_t)-1,
+		.user = s,
+		.pcontext = &s->context,
+		.retry_and_idle_policy = &no_pings,
+		.vhost_name = "kvasir",
 	};
 	lws_set_log_level(LLL_ERR | LLL_WARN, on_lws_log);
 	starting = true;
@@ -387,8 +405,10 @@ enum status ws_server_create(uv_loop_t *loop, const struct config *config, const
 	if (!s->context) {
 		free(s);
 		return error_set(err, STATUS_INTERNAL,
-		                 "libwebsockets could not be started; its libuv plugin (libwebsockets-evlib-uv) may be missing.");
+				 "libwebsockets could not be started; its libuv plugin (libwebsockets-evlib-uv) may be "
+				 "missing.");
 	}
+	dl_iterate_phdr(pin_plugin, NULL);
 	s->vhost = lws_create_vhost(s->context, &info);
 	starting = false;
 	uv_timer_init(loop, &s->sweep);
@@ -399,15 +419,15 @@ enum status ws_server_create(uv_loop_t *loop, const struct config *config, const
 		ws_server_close(s, NULL, NULL);
 		return error_set(err, STATUS_INTERNAL, "libwebsockets could not make a virtual host.");
 	}
-	int64_t tick = config->ws_ping_interval < config->ws_ping_timeout ? config->ws_ping_interval : config->ws_ping_timeout;
+	int64_t tick =
+		config->ws_ping_interval < config->ws_ping_timeout ? config->ws_ping_interval : config->ws_ping_timeout;
 	tick = tick / 4 < 10 ? 10 : tick / 4 > 1000 ? 1000 : tick / 4;
 	uv_timer_start(&s->sweep, on_sweep, (uint64_t)tick, (uint64_t)tick);
 	*out = s;
 	return STATUS_OK;
 }
 
-struct ws_conn *ws_server_adopt(struct ws_server *s, int fd, struct conn *conn, const char *peer,
-                                const char *key)
+struct ws_conn *ws_server_adopt(struct ws_server *s, int fd, struct conn *conn, const char *peer, const char *key)
 {
 	struct ws_conn *c = calloc(1, sizeof *c);
 	struct buf head = BUF_INIT;
@@ -416,9 +436,9 @@ struct ws_conn *ws_server_adopt(struct ws_server *s, int fd, struct conn *conn, 
 	 * offer, no extension to agree to, and no cookie that does not fit.
 	 */
 	buf_printf(&head,
-	           "GET / HTTP/1.1\r\nHost: kvasir\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-	           "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: %s\r\n\r\n",
-	           key);
+		   "GET / HTTP/1.1\r\nHost: kvasir\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+		   "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: %s\r\n\r\n",
+		   key);
 	if (!c || head.failed || s->closing) {
 		close(fd);
 		goto fail;
@@ -454,8 +474,7 @@ int32_t ws_server_count(const struct ws_server *s)
 
 void ws_server_close_all(struct ws_server *s, int code, const char *reason)
 {
-	list_each(node, tmp, &s->conns)
-		ws_close(list_entry(node, struct ws_conn, node), code, reason);
+	list_each(node, tmp, &s->conns) ws_close(list_entry(node, struct ws_conn, node), code, reason);
 }
 
 static void on_closed(uv_handle_t *handle)
@@ -474,8 +493,6 @@ static void on_closed(uv_handle_t *handle)
 static void on_destroy(uv_timer_t *handle)
 {
 	struct ws_server *s = handle->data;
-	list_each(node, tmp, &s->conns)
-		kill_now(list_entry(node, struct ws_conn, node));
 	if (s->context) {
 		lws_context_destroy(s->context);
 		return;

@@ -115,7 +115,37 @@ def seeds_json(folder):
 
 
 # One row per target.
-TARGETS = {"gguf": seeds_gguf, "json": seeds_json, "template": seeds_template, "tokenizer": seeds_tokenizer}
+def seeds_http_head(folder):
+    head = "POST /v1/chat/completions?a=b HTTP/1.1\r\nHost: localhost:8080\r\nContent-Type: application/json\r\n"
+    requests = [
+        "GET / HTTP/1.0\r\n\r\n",
+        head + "Content-Length: 2\r\n\r\n{}" + head + "Connection: close\r\n\r\n",
+        head + "Transfer-Encoding: chunked\r\nExpect: 100-continue\r\n\r\n2;x=y\r\n{}\r\n0\r\nX: y\r\n\r\n" + head + "\r\n",
+        "GET /v1/responses HTTP/1.1\r\nHost: a\r\nConnection: keep-alive, Upgrade\r\nUpgrade: websocket\r\n"
+        "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n",
+        "OPTIONS * HTTP/1.1\r\nHost: a\r\nCookie: a=b; c=d\r\n\r\n",
+        head + "Content-Length: 6\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    ]
+    for i, text in enumerate(requests):
+        (folder / f"request{i}").write_bytes(bytes([7]) + text.encode())
+
+
+def seeds_ws_frame(folder):
+    def frame(first, payload, extended=b""):
+        return bytes([first, 0x80 | (126 if extended else len(payload))]) + extended + b"\0\0\0\0" + payload
+
+    streams = [
+        frame(0x81, b"hello") + frame(0x89, b"ping") + frame(0x88, b"\x03\xe8bye"),
+        frame(0x01, b"one") + frame(0x8A, b"") + frame(0x00, b"two") + frame(0x80, b"three"),
+        frame(0x81, b"x" * 200, b"\0\xc8"),
+        frame(0x82, b"binary"),
+    ]
+    for i, data in enumerate(streams):
+        (folder / f"frames{i}").write_bytes(bytes([4]) + data)
+
+
+TARGETS = {"gguf": seeds_gguf, "http_head": seeds_http_head, "json": seeds_json, "template": seeds_template, "tokenizer": seeds_tokenizer,
+           "ws_frame": seeds_ws_frame}
 
 
 def main(directory):

@@ -10,7 +10,7 @@ struct bytes {
 	size_t n;
 };
 
-static struct bytes wire;
+static struct bytes wire, passed;
 
 /* Appends a masked frame; `first` is its first byte. */
 static void put(uint8_t first, const char *data, size_t n)
@@ -37,7 +37,8 @@ static void put_text(uint8_t first, const char *text)
 	put(first, text, strlen(text));
 }
 
-/* The close code that the wire's content earns, in one piece and byte by byte; 0 when it is in order. *frames are counted. */
+/* The close code that the wire's content earns, in one piece and byte by byte; 0 when it is in order. *frames are
+ * counted. */
 static int verdict(uint64_t *frames)
 {
 	int codes[2] = {0, 0};
@@ -45,14 +46,22 @@ static int verdict(uint64_t *frames)
 	for (int slow = 0; slow < 2; slow++) {
 		struct frame_error err = {0};
 		frame_check_init(&f, MAX);
-		size_t step = slow ? 1 : wire.n, used;
+		size_t step = slow ? 1 : wire.n, n_held, used;
+		passed.n = 0;
 		for (size_t at = 0; at < wire.n; at += step) {
-			if (frame_check_feed(&f, wire.p + at, step, &used, &err))
-				continue;
-			codes[slow] = err.code;
-			assert_non_null(err.reason);
-			break;
+			if (!frame_check_feed(&f, wire.p + at, step, &n_held, &used, &err)) {
+				codes[slow] = err.code;
+				assert_non_null(err.reason);
+				break;
+			}
+			memcpy(passed.p + passed.n, f.held, n_held);
+			memcpy(passed.p + passed.n + n_held, wire.p + at, used);
+			passed.n += n_held + used;
 		}
+		/* What is in order passes unchanged; of what is not, no bad header does. */
+		assert_memory_equal(passed.p, wire.p, passed.n);
+		if (!codes[slow])
+			assert_int_equal(passed.n, wire.n);
 	}
 	assert_int_equal(codes[0], codes[1]);
 	if (frames)
@@ -197,26 +206,46 @@ static void test_close_frames_are_proper(void **state)
 	assert_int_equal(verdict(NULL), WS_INVALID_PAYLOAD);
 }
 
+static void test_headers_pass_whole(void **state)
+{
+	(void)state;
+	struct frame_check f;
+	struct frame_error err;
+	size_t n_held, used;
+	frame_check_init(&f, MAX);
+	put_text(0x81, "ab");
+	put_text(0x81, "cd");
+	/* The first frame, and the second one up to the middle of its mask. */
+	assert_true(frame_check_feed(&f, wire.p, 12, &n_held, &used, &err));
+	assert_int_equal(n_held, 0);
+	assert_int_equal(used, 8);
+	assert_true(frame_check_feed(&f, wire.p + 12, wire.n - 12, &n_held, &used, &err));
+	assert_int_equal(n_held, 4);
+	assert_memory_equal(f.held, wire.p + 8, 4);
+	assert_int_equal(used, wire.n - 12);
+	wire.n = 0;
+}
+
 static void test_nothing_follows_a_close(void **state)
 {
 	(void)state;
 	struct frame_check f;
 	struct frame_error err;
-	size_t used, n;
+	size_t n_held, used, n;
 	frame_check_init(&f, MAX);
 	put(0x88, "\x03\xe8", 2);
 	n = wire.n;
 	put_text(0x82, "not even looked at");
-	assert_true(frame_check_feed(&f, wire.p, wire.n, &used, &err));
+	assert_true(frame_check_feed(&f, wire.p, wire.n, &n_held, &used, &err));
 	assert_int_equal(used, n);
-	assert_true(frame_check_feed(&f, wire.p, wire.n, &used, &err));
+	assert_true(frame_check_feed(&f, wire.p, wire.n, &n_held, &used, &err));
 	assert_int_equal(used, 0);
 	wire.n = 0;
 }
 
 UNIT_MAIN(cmocka_unit_test(test_messages_pass), cmocka_unit_test(test_fragments_pass_with_control_frames_between),
-          cmocka_unit_test(test_fragments_must_be_in_order), cmocka_unit_test(test_frames_must_be_masked),
-          cmocka_unit_test(test_reserved_bits_and_opcodes_are_refused), cmocka_unit_test(test_binary_is_refused),
-          cmocka_unit_test(test_control_frames_are_small_and_whole), cmocka_unit_test(test_messages_are_bounded),
-          cmocka_unit_test(test_lengths_have_one_encoding), cmocka_unit_test(test_close_frames_are_proper),
-          cmocka_unit_test(test_nothing_follows_a_close))
+	  cmocka_unit_test(test_fragments_must_be_in_order), cmocka_unit_test(test_frames_must_be_masked),
+	  cmocka_unit_test(test_reserved_bits_and_opcodes_are_refused), cmocka_unit_test(test_binary_is_refused),
+	  cmocka_unit_test(test_control_frames_are_small_and_whole), cmocka_unit_test(test_messages_are_bounded),
+	  cmocka_unit_test(test_lengths_have_one_encoding), cmocka_unit_test(test_close_frames_are_proper),
+	  cmocka_unit_test(test_headers_pass_whole), cmocka_unit_test(test_nothing_follows_a_close))

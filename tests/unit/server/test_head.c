@@ -98,7 +98,7 @@ static void test_continue_is_noted(void **state)
 }
 
 #define UPGRADE GET "Connection: keep-alive, Upgrade\r\n"
-#define WS_KEY  "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+#define WS_KEY	"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
 
 static void test_websocket_upgrades_are_recognised(void **state)
 {
@@ -115,8 +115,8 @@ static void test_websocket_upgrades_are_recognised(void **state)
 	assert_false(parsed(UPGRADE "Upgrade: websocket\r\nContent-Length: 5\r\n\r\n").wants_websocket);
 	assert_false(parsed(UPGRADE "Upgrade: websocket\r\nSec-WebSocket-Version: 12\r\n\r\n").ws_version_ok);
 
-	static const char *const keys[] = {"", "short", "dGhlIHNhbXBsZSBub25jZQ=A", "dGhlIHNhbXBsZSBub25j\"Q==",
-	                                   "dGhlIHNhbXBsZSBub25jZQ==="};
+	static const char *const keys[] = {"", "short", "dGhlIHNhbXBsZSBub25jZQ=A",
+					   "dGhlIHNhbXBsZSBub25j\"Q==", "dGhlIHNhbXBsZSBub25jZQ==="};
 	for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
 		char text[512];
 		snprintf(text, sizeof text, UPGRADE "Upgrade: websocket\r\nSec-WebSocket-Key: %s\r\n\r\n", keys[i]);
@@ -131,31 +131,31 @@ static void test_two_readings_of_the_length_are_refused(void **state)
 		const char *fields;
 		int status;
 	} cases[] = {
-	        {"Content-Length: 6\r\nTransfer-Encoding: chunked\r\n", 400},
-	        {"Transfer-Encoding: chunked\r\nContent-Length: 6\r\n", 400},
-	        {"Content-Length: 15\r\nContent-Length: 16\r\n", 400},
-	        {"Content-Length: 15\r\nContent-Length: 15\r\n", 400},
-	        {"Content-Length: 15, 15\r\n", 400},
-	        {"Content-Length: +15\r\n", 400},
-	        {"Content-Length: -1\r\n", 400},
-	        {"Content-Length: 0x0f\r\n", 400},
-	        {"Content-Length: \r\n", 400},
-	        {"Content-Length: 1 5\r\n", 400},
-	        {"Content-Length: 9223372036854775808\r\n", 400},
-	        {"Content-Length: 18446744073709551631\r\n", 400},
-	        {"Content-Length : 15\r\n", 400},
-	        {"Content-Length\t: 15\r\n", 400},
-	        {"Transfer-Encoding: xchunked\r\n", 501},
-	        {"Transfer-Encoding: identity\r\n", 501},
-	        {"Transfer-Encoding: gzip, chunked\r\n", 501},
-	        {"Transfer-Encoding: chunked, chunked\r\n", 501},
-	        {"Transfer-Encoding: \"chunked\"\r\n", 501},
-	        {"Transfer-Encoding: \x0b"
-	         "chunked\r\n",
-	         400},
-	        {"Transfer-Encoding: chunked\r\nTransfer-Encoding: identity\r\n", 400},
-	        {"Transfer-Encoding:\r\n", 501},
-	        {"Content-Length: 5\r\n Transfer-Encoding: chunked\r\n", 400},
+		{"Content-Length: 6\r\nTransfer-Encoding: chunked\r\n", 400},
+		{"Transfer-Encoding: chunked\r\nContent-Length: 6\r\n", 400},
+		{"Content-Length: 15\r\nContent-Length: 16\r\n", 400},
+		{"Content-Length: 15\r\nContent-Length: 15\r\n", 400},
+		{"Content-Length: 15, 15\r\n", 400},
+		{"Content-Length: +15\r\n", 400},
+		{"Content-Length: -1\r\n", 400},
+		{"Content-Length: 0x0f\r\n", 400},
+		{"Content-Length: \r\n", 400},
+		{"Content-Length: 1 5\r\n", 400},
+		{"Content-Length: 9223372036854775808\r\n", 400},
+		{"Content-Length: 18446744073709551631\r\n", 400},
+		{"Content-Length : 15\r\n", 400},
+		{"Content-Length\t: 15\r\n", 400},
+		{"Transfer-Encoding: xchunked\r\n", 501},
+		{"Transfer-Encoding: identity\r\n", 501},
+		{"Transfer-Encoding: gzip, chunked\r\n", 501},
+		{"Transfer-Encoding: chunked, chunked\r\n", 501},
+		{"Transfer-Encoding: \"chunked\"\r\n", 501},
+		{"Transfer-Encoding: \x0b"
+		 "chunked\r\n",
+		 400},
+		{"Transfer-Encoding: chunked\r\nTransfer-Encoding: identity\r\n", 400},
+		{"Transfer-Encoding:\r\n", 501},
+		{"Content-Length: 5\r\n Transfer-Encoding: chunked\r\n", 400},
 	};
 	for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
 		char text[512];
@@ -174,48 +174,48 @@ static void test_malformed_heads_are_refused(void **state)
 		const char *text;
 		int status;
 	} cases[] = {
-	        {"\r\n", 400},
-	        {"GET\r\n", 400},
-	        {"GET /\r\n", 400},
-	        {"GET  / HTTP/1.1\r\n", 400},
-	        {"GET /  HTTP/1.1\r\n", 400},
-	        {"GET / HTTP/1.1 \r\n", 400},
-	        {"GET / http/1.1\r\n", 400},
-	        {"GET / HTTP/1.12\r\n", 400},
-	        {"GET / HTTP/2.0\r\n", 505},
-	        {"GET / HTTP/1.2\r\n", 505},
-	        {"GET / HTTP/0.9\r\n", 505},
-	        {"PRI * HTTP/2.0\r\n", 505},
-	        {"FOO / HTTP/1.1\r\n", 501},
-	        {"get / HTTP/1.1\r\n", 501},
-	        {"CONNECT a:80 HTTP/1.1\r\n", 501},
-	        {"G@T / HTTP/1.1\r\n", 400},
-	        {"G\x01T / HTTP/1.1\r\n", 400},
-	        {"GET /\x7f HTTP/1.1\r\n", 400},
-	        {"GET /\xc3\xa9 HTTP/1.1\r\n", 400},
-	        {"GET /a%00b HTTP/1.1\r\n", 400},
-	        {"GET a HTTP/1.1\r\n", 400},
-	        {"GET * HTTP/1.1\r\n", 400},
-	        {"GET ftp://a/ HTTP/1.1\r\n", 400},
-	        {"GET /health/live HTTP/1.1\r\n\r\n", 400}, /* no Host */
-	        {GET "Host: b\r\n\r\n", 400},
-	        {GET "host: a\r\n\r\n", 400},
-	        {"GET / HTTP/1.1\r\nHost: a b\r\n", 400},
-	        {"GET / HTTP/1.1\r\nHost: a/b\r\n", 400},
-	        {"GET / HTTP/1.1\r\nHost: u@a\r\n", 400},
-	        {"GET / HTTP/1.1\r\n X: y\r\n", 400},
-	        {GET "X: y\r\n z\r\n", 400},
-	        {GET "X: y\r\n\tz\r\n", 400},
-	        {GET "Xy\r\n", 400},
-	        {GET ": y\r\n", 400},
-	        {GET "X y: z\r\n", 400},
-	        {GET "X\xc3\xa9: z\r\n", 400},
-	        {GET "X: y\rz: q\r\n", 400},
-	        {GET "X: y\nz: q\r\n", 400},
-	        {GET "\n", 400},
-	        {GET "X: y\x7f\r\n", 400},
-	        {"GET / HTTP/1.1\nHost: a\n\n", 400},
-	        {"\x16\x03\x01", 400}, /* a TLS hello is refused by its first byte */
+		{"\r\n", 400},
+		{"GET\r\n", 400},
+		{"GET /\r\n", 400},
+		{"GET  / HTTP/1.1\r\n", 400},
+		{"GET /  HTTP/1.1\r\n", 400},
+		{"GET / HTTP/1.1 \r\n", 400},
+		{"GET / http/1.1\r\n", 400},
+		{"GET / HTTP/1.12\r\n", 400},
+		{"GET / HTTP/2.0\r\n", 505},
+		{"GET / HTTP/1.2\r\n", 505},
+		{"GET / HTTP/0.9\r\n", 505},
+		{"PRI * HTTP/2.0\r\n", 505},
+		{"FOO / HTTP/1.1\r\n", 501},
+		{"get / HTTP/1.1\r\n", 501},
+		{"CONNECT a:80 HTTP/1.1\r\n", 501},
+		{"G@T / HTTP/1.1\r\n", 400},
+		{"G\x01T / HTTP/1.1\r\n", 400},
+		{"GET /\x7f HTTP/1.1\r\n", 400},
+		{"GET /\xc3\xa9 HTTP/1.1\r\n", 400},
+		{"GET /a%00b HTTP/1.1\r\n", 400},
+		{"GET a HTTP/1.1\r\n", 400},
+		{"GET * HTTP/1.1\r\n", 400},
+		{"GET ftp://a/ HTTP/1.1\r\n", 400},
+		{"GET /health/live HTTP/1.1\r\n\r\n", 400}, /* no Host */
+		{GET "Host: b\r\n\r\n", 400},
+		{GET "host: a\r\n\r\n", 400},
+		{"GET / HTTP/1.1\r\nHost: a b\r\n", 400},
+		{"GET / HTTP/1.1\r\nHost: a/b\r\n", 400},
+		{"GET / HTTP/1.1\r\nHost: u@a\r\n", 400},
+		{"GET / HTTP/1.1\r\n X: y\r\n", 400},
+		{GET "X: y\r\n z\r\n", 400},
+		{GET "X: y\r\n\tz\r\n", 400},
+		{GET "Xy\r\n", 400},
+		{GET ": y\r\n", 400},
+		{GET "X y: z\r\n", 400},
+		{GET "X\xc3\xa9: z\r\n", 400},
+		{GET "X: y\rz: q\r\n", 400},
+		{GET "X: y\nz: q\r\n", 400},
+		{GET "\n", 400},
+		{GET "X: y\x7f\r\n", 400},
+		{"GET / HTTP/1.1\nHost: a\n\n", 400},
+		{"\x16\x03\x01", 400}, /* a TLS hello is refused by its first byte */
 	};
 	for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
 		int status = verdict(cases[i].text);
@@ -234,11 +234,19 @@ static void test_heads_are_bounded(void **state)
 	assert_int_equal(verdict_n(big, sizeof big), 431);
 	assert_int_equal(verdict_n(big, 4096), -1);
 
-	/* Many fields */
-	n = snprintf(big, sizeof big, GET);
-	for (int i = 0; i < HEAD_MAX_FIELDS; i++)
-		n += snprintf(big + n, sizeof big - (size_t)n, "X: y\r\n");
-	assert_int_equal(verdict(big), 431);
+	/* Headers, query arguments and cookies count alike. */
+	static const char *const many[][3] = {
+		{GET, "X: y\r\n", ""},
+		{"GET /?a", "&b", " HTTP/1.1\r\nHost: a\r\n\r\n"},
+		{GET "Cookie: a", ";b", "\r\n\r\n"},
+	};
+	for (size_t i = 0; i < 3; i++) {
+		n = snprintf(big, sizeof big, "%s", many[i][0]);
+		for (int k = 0; k < HEAD_MAX_FIELDS; k++)
+			n += snprintf(big + n, sizeof big - (size_t)n, "%s", many[i][1]);
+		snprintf(big + n, sizeof big - (size_t)n, "%s", many[i][2]);
+		assert_int_equal(verdict(big), 431);
+	}
 }
 
 /* ---- Bodies ---- */
@@ -268,31 +276,31 @@ static void test_chunked_bodies(void **state)
 		const char *text;
 		enum head_result result;
 	} cases[] = {
-	        {"f\r\n{\"content\":\"A\"}\r\n0\r\n\r\n", HEAD_DONE},
-	        {"F;a=b;c=\"d\"\r\n{\"content\":\"A\"}\r\n0;x\r\n\r\n", HEAD_DONE},
-	        {"000f\r\n{\"content\":\"A\"}\r\n000\r\nX: y\r\nZ:\r\n\r\n", HEAD_DONE},
-	        {"1\r\nA\r\n1\r\nB\r\n0\r\n\r\n", HEAD_DONE},
-	        {"0\r\n\r\n", HEAD_DONE},
-	        {"5\r\nabc", HEAD_MORE},
-	        {"0\r\n\r", HEAD_MORE},
-	        {"0xf\r\n", HEAD_BAD},
-	        {"+f\r\n", HEAD_BAD},
-	        {"-1\r\n", HEAD_BAD},
-	        {"\r\n", HEAD_BAD},
-	        {";a\r\n", HEAD_BAD},
-	        {" f\r\n", HEAD_BAD},
-	        {"f \r\n", HEAD_BAD},
-	        {"f\n", HEAD_BAD},
-	        {"1\r\nAB\r\n", HEAD_BAD},
-	        {"1\r\nA\n", HEAD_BAD},
-	        {"1\r\nA\rx", HEAD_BAD},
-	        {"f;a\x01\r\n", HEAD_BAD},
-	        {"f;a\rb", HEAD_BAD},
-	        {"0\r\nX y: z\r\n", HEAD_BAD},
-	        {"0\r\nX\r\n", HEAD_BAD},
-	        {"0\r\n: y\r\n", HEAD_BAD},
-	        {"0\r\n folded\r\n", HEAD_BAD},
-	        {"0\r\nX: y\nZ: y\r\n", HEAD_BAD},
+		{"f\r\n{\"content\":\"A\"}\r\n0\r\n\r\n", HEAD_DONE},
+		{"F;a=b;c=\"d\"\r\n{\"content\":\"A\"}\r\n0;x\r\n\r\n", HEAD_DONE},
+		{"000f\r\n{\"content\":\"A\"}\r\n000\r\nX: y\r\nZ:\r\n\r\n", HEAD_DONE},
+		{"1\r\nA\r\n1\r\nB\r\n0\r\n\r\n", HEAD_DONE},
+		{"0\r\n\r\n", HEAD_DONE},
+		{"5\r\nabc", HEAD_MORE},
+		{"0\r\n\r", HEAD_MORE},
+		{"0xf\r\n", HEAD_BAD},
+		{"+f\r\n", HEAD_BAD},
+		{"-1\r\n", HEAD_BAD},
+		{"\r\n", HEAD_BAD},
+		{";a\r\n", HEAD_BAD},
+		{" f\r\n", HEAD_BAD},
+		{"f \r\n", HEAD_BAD},
+		{"f\n", HEAD_BAD},
+		{"1\r\nAB\r\n", HEAD_BAD},
+		{"1\r\nA\n", HEAD_BAD},
+		{"1\r\nA\rx", HEAD_BAD},
+		{"f;a\x01\r\n", HEAD_BAD},
+		{"f;a\rb", HEAD_BAD},
+		{"0\r\nX y: z\r\n", HEAD_BAD},
+		{"0\r\nX\r\n", HEAD_BAD},
+		{"0\r\n: y\r\n", HEAD_BAD},
+		{"0\r\n folded\r\n", HEAD_BAD},
+		{"0\r\nX: y\nZ: y\r\n", HEAD_BAD},
 	};
 	for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
 		size_t used[3], steps[3] = {1, 3, 1000};
@@ -355,7 +363,8 @@ static void test_sized_bodies_end_where_they_should(void **state)
 }
 
 UNIT_MAIN(cmocka_unit_test(test_plain_requests_pass), cmocka_unit_test(test_connections_persist_as_asked),
-          cmocka_unit_test(test_continue_is_noted), cmocka_unit_test(test_websocket_upgrades_are_recognised),
-          cmocka_unit_test(test_two_readings_of_the_length_are_refused), cmocka_unit_test(test_malformed_heads_are_refused),
-          cmocka_unit_test(test_heads_are_bounded), cmocka_unit_test(test_chunked_bodies),
-          cmocka_unit_test(test_bodies_are_bounded), cmocka_unit_test(test_sized_bodies_end_where_they_should))
+	  cmocka_unit_test(test_continue_is_noted), cmocka_unit_test(test_websocket_upgrades_are_recognised),
+	  cmocka_unit_test(test_two_readings_of_the_length_are_refused),
+	  cmocka_unit_test(test_malformed_heads_are_refused), cmocka_unit_test(test_heads_are_bounded),
+	  cmocka_unit_test(test_chunked_bodies), cmocka_unit_test(test_bodies_are_bounded),
+	  cmocka_unit_test(test_sized_bodies_end_where_they_should))

@@ -75,4 +75,4 @@ static void test_headroom_is_writable(void **state)
 }
 
 UNIT_MAIN(cmocka_unit_test(test_pieces_come_out_as_they_went_in), cmocka_unit_test(test_the_limit_holds),
-          cmocka_unit_test(test_one_large_piece_passes_an_empty_queue), cmocka_unit_test(test_headroom_is_writable))
+	  cmocka_unit_test(test_one_large_piece_passes_an_empty_queue), cmocka_unit_test(test_headroom_is_writable))
