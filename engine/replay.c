@@ -1,8 +1,8 @@
 /*
  * Replaying a trace of prompts on the eviction engine that the server runs (kv/evict.h), and the bound no policy can pass.
  *
- * The trace is kept as a forest: a node for each distinct block behind its predecessor, so that equal names at different places,
- * which a well-formed trace does not have, are different blocks.
+ * The trace is kept as a forest: a node for each distinct block behind its predecessor, so that equal names at different
+ * places, which a well-formed trace does not have, are different blocks.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -134,8 +134,8 @@ enum status engine_trace_add(struct engine_trace *t, int64_t time_ms, const uint
 {
 	int32_t parent = NO_NODE;
 	if (time_ms < 0 || (t->n_prompts > 0 && time_ms < t->prompts[t->n_prompts - 1].time_ms))
-		return error_set_param(err, STATUS_INVALID, "timestamp", "timestamp: %lld ms is before the prompt that precedes it",
-		                       (long long)time_ms);
+		return error_set_param(err, STATUS_INVALID, "timestamp",
+		                       "timestamp: %lld ms is before the prompt that precedes it", (long long)time_ms);
 	enum status st = reserve(&t->prompts, t->n_prompts, 1, &t->cap_prompts, sizeof *t->prompts);
 	if (st == STATUS_OK)
 		st = reserve(&t->blocks, t->n_blocks, n, &t->cap_blocks, sizeof *t->blocks);
@@ -344,7 +344,8 @@ enum status engine_replay(const struct engine_trace *t, const char *policy, int3
 		return error_set_param(err, STATUS_INVALID, "capacity", "capacity: a cache has at least one block");
 	/* A century in milliseconds leaves every sum of times far from its limits. */
 	if (!(time_scale > 0) || !((double)last_ms * time_scale < 3.2e12))
-		return error_set_param(err, STATUS_INVALID, "scale", "scale: times must stay positive and below a hundred years");
+		return error_set_param(err, STATUS_INVALID, "scale",
+		                       "scale: times must stay positive and below a hundred years");
 	enum status st = strcmp(policy, ENGINE_REPLAY_BELADY) == 0
 	                         ? replay_belady(t, capacity_blocks, out, err)
 	                         : replay_policy(t, policy, capacity_blocks, time_scale, out, err);

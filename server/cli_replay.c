@@ -15,7 +15,7 @@ struct args {
 };
 
 static const struct option rows[] = {
-	OPTION_ROW_STRING(struct args, capacity, "capacity", "1600,5000,16000,32000", "sizes of the cache, in blocks of the trace"),
+	OPTION_ROW_STRING(struct args, capacity, "capacity", "1600,5000,16000,32000", "sizes of the cache in blocks"),
 	OPTION_ROW_STRING(struct args, policy, "policy", "all", "names of policies, or all; belady is the bound"),
 	OPTION_ROW_BOOL(struct args, json, "json", "one JSON object instead of a table"),
 	OPTION_ROW_REAL(struct args, scale, "scale", 1, 0, 1000000, "factor for the times of the trace"),
@@ -23,9 +23,10 @@ static const struct option rows[] = {
 
 static const struct cli_usage usage = {
 	"kvasir replay TRACE [--capacity N,...] [--policy NAME,...] [--scale X] [--json]",
-	"Replays a trace on the code that evicts KV pages, and prints which part of its blocks each policy finds in a cache that starts\n"
-	"empty: those of each prompt from its start to the first one missing. TRACE has a line {\"timestamp\": MS, \"hash_ids\": [...],\n"
-	"\"output_length\": TOKENS} for each prompt (the format of the Mooncake traces; a block has 512 tokens there); - reads standard input.",
+	"Replays a trace on the code that evicts KV pages, and prints which part of its blocks each policy finds in a cache\n"
+	"that starts empty: those of each prompt from its start to the first one missing. TRACE has a line for each prompt,\n"
+	"{\"timestamp\": MS, \"hash_ids\": [...], \"output_length\": TOKENS}: the format of the Mooncake traces, whose blocks\n"
+	"have 512 tokens. - reads standard input.",
 	{rows, sizeof rows / sizeof *rows},
 };
 
@@ -75,7 +76,8 @@ static enum status read_policies(char *list, struct plan *plan, struct error *er
 				add_policy(plan, engine_kv_policy(i));
 			add_policy(plan, ENGINE_REPLAY_BELADY);
 		} else {
-			return error_set_param(err, STATUS_INVALID, "policy", "policy: there is no eviction policy \"%.64s\"", name);
+			return error_set_param(err, STATUS_INVALID, "policy",
+			                       "policy: there is no eviction policy \"%.64s\"", name);
 		}
 	}
 	return STATUS_OK;
@@ -110,7 +112,8 @@ static enum status read_prompt(struct str line, struct blocks *blocks, struct en
 	enum status st = json_parse(line, &doc, &root, err);
 	if (st != STATUS_OK)
 		return st;
-	struct json time = json_get(&root, "timestamp"), ids = json_get(&root, "hash_ids"), output = json_get(&root, "output_length");
+	struct json time = json_get(&root, "timestamp"), ids = json_get(&root, "hash_ids");
+	struct json output = json_get(&root, "output_length");
 	double time_ms = 0;
 	int64_t output_tokens = INT64_MAX; /* not told: not short */
 	size_t n = json_len(&ids);

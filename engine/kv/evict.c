@@ -167,7 +167,8 @@ enum status evict_create(const char *policy, int32_t n_slots, struct evict **out
 {
 	const struct evict_policy *p = find_policy(policy);
 	if (!p)
-		return error_set_param(err, STATUS_INVALID, "kv-policy", "kv-policy: there is no eviction policy \"%.64s\"", policy);
+		return error_set_param(err, STATUS_INVALID, "kv-policy", "kv-policy: there is no eviction policy \"%.64s\"",
+		                       policy);
 	if (n_slots < 1 || n_slots > (INT32_MAX - p->more_ghosts) / 2)
 		return error_set(err, STATUS_INVALID, "eviction among %d items is not possible", n_slots);
 	struct evict *e = calloc(1, sizeof *e);

@@ -7,7 +7,8 @@
  * A policy is one row of a table and a pure function of counters and the times it is given: the same calls
  * choose the same victims. Every touch, change and choice takes O(log n) steps, but for the bounds that a policy states.
  *
- * All memory is taken when the engine is made, so nothing can fail, or be lost, for want of it later. One thread uses an engine.
+ * All memory is taken when the engine is made, so nothing can fail, or be lost, for want of it later. One thread uses an
+ * engine.
  */
 #pragma once
 
@@ -23,7 +24,7 @@ enum { EVICT_NONE = -1 };
 enum { EVICT_DISTANCE_TOKENS = 512 };
 
 enum evict_hint {
-	/* The answer to this prompt was short (below EVICT_SHORT_TOKENS): a classification or a probe, rarely a conversation. */
+	/* The answer was shorter than EVICT_SHORT_TOKENS: a classification or a probe, rarely a conversation. */
 	EVICT_SHORT_ANSWER = 1,
 };
 enum { EVICT_SHORT_TOKENS = 16 };
@@ -39,7 +40,7 @@ enum evict_reason {
 struct evict_use {
 	uint64_t key;      /* of the content; equal for equal content */
 	int32_t parent;    /* slot of the item before it, which is resident; EVICT_NONE: it is the first of its chain */
-	int32_t distance;  /* full EVICT_DISTANCE_TOKENS begun between its end and the prompt's; 0: it ends the prompt or lies beyond */
+	int32_t distance;  /* EVICT_DISTANCE_TOKENS begun between its end and the prompt's; 0: it ends there or lies beyond */
 	int64_t now_ms;    /* a time that went back counts as the latest one seen */
 	unsigned hints;    /* of enum evict_hint */
 	int64_t claim_until_ms; /* until when a live session vouches for it; 0: none does. Raises its worth, never pins it */
@@ -63,7 +64,7 @@ const char *evict_policy_find(const char *name);
 enum status evict_create(const char *policy, int32_t n_slots, struct evict **out, struct error *err);
 void evict_destroy(struct evict *e); /* NULL is allowed */
 
-/* A slot is used: as a new item, which is not idle, when it holds none, or once more. An item's key and parent do not change. */
+/* A slot is used: as a new item, which is not idle, when it holds none, or once more; key and parent then stay as they are. */
 void evict_touch(struct evict *e, int32_t slot, const struct evict_use *use);
 /* Whether only the index holds the item now. */
 void evict_idle(struct evict *e, int32_t slot, bool idle);

@@ -208,9 +208,9 @@ const struct evict_policy evict_policy_s3fifo = {
  * The candidate with the highest 0.7 * age / age of the oldest candidate + 0.3 / (uses in the last 60 s + 1) goes; of equal
  * ones the least recently used. Uses are counted up to DUAL_LEVELS - 1.
  *
- * There is one queue for each count of uses, by age. Among equal counts the oldest is the best, so a choice compares only the heads.
- * A count of u takes u uses within the window, so with U uses in it at most sqrt(2 U) different counts occur; in practice a few.
- * The uses in the window stand in a ring, which each use enters and leaves once. The ring grows; without memory for that
+ * There is one queue for each count of uses, by age. Among equal counts the oldest is the best, so a choice compares only the
+ * heads. A count of u takes u uses within the window, so with U uses in it at most sqrt(2 U) different counts occur (and
+ * DUAL_LEVELS); in practice a few. The uses in the window stand in a ring, which each use enters and leaves once. The ring grows; without memory for that
  * its oldest use leaves early, which loses nothing but a little of that item's standing.
  */
 

@@ -1,8 +1,8 @@
 /*
  * The inside of the eviction engine: what the mechanism (evict.c) offers to policies (evict_classic.c, evict_retention.c).
  *
- * The mechanism keeps items, trees, ghosts and queues of candidates. A queue is an intrusive leftist heap (C. A. Crane, 1972): its
- * root has the lowest rank, the least recently used of equal ones; insertion and removal of any member take O(log n) steps
+ * The mechanism keeps items, trees, ghosts and queues of candidates. A queue is an intrusive leftist heap (C. A. Crane, 1972):
+ * its root has the lowest rank, the least recently used of equal ones; insertion and removal of any member take O(log n) steps
  * in the worst case. A candidate is in exactly one queue, which its policy names; whatever
  * the answer of ops->queue() or the rank depends on may change only while the item is outside (evict_unfile, evict_file).
  */

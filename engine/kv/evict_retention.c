@@ -20,13 +20,13 @@
  * Learning. When a block is used again, H[group][bin] += 1. N[group][bin] is the exposure: time in the bin / width, summed over
  * blocks, those still inside included. Blocks that are gone are followed as ghosts, so what is learned does not depend
  * on what happened to be kept. H and N fade by 0.98 in 100 prompts. Every 100 prompts, and sooner as long as that is more than
- * a twentieth of all, the hazards are estimated anew, each level drawn to the one above it as far as it lacks data of its own: all blocks; uses x distance; then by turn; then by
- * short answer. The prior is a constant hazard per bin; as widths grow with age, a page is then worth less the older it is,
+ * a twentieth of all, the hazards are estimated anew, each level drawn to the one above it as far as it lacks data of its
+ * own: all blocks; uses x distance; then by turn; then by short answer. The prior is a constant hazard per bin; as widths grow with age, a page is then worth less the older it is,
  * so a cold start is about lru.
  *
  * Cost. Blocks of a bin form a list by age; each call moves those on that have outgrown their bin, at most 41 times
- * between two uses. Each (group, bin) has a queue of candidates, and queues are numbered by worth: the victim is the head of the
- * first that has members. A lesson sorts the numbers, some 100 microseconds for 100 prompts.
+ * between two uses. Each (group, bin) has a queue of candidates, and queues are numbered by worth: the victim is the head of
+ * the first that has members. A lesson sorts the numbers, some 100 microseconds for 100 prompts.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -44,8 +44,8 @@ enum {
 	N_GROUPS = N_USES * N_DISTANCES * N_TURNS * N_ANSWERS,
 	N_QUEUES = N_GROUPS * N_BINS,
 	/*
-	 * A page that a live session vouches for counts as if it were a quarter as old, or younger: four bins of sqrt 2. It yields to
-	 * what is worth more even so.
+	 * A page that a live session vouches for counts as if it were a quarter as old, or younger: four bins of sqrt 2. It yields
+	 * to what is worth more even so.
 	 */
 	CLAIM_BINS = 4,
 	LESSON_PROMPTS = 100, /* between two lessons, at most */
@@ -58,7 +58,7 @@ static const double FADE = 0.98; /* in LESSON_PROMPTS prompts */
 static const double PRIOR_HAZARD = 0.05, PRIOR_WEIGHT = 20;
 /* Expected uses that the level of the group above weighs as much as, and the exposure that its shape does. */
 static const double LEVEL_WEIGHT = 20, SHAPE_WEIGHT = 200;
-/* How much a lesson's mean pause counts against the earlier ones, and how many times as long as those it may seem: nights pass. */
+/* How much the latest mean pause counts against the earlier ones, and how many times as long it may seem: nights pass. */
 static const double PAUSE_PART = 0.2, PAUSE_GROWTH = 2;
 
 /* A known block; beside e->items, and small, since time alone moves it about. */
@@ -84,9 +84,11 @@ struct retention {
 		int32_t oldest, newest;
 	} bins[N_BINS];
 	struct cell cells[N_GROUPS][N_BINS];
-	uint64_t n_prompts, n_learned; /* n_learned: at the last lesson */
-	int64_t learned_ms, n_moments; /* time of the last lesson, and times at which something has happened since */
-	double pause_ms;
+	uint64_t n_prompts;
+	uint64_t n_learned; /* prompts at the last lesson, learned_ms: its time */
+	int64_t learned_ms;
+	int64_t n_moments;  /* times at which something has happened since */
+	double pause_ms;    /* mean time from one to the next */
 	int32_t queue_of[N_QUEUES]; /* by group * N_BINS + bin */
 	float worth[N_QUEUES];      /* by queue, rising; single precision lets values that differ by rounding alone be equal */
 	struct lesson {             /* scratch of learn() */
@@ -377,7 +379,7 @@ static int group_of(uint32_t uses, int32_t distance, int turn, unsigned hints)
 	return ((use * N_DISTANCES + far) * N_TURNS + turn) * N_ANSWERS + ((hints & EVICT_SHORT_ANSWER) != 0);
 }
 
-/* By how many turns the chain had grown before a new block: one more than for its parent, unless the same prompt brought that. */
+/* By how many turns the chain had grown before a new block: one more than for its parent, unless one prompt brought both. */
 static int turn_of(const struct evict *e, int32_t i)
 {
 	const struct retention *r = e->state;

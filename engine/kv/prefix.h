@@ -7,7 +7,7 @@
  * predecessor are compared as well: a collision, forged or not, is a miss.
  *
  * The index holds one reference on each page it knows. Its pages form trees (a page's parent is its predecessor);
- * only a leaf that nobody else holds can be evicted, so a chain never loses its middle. Which of them, a policy decides (evict.h).
+ * only a leaf that nobody else holds can be evicted, so a chain never loses its middle. Which one, a policy says (evict.h).
  *
  * One thread, the device's worker, uses an index.
  */
@@ -63,8 +63,8 @@ struct kv_prefix_stats {
 };
 
 /*
- * An index over the pages of `pool`, which must outlive it, with an eviction policy (evict_create()). INVALID for a policy that does not
- * exist, NOMEM.
+ * An index over the pages of `pool`, which must outlive it, with an eviction policy (evict_create()). INVALID for a policy
+ * that does not exist, NOMEM.
  */
 enum status kv_prefix_create(struct kv_pool *pool, const char *policy, struct kv_prefix **out, struct error *err);
 /* Unlinks every page. NULL is allowed. */
@@ -82,7 +82,8 @@ int32_t kv_prefix_match(struct kv_prefix *p, const struct kv_key *root, const in
 enum status kv_prefix_get(struct kv_prefix *p, const struct kv_key *root, const int32_t *tokens, int32_t n,
                           const struct kv_use *use, struct kv_seq *seq);
 /* As kv_prefix_get, but counts as no use: for whoever will use the pages later and must not lose them until then. */
-enum status kv_prefix_hold(struct kv_prefix *p, const struct kv_key *root, const int32_t *tokens, int32_t n, struct kv_seq *seq);
+enum status kv_prefix_hold(struct kv_prefix *p, const struct kv_key *root, const int32_t *tokens, int32_t n,
+                           struct kv_seq *seq);
 /*
  * Indexes the full pages of seq from page `first` on; pages before it are indexed already or the call indexes nothing. A page whose
  * content is indexed under another number is replaced in seq by that one, so that equal prefixes end up sharing memory.

@@ -338,7 +338,7 @@ static void what_a_queued_request_will_hit_is_not_evicted(void **state)
 	run_all(&f);
 	for (int i = 0; i < MAX_RUNNING; i++)
 		add_fresh(&f, NULL, 20, 10);
-	struct request *queued = add(&f, NULL, prompt, 100, 1);
+	struct request *queued = add(&f, NULL, prompt, 100, 5);
 	run_step(&f);
 	assert_int_equal(queued->state, REQUEST_WAITING);
 	while (kv_prefix_evict(f.prefix, clock_now_ms(&now), EVICT_FOR_PROMPT))

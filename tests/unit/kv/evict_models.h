@@ -418,7 +418,8 @@ static void ret_learn(struct world *w)
 		all[b] = (sh + 20 * 0.05) / (sn + 20);
 	}
 	for (int g = 0; g < RET_GROUPS; g++) {
-		double h6[RET_BINS] = {0}, n6[RET_BINS] = {0}, h2[RET_BINS] = {0}, n2[RET_BINS] = {0}, q6[RET_BINS], q2[RET_BINS], q[RET_BINS];
+		double h6[RET_BINS] = {0}, n6[RET_BINS] = {0}, h2[RET_BINS] = {0}, n2[RET_BINS] = {0};
+		double q6[RET_BINS], q2[RET_BINS], q[RET_BINS];
 		for (int o = 0; o < RET_GROUPS; o++) {
 			for (int b = 0; b < RET_BINS; b++) {
 				h6[b] += o / 6 == g / 6 ? h[o][b] : 0;

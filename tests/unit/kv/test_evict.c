@@ -476,8 +476,8 @@ static double cpu_s(void)
 }
 
 /*
- * CPU seconds for each block of prompts of 32 blocks, of twice as many kinds as fit into n_slots, some of them frequent: a touch, and an
- * eviction for each block that is not there. What is measured begins when the cache is full.
+ * CPU seconds for each block of prompts of 32 blocks, of twice as many kinds as fit into n_slots, some of them frequent: a
+ * touch, and an eviction for each block that is not there. What is measured begins when the cache is full.
  */
 static double seconds_per_block(const char *policy, int32_t n_slots, int n_prompts)
 {
@@ -551,8 +551,8 @@ static double seconds_per_read(void)
 }
 
 /*
- * One to two microseconds a block, said so that it holds on any machine: eviction is walking about in memory, so its measure is a read
- * of memory at random. Nor does it grow with the size of the cache as a search would, by 31.
+ * One to two microseconds a block, said so that it holds on any machine: eviction is walking about in memory, so its measure
+ * is a read of memory at random. Nor does it grow with the size of the cache as a search would, by 31.
  */
 static void a_block_costs_some_reads_of_memory(void **state)
 {
