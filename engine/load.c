@@ -15,6 +15,11 @@ enum { EXTRA_OUTPUTS = 64 };
 /* Without --kv-memory: at most this part of the memory that is available, and at most max_running full contexts. */
 enum { MEMORY_SHARE_PERCENT = 50 };
 
+int32_t engine_max_outputs(int32_t max_running, int32_t step_tokens)
+{
+	return max_running + EXTRA_OUTPUTS < step_tokens ? max_running + EXTRA_OUTPUTS : step_tokens;
+}
+
 static uint64_t read_number(const char *path, const char *key)
 {
 	char line[256];
@@ -255,11 +260,11 @@ enum status engine_load(struct engine *e, struct error *err)
 	st = kv_pool_create(e->backend, &e->layout, n_pages, &e->pool, err);
 	if (st != STATUS_OK)
 		return st;
-	st = kv_prefix_create(e->pool, &e->prefix);
+	st = kv_prefix_create(e->pool, o->kv_policy, &e->prefix, err);
 	if (st != STATUS_OK)
-		return error_set(err, st, "no memory for the prefix index");
+		return st;
 	make_root(e);
-	e->max_outputs = o->max_running + EXTRA_OUTPUTS < o->step_tokens ? o->max_running + EXTRA_OUTPUTS : o->step_tokens;
+	e->max_outputs = engine_max_outputs(o->max_running, o->step_tokens);
 	st = model_reserve(e->model, o->step_tokens, e->max_outputs, &e->layout, err);
 	if (st != STATUS_OK)
 		return st;

@@ -38,7 +38,7 @@ void engine_template_close(struct engine_template *t)
 }
 
 enum status engine_template_render(const struct engine_template *t, const struct value *vars, int64_t now_unix_s,
-                                   struct buf *out, struct error *err)
+				   struct buf *out, struct error *err)
 {
 	struct rendered r = {0};
 	enum status st = template_render(t->compiled, vars, now_unix_s, NULL, &r, err);

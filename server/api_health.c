@@ -3,10 +3,7 @@
  * The three reasons not to are told apart by `status`. Also GET /, the chat page.
  */
 #include "server/api.h"
-
-/* The page is a file under server/web, turned into a string by the build. */
-extern const char web_index_html[];
-extern const size_t web_index_html_len;
+#include "server/web/web.h"
 
 static const char *status_word(const struct app *a)
 {

@@ -121,6 +121,16 @@ static void write_outcomes(struct buf *out, const char *model, const struct engi
 	}
 }
 
+static void write_evictions(struct buf *out, const char *model, const struct engine_stats *s)
+{
+	const char *name = "kvasir:prefix_evictions_total";
+	head(out, name, "counter", "KV pages evicted from the prefix index, by what needed the room.");
+	series(out, name, model, "reason=\"prompt\"");
+	buf_printf(out, "%llu\n", (unsigned long long)(s->prefix_evictions - s->prefix_evictions_decode));
+	series(out, name, model, "reason=\"decode\"");
+	buf_printf(out, "%llu\n", (unsigned long long)s->prefix_evictions_decode);
+}
+
 static void write_model(struct buf *out, const char *model, const struct engine_info *info)
 {
 	head(out, "vllm:cache_config_info", "gauge", "The layout of the KV cache; always 1.");
@@ -161,7 +171,6 @@ void metrics_write(const struct metrics *m, const struct metrics_gauges *g, stru
 	        {"kvasir:kv_pages_total", "gauge", "KV pages.", s->pages_total},
 	        {"kvasir:kv_pages_free", "gauge", "KV pages that nobody holds.", s->pages_free},
 	        {"kvasir:kv_pages_cached", "gauge", "KV pages that only the prefix index holds.", s->pages_cached},
-	        {"kvasir:prefix_evictions_total", "counter", "KV pages evicted from the prefix index.", (double)s->prefix_evictions},
 	        {"kvasir:kv_pages_sessions", "gauge", "KV pages held by idle sessions.", s->pages_sessions},
 	        {"kvasir:sessions", "gauge", "Sessions.", s->n_sessions},
 	        {"kvasir:sessions_created_total", "counter", "Sessions made.", (double)s->sessions_created},
@@ -182,6 +191,7 @@ void metrics_write(const struct metrics *m, const struct metrics_gauges *g, stru
 	for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
 		one(out, rows[i].name, rows[i].type, rows[i].help, model, rows[i].value);
 	write_outcomes(out, model, s);
+	write_evictions(out, model, s);
 	if (g->info)
 		write_model(out, model, g->info);
 #define X(member, name, bounds, help) write_histogram(out, name, help, model, bounds##_bounds, &m->member);

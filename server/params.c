@@ -72,31 +72,19 @@ static enum status add_bias(struct sampling_params *s, int64_t token, const stru
 	return STATUS_OK;
 }
 
-/* {"50256": -100}, or [[50256, -100]]. Whether the vocabulary has the token is for the engine to say. */
+/* {"50256": -100}. Whether the vocabulary has the token is for the engine to say. */
 static enum status read_bias(struct params *p, const struct json *body, struct error *err)
 {
 	struct sampling_params *s = &p->proto->sampling;
 	struct json map = json_get(body, "logit_bias"), member;
 	size_t n = json_len(&map);
 	void *it = NULL;
-	if (json_kind(&map) != JSON_LIST)
-		TRY(json_expect(&map, JSON_DICT, err));
+	TRY(json_expect(&map, JSON_DICT, err));
 	if (n == 0)
 		return STATUS_OK;
 	s->bias = calloc(n, sizeof *s->bias);
 	if (!s->bias)
 		return no_memory(err);
-	if (json_kind(&map) == JSON_LIST) {
-		for (size_t i = 0; i < n; i++) {
-			struct json pair = json_at(&map, i), id = json_at(&pair, 0), value = json_at(&pair, 1);
-			int64_t token = -1;
-			if (json_kind(&pair) != JSON_LIST || json_len(&pair) != 2 || !json_has(&id))
-				return json_fail(&pair, STATUS_INVALID, err, "must be a pair [token, bias].");
-			TRY(json_read_int(&id, 0, INT32_MAX, &token, err));
-			TRY(add_bias(s, token, &value, err));
-		}
-		return STATUS_OK;
-	}
 	while (json_next(&map, &it, &member)) {
 		char *end;
 		errno = 0;

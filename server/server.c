@@ -189,6 +189,7 @@ static enum status start_engine(struct server *s, const char *chat_template)
 		.n_threads = (int32_t)c->threads,
 		.context_tokens = (int32_t)c->context,
 		.kv_bytes = (uint64_t)c->kv_memory,
+		.kv_policy = c->kv_policy,
 		.max_running = (int32_t)c->max_running,
 		.max_queue = (int32_t)c->max_queue,
 		.step_tokens = (int32_t)c->step_tokens,

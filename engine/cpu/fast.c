@@ -134,7 +134,8 @@ static void quantize_groups(void *arg, int64_t begin, int64_t end, int thread)
 	(void)thread;
 	for (int64_t row = begin * group; row < end * group && row < j->n_rows; row += group)
 		j->f->kernels->quantize(j->x + row * j->n_in, j->n_in, (int)min_i64(group, j->n_rows - row),
-		                        (struct act *)j->f->act.p + row * (j->n_in / UNIT));
+		                        (struct act *)j->f->act.p + row * (j->n_in / UNIT),
+		                        (struct act_fine *)j->f->fine.p + row * (j->n_in / UNIT));
 }
 
 /* Tiles [begin, end) of one product for all rows. */
@@ -153,6 +154,7 @@ static void multiply_tiles(const struct matmul_job *j, const struct matmul *mm, 
 				        .plane_bytes = w->plane_bytes,
 				        .n_units = w->n_units,
 				        .act = (const struct act *)j->f->act.p + row * w->n_units,
+				        .fine = (const struct act_fine *)j->f->fine.p + row * w->n_units,
 				        .n_in = j->n_in,
 				        .x = j->x + row * j->n_in,
 				        .y = mm->y + row * w->desc.n_out + at,
@@ -181,8 +183,9 @@ static void multiply_range(void *arg, int64_t begin, int64_t end, int thread)
 
 static enum status reserve_act(struct fast *f, int64_t n_rows, int64_t n_in)
 {
-	size_t bytes = (size_t)n_rows * (size_t)(n_in / UNIT) * sizeof(struct act);
-	return scratch_grow(&f->act, bytes) ? STATUS_OK : STATUS_NOMEM;
+	size_t n = (size_t)n_rows * (size_t)(n_in / UNIT);
+	bool ok = scratch_grow(&f->act, n * sizeof(struct act)) && scratch_grow(&f->fine, n * sizeof(struct act_fine));
+	return ok ? STATUS_OK : STATUS_NOMEM;
 }
 
 static enum status matmul(struct backend *b, const float *x, int64_t n_rows, const struct matmul *mm, int32_t n_mm)
@@ -366,6 +369,7 @@ static void destroy(struct backend *b)
 	cpu_base_fini(&f->base);
 	attn_plan_destroy(f->plan);
 	scratch_free(&f->act);
+	scratch_free(&f->fine);
 	scratch_free(&f->rope_table);
 	free(f);
 }

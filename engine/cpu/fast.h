@@ -28,13 +28,24 @@ enum {
 	ATTN_QUERIES = 32, /* query vectors of one KV head that an attention item takes at once */
 };
 
-/* 32 activations of a row, quantised: x = d * q. One cache line. */
+/*
+ * 32 activations of a row, quantised: x = d * (q + fine.q / 256). Eight bits do for most units; those whose largest value is above
+ * the root mean square of the row's units' get sixteen, as nearly all of the error of eight bits comes from them (a tenth to a
+ * third of the units, where a model has channels of large values). For the others fine.q is zero. As integer sums are exact, a
+ * kernel may skip the fine part where it is zero for all of its rows.
+ */
 struct act {
 	int8_t q[UNIT];
 	float d;
 	int32_t minus_sum[3]; /* -sum of q: first half, second half, all */
-	float sum[3];         /* d * sum of q likewise */
-	int32_t unused;
+	float sum[3];         /* d * sum of q + fine.q / 256, likewise */
+	int32_t fine;         /* in the first row of a group: some row of the group has a fine part in this unit */
+};
+
+struct act_fine {
+	int8_t q[UNIT];
+	int32_t minus_sum[3];
+	int32_t unused[5];
 };
 
 enum pack_planes { PLANES_8, PLANES_4, PLANES_4_1, PLANES_4_2, PLANES_2, PLANES_2_1, PLANES_F32, PLANES_F16, PLANES_BF16 };
@@ -75,6 +86,7 @@ struct tile_job {
 	size_t plane_bytes;
 	int64_t n_units;       /* quantised */
 	const struct act *act; /* [n_units][rows] */
+	const struct act_fine *fine; /* likewise */
 	int64_t n_in;          /* float formats */
 	const float *x;        /* [rows][n_in] */
 	float *y;              /* first output of the tile in the first row */
@@ -106,8 +118,8 @@ struct cpu_kernels {
 	int rows_quant;    /* rows a kernel takes at once, of quantised */
 	int rows_float;    /* ... and of float formats */
 
-	/* out[n_in / UNIT][rows] */
-	void (*quantize)(const float *x, int64_t n_in, int rows, struct act *out);
+	/* out and fine: [n_in / UNIT][rows] */
+	void (*quantize)(const float *x, int64_t n_in, int rows, struct act *out, struct act_fine *fine);
 	/* rows: 1 .. rows_quant or rows_float */
 	void (*tile)(const struct tile_job *j, enum quant_type type, int rows);
 
@@ -134,7 +146,7 @@ struct fast {
 	struct cpu_base base;
 	const struct cpu_kernels *kernels;
 	int64_t max_in;                       /* widest matrix so far */
-	struct scratch act;                   /* struct act: the quantised activations of the matmul at hand */
+	struct scratch act, fine;             /* struct act, act_fine: quantised activations of the matmul at hand */
 	struct scratch rope_table;            /* float [n_rows][n_dims], in the order kernels->rope takes */
 	const struct rope_params *rope_valid; /* whose table it is; NULL: none yet in this step */
 	struct attn_plan *plan;

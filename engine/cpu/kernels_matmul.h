@@ -11,32 +11,55 @@
 
 enum { VB = 4 * LANES /* bytes of a byte vector */, FLOAT_VECTORS = 4 };
 
-static void quantize(const float *x, int64_t n_in, int rows, struct act *out)
+/* Integer sums of both halves of a unit, and of all, negated. */
+INLINE void negative_sums(const int8_t *q, int32_t *out)
 {
-	for (int r = 0; r < rows; r++, x += n_in) {
-		struct act *a = out + r;
-		for (int64_t i = 0; i < n_in; i += UNIT, a += rows) {
-			vf v[UNIT / LANES], max = vf_zero();
-			for (int k = 0; k < UNIT / LANES; k++) {
-				v[k] = vf_load(x + i + k * LANES);
-				max = vf_max(max, vf_abs(v[k]));
-			}
+	out[0] = out[1] = 0;
+	for (int k = 0; k < UNIT / 2; k++) {
+		out[0] -= q[k];
+		out[1] -= q[k + UNIT / 2];
+	}
+	out[2] = out[0] + out[1];
+}
+
+/* One unit; its largest magnitude stands in a->d. */
+INLINE void quantize_unit(const float *x, bool fine, struct act *a, struct act_fine *f)
+{
+	enum { N = UNIT / LANES };
+	float top = a->d;
+	/* Zeros, or numbers too small for 127 / top, become zeros. */
+	vf inverse = vf_set1(top > 0x1p-100f ? 127 / top : 0);
+	for (int k = 0; k < N; k++) {
+		vf v = vf_mul(vf_load(x + k * LANES), inverse), whole = vf_round(v);
+		vf_store_s8(a->q + k * LANES, whole);
+		v = fine ? vf_min(vf_mul(vf_sub(v, whole), vf_set1(256)), vf_set1(127)) : vf_zero();
+		vf_store_s8(f->q + k * LANES, v);
+	}
+	a->d = top / 127;
+	negative_sums(a->q, a->minus_sum);
+	negative_sums(f->q, f->minus_sum);
+	for (int k = 0; k < 3; k++)
+		a->sum[k] = a->d * (1.0f / 256) * (float)-(256 * a->minus_sum[k] + f->minus_sum[k]);
+}
+
+static void quantize(const float *x, int64_t n_in, int rows, struct act *out, struct act_fine *fine)
+{
+	int64_t n_units = n_in / UNIT;
+	for (int r = 0; r < rows; r++) {
+		float square_sum = 0;
+		for (int64_t u = 0; u < n_units; u++) {
+			vf max = vf_zero();
+			for (int k = 0; k < UNIT; k += LANES)
+				max = vf_max(max, vf_abs(vf_load(x + r * n_in + u * UNIT + k)));
 			float top = vf_hmax(max);
-			/* A unit of zeros, or of numbers too small for 127 / top, quantises to zeros. */
-			float inverse = top > 0x1p-100f ? 127 / top : 0;
-			for (int k = 0; k < UNIT / LANES; k++)
-				vf_store_s8(a->q + k * LANES, vf_mul(v[k], vf_set1(inverse)));
-			int32_t half[2] = {0, 0};
-			for (int k = 0; k < UNIT / 2; k++) {
-				half[0] += a->q[k];
-				half[1] += a->q[k + UNIT / 2];
-			}
-			a->d = top / 127;
-			a->minus_sum[0] = -half[0];
-			a->minus_sum[1] = -half[1];
-			a->minus_sum[2] = -half[0] - half[1];
-			for (int k = 0; k < 3; k++)
-				a->sum[k] = a->d * (float)-a->minus_sum[k];
+			out[u * rows + r].d = top;
+			square_sum += top * top;
+		}
+		for (int64_t u = 0; u < n_units; u++) {
+			struct act *a = out + u * rows + r;
+			bool is_fine = a->d * a->d * (float)n_units > square_sum;
+			quantize_unit(x + r * n_in + u * UNIT, is_fine, a, fine + u * rows + r);
+			out[u * rows].fine = is_fine || (r > 0 && out[u * rows].fine);
 		}
 	}
 }
@@ -106,6 +129,26 @@ INLINE void store_outputs(const struct tile_job *t, int row, int at, vf v)
 	vf_store_n(y, v, n);
 }
 
+/* Adds the integer products of a group's weights and each row's q, which stand `stride` bytes apart. */
+INLINE void add_products(vi *sum, const char *p, int rows, enum pack_planes planes, int group, int groups, const int8_t *q,
+                         int stride)
+{
+	UNROLL
+	for (int j = 0; j < 8 / groups; j++) {
+		int sub = group * 8 / groups + j;
+		vb w = subvector(p, planes, sub);
+		UNROLL
+		for (int r = 0; r < rows; r++)
+			sum[r] = dot(sum[r], w, q + r * stride + 4 * sub, planes);
+	}
+}
+
+/* What a sum begins with: minus the stored integers' offset times the sum of the row's q. */
+INLINE vi begin_sum(int32_t minus_sum, int offset)
+{
+	return offset < 0 ? vi_zero() : vi_shl(vi_set1(minus_sum), offset);
+}
+
 /*
  * A tile of a quantised format times `rows` rows. Everything but t is constant after inlining. `offset`: the stored integers are too
  * large by 1 << offset; -1: by nothing. Integer sums are exact; each group adds d_w * d_a * dot (+ min * sum) to the float sum.
@@ -115,6 +158,7 @@ INLINE void tile_quantised(const struct tile_job *t, int rows, enum pack_planes 
 {
 	const char *p = t->tile, *s = t->tile + t->plane_bytes;
 	const struct act *a = t->act;
+	const struct act_fine *f = t->fine;
 	const int64_t inner = super ? SUPER_UNITS : t->n_units;
 	vf acc[ROWS_MAX];
 	UNROLL
@@ -130,7 +174,8 @@ INLINE void tile_quantised(const struct tile_job *t, int rows, enum pack_planes 
 			dmin = vf_load_half(s);
 			s += 2 * LANES;
 		}
-		for (int64_t u = 0; u < inner; u++, p += unit_bytes(planes), a += rows) {
+		for (int64_t u = 0; u < inner; u++, p += unit_bytes(planes), a += rows, f += rows) {
+			const bool fine = a->fine;
 			UNROLL
 			for (int g = 0; g < groups; g++) {
 				vf scale, min = vf_zero();
@@ -141,21 +186,22 @@ INLINE void tile_quantised(const struct tile_job *t, int rows, enum pack_planes 
 					s += super ? LANES : 2 * LANES;
 				}
 				vi sum[ROWS_MAX];
-				int which = groups == 1 ? 2 : g;
+				const int which = groups == 1 ? 2 : g;
 				UNROLL
 				for (int r = 0; r < rows; r++)
-					sum[r] = offset < 0 ? vi_zero() : vi_shl(vi_set1(a[r].minus_sum[which]), offset);
-				UNROLL
-				for (int j = 0; j < 8 / groups; j++) {
-					int sub = g * 8 / groups + j;
-					vb w = subvector(p, planes, sub);
+					sum[r] = begin_sum(a[r].minus_sum[which], offset);
+				add_products(sum, p, rows, planes, g, groups, a->q, sizeof *a);
+				if (fine) {
 					UNROLL
 					for (int r = 0; r < rows; r++)
-						sum[r] = dot(sum[r], w, a[r].q + 4 * sub, planes);
+						sum[r] = vi_add(vi_shl(sum[r], 8), begin_sum(f[r].minus_sum[which], offset));
+					add_products(sum, p, rows, planes, g, groups, f->q, sizeof *f);
 				}
 				UNROLL
 				for (int r = 0; r < rows; r++) {
-					acc[r] = vf_fma(vf_mul(vi_to_float(sum[r]), scale), vf_set1(a[r].d), acc[r]);
+					/* A power of two: the result is the same for a row that has no fine part. */
+					vf da = vf_set1(fine ? a[r].d * (1.0f / 256) : a[r].d);
+					acc[r] = vf_fma(vf_mul(vi_to_float(sum[r]), scale), da, acc[r]);
 					if (has_min)
 						acc[r] = vf_fma(min, vf_set1(a[r].sum[which]), acc[r]);
 				}

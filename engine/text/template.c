@@ -10,7 +10,7 @@ enum {
 	MAX_SOURCE_BYTES = 4 << 20,
 	MAX_TREE_BYTES = 256 << 20,
 	DEFAULT_MEMORY_BYTES = 256 << 20,
-	DEFAULT_STEPS = 20000000,
+	DEFAULT_STEPS = 10000000,
 };
 
 /* ---- Compiling ---- */
@@ -76,43 +76,27 @@ void template_destroy(struct template *t)
 
 /* ---- State of a rendering ---- */
 
-static void set_failure(struct render *r, enum status status, const char *fmt, va_list args)
+void render_set_failure(struct render *r, enum status status, const char *fmt, ...)
 {
 	if (r->status != STATUS_OK)
 		return;
-	r->status = status;
+	va_list args;
+	va_start(args, fmt);
 	vsnprintf(r->message, sizeof r->message, fmt, args);
+	va_end(args);
 	/* A message cut in the middle of a character would not be valid text. */
 	size_t n = strlen(r->message);
 	r->message[n - utf8_incomplete_tail(r->message, n)] = '\0';
-}
-
-bool render_fail(struct render *r, const char *fmt, ...)
-{
-	va_list args;
-	va_start(args, fmt);
-	set_failure(r, STATUS_INVALID, fmt, args);
-	va_end(args);
-	return false;
-}
-
-bool render_limit(struct render *r, const char *fmt, ...)
-{
-	va_list args;
-	va_start(args, fmt);
-	set_failure(r, STATUS_LIMIT, fmt, args);
-	va_end(args);
-	return false;
+	r->status = status;
 }
 
 bool render_exhausted(struct render *r, size_t n)
 {
-	if (n >= r->max_memory || arena_used(r->arena) >= r->max_memory - n)
+	/* The arena rounds up and heads each of its chunks. */
+	size_t used = arena_used(r->arena) + 64;
+	if (used >= r->max_memory || n >= r->max_memory - used)
 		return render_limit(r, "the template takes more than %zu bytes of memory", r->max_memory);
-	if (r->status == STATUS_OK) {
-		r->status = STATUS_NOMEM;
-		snprintf(r->message, sizeof r->message, "out of memory while rendering the template");
-	}
+	render_set_failure(r, STATUS_NOMEM, "out of memory while rendering the template");
 	return false;
 }
 
@@ -142,17 +126,17 @@ static enum status hand_over(const struct text *t, struct rendered *out)
 }
 
 enum status template_render(const struct template *t, const struct value *vars, int64_t now_unix_s,
-                            const struct template_limits *limits, struct rendered *out, struct error *err)
+			    const struct template_limits *limits, struct rendered *out, struct error *err)
 {
 	if (!vars || vars->type != VALUE_DICT)
 		return error_set(err, STATUS_INVALID, "the variables of a template must be a dict");
 	struct text text = {0};
 	struct render r = {
-	        .steps = limits && limits->max_steps ? limits->max_steps : DEFAULT_STEPS,
-	        .max_memory = limits && limits->max_memory ? limits->max_memory : DEFAULT_MEMORY_BYTES,
-	        .now_unix_s = now_unix_s,
-	        .vars = vars->dict,
-	        .out = &text,
+		.steps = limits && limits->max_steps ? limits->max_steps : DEFAULT_STEPS,
+		.max_memory = limits && limits->max_memory ? limits->max_memory : DEFAULT_MEMORY_BYTES,
+		.now_unix_s = now_unix_s,
+		.vars = vars->dict,
+		.out = &text,
 	};
 	r.arena = arena_create(r.max_memory);
 	if (!r.arena)

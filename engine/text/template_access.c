@@ -39,7 +39,7 @@ bool list_add(struct render *r, struct value *list, struct value item)
 {
 	if (!render_spend(r, 1))
 		return false;
-	return value_seq_add(r->arena, list->seq, item) || render_exhausted(r, list->seq->cap * 2 * sizeof item);
+	return value_seq_add(r->arena, list->seq, item) || render_exhausted(r, (list->seq->cap * 2 + 4) * sizeof item);
 }
 
 static bool hash_failed(struct render *r, enum hash_result result, const struct value *key)
@@ -57,7 +57,8 @@ bool dict_put(struct render *r, struct value_dict *d, const struct value *key, s
 	enum hash_result result = value_dict_put(r->arena, d, key, item, &r->steps, &full);
 	if (result != HASH_OK)
 		return hash_failed(r, result, key);
-	return !full || render_exhausted(r, d->cap * 2 * sizeof *d->entries);
+	/* Either the entries or their index had to grow. */
+	return !full || render_exhausted(r, (d->cap * 2 + 8) * (sizeof *d->entries + 16));
 }
 
 bool dict_get(struct render *r, const struct value_dict *d, const struct value *key, struct value *found)
@@ -71,7 +72,7 @@ bool dict_get(struct render *r, const struct value_dict *d, const struct value *
 }
 
 bool new_generator(struct render *r, const struct value *over, void *state,
-                   bool (*next)(struct render *, struct generator *, struct value *, bool *), struct value *out)
+		   bool (*next)(struct render *, struct generator *, struct value *, bool *), struct value *out)
 {
 	struct generator *g = render_alloc(r, sizeof *g);
 	if (!g || !iter_begin(r, &g->source, over))
@@ -97,7 +98,8 @@ static bool new_undefined(struct render *r, struct undefined u, struct value *ou
 bool undefined_hint(struct render *r, const char *hint, struct value *out)
 {
 	struct str copy = arena_str(r->arena, hint, strlen(hint));
-	return (copy.p || render_exhausted(r, strlen(hint))) && new_undefined(r, (struct undefined){.hint = copy.p}, out);
+	return (copy.p || render_exhausted(r, strlen(hint))) &&
+	       new_undefined(r, (struct undefined){.hint = copy.p}, out);
 }
 
 bool undefined_name(struct render *r, struct str name, struct value *out)
@@ -111,6 +113,24 @@ bool undefined_of(struct render *r, const struct value *obj, const struct value 
 	return new_undefined(r, (struct undefined){.has_obj = true, .obj = *obj, .name = *name}, out);
 }
 
+/* The module that Python names before types that are not built in. */
+static const char *type_module(const struct value *v)
+{
+	switch (v->type) {
+	case VALUE_NAMESPACE:
+	case VALUE_CYCLER:
+	case VALUE_JOINER:
+		return "jinja2.utils.";
+	case VALUE_LOOP:
+	case VALUE_MACRO:
+		return "jinja2.runtime.";
+	case VALUE_STRING:
+		return v->flags & VALUE_MARKUP ? "markupsafe." : "";
+	default:
+		return "";
+	}
+}
+
 bool undefined_fail(struct render *r, const struct value *v)
 {
 	const struct undefined *u = v->undefined;
@@ -120,11 +140,14 @@ bool undefined_fail(struct render *r, const struct value *v)
 	describe(r, &u->name, name, sizeof name);
 	if (!u->has_obj)
 		return render_fail(r, "%s is undefined", name);
-	bool none = u->obj.type == VALUE_NONE;
-	const char *type = none ? "None" : type_name(&u->obj);
+	char type[64];
+	if (u->obj.type == VALUE_NONE)
+		strcpy(type, "None");
+	else
+		snprintf(type, sizeof type, "%s%s object", type_module(&u->obj), type_name(&u->obj));
 	if (u->name.type == VALUE_STRING)
-		return render_fail(r, "'%s%s' has no attribute %s", type, none ? "" : " object", name);
-	return render_fail(r, "%s%s has no element %s", type, none ? "" : " object", name);
+		return render_fail(r, "'%s' has no attribute %s", type, name);
+	return render_fail(r, "%s has no element %s", type, name);
 }
 
 /* ---- Truth, length, iteration ---- */
@@ -195,7 +218,7 @@ bool iter_begin(struct render *r, struct iter *it, const struct value *over)
 }
 
 static bool next_entry(struct render *r, struct iter *it, const struct value_dict *d, enum view_kind kind,
-                       struct value *out, bool *got)
+		       struct value *out, bool *got)
 {
 	if (it->at >= d->n)
 		return true;
@@ -221,7 +244,10 @@ bool iter_next(struct render *r, struct iter *it, struct value *out, bool *got)
 		size_t from = it->byte;
 		it->byte += char_next(v->s->p + from, v->s->n - from, &cp);
 		*got = true;
-		return string_part(r, v, from, it->byte, out);
+		if (!string_part(r, v, from, it->byte, out))
+			return false;
+		out->flags = 0;
+		return true;
 	}
 	case VALUE_LIST:
 	case VALUE_TUPLE:
@@ -288,8 +314,8 @@ static bool is_dunder(struct str name)
 static bool unsafe_attr(struct render *r, const struct value *obj, struct str name, struct value *out)
 {
 	char hint[200];
-	snprintf(hint, sizeof hint, "access to attribute '%.*s' of '%s' object is unsafe.", name.n > 80 ? 80 : (int)name.n,
-	         name.p, type_name(obj));
+	snprintf(hint, sizeof hint, "access to attribute '%.*s' of '%s' object is unsafe.",
+		 name.n > 80 ? 80 : (int)name.n, name.p, type_name(obj));
 	return undefined_hint(r, hint, out);
 }
 
@@ -480,7 +506,7 @@ static int64_t clamp(int64_t i, int64_t n, int64_t low, int64_t high)
 
 /* The first index, the step and the count of what a slice of n items selects. */
 static bool slice_indices(struct render *r, const struct value bounds[3], int64_t n, int64_t *start, int64_t *step,
-                          int64_t *count)
+			  int64_t *count)
 {
 	int64_t from = 0, to = 0, by = 1;
 	bool has_from, has_to, has_by;
@@ -501,14 +527,16 @@ static bool slice_indices(struct render *r, const struct value bounds[3], int64_
 	return true;
 }
 
-static bool slice_string(struct render *r, const struct value *s, int64_t start, int64_t step, int64_t count, struct value *out)
+static bool slice_string(struct render *r, const struct value *s, int64_t start, int64_t step, int64_t count,
+			 struct value *out)
 {
 	if (count <= 0)
 		return string_part(r, s, 0, 0, out);
 	if (s->s->n_chars != s->s->n && !render_spend(r, s->s->n / 64))
 		return false;
 	if (step == 1)
-		return string_part(r, s, string_offset(s->s, (size_t)start), string_offset(s->s, (size_t)(start + count)), out);
+		return string_part(r, s, string_offset(s->s, (size_t)start),
+				   string_offset(s->s, (size_t)(start + count)), out);
 	struct text t = {0};
 	size_t at = string_offset(s->s, (size_t)start);
 	for (int64_t i = 0; i < count; i++) {
@@ -542,7 +570,8 @@ bool get_slice(struct render *r, const struct value *obj, const struct value bou
 		return undefined_fail(r, obj);
 	if (obj->type == VALUE_DICT)
 		return render_fail(r, "unhashable type: 'slice'");
-	if (obj->type != VALUE_STRING && obj->type != VALUE_LIST && obj->type != VALUE_TUPLE && obj->type != VALUE_RANGE)
+	if (obj->type != VALUE_STRING && obj->type != VALUE_LIST && obj->type != VALUE_TUPLE &&
+	    obj->type != VALUE_RANGE)
 		return render_fail(r, "'%s' object is not subscriptable", type_name(obj));
 	if (!slice_indices(r, bounds, value_length(obj), &start, &step, &count))
 		return false;

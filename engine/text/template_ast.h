@@ -1,6 +1,6 @@
 /*
- * The compiled form of a template, and the steps that make it: lex (source to tokens), parse (tokens to a tree), scope (every
- * variable gets a slot). The tree is immutable once compiled and lives in one arena.
+ * The compiled form of a template, and the steps that make it: lex (source to tokens), parse (tokens to a tree), scope
+ * (every variable gets a slot). The tree is immutable once compiled and lives in one arena.
  */
 #pragma once
 
@@ -10,7 +10,7 @@
 #include "engine/text/value_internal.h"
 
 enum {
-	MAX_NESTING = 200,   /* recursion of the parser: parentheses, blocks, unary operators */
+	MAX_NESTING = 400,   /* recursion of the parser: parentheses, blocks, unary operators */
 	MAX_TREE_DEPTH = 400 /* depth of the tree, which also grows by long chains of operators */
 };
 
@@ -138,7 +138,7 @@ struct expr {
 		struct { /* CALL, FILTER (subject NULL in filter and set blocks), TEST */
 			struct expr *subject;
 			struct call_args *args;
-			const struct builtin *builtin; /* NULL for a name that is unknown where that is an error only when run */
+			const struct builtin *builtin; /* NULL: unknown, where that is an error only when reached */
 			struct str name;
 		} call;
 		struct { /* CONCAT, LIST, TUPLE; DICT: keys and values alternate */
@@ -223,7 +223,7 @@ struct stmt {
 			struct expr *target, *iter, *test;
 			struct stmt *body, *otherwise;
 			struct scope body_scope, test_scope, else_scope;
-			struct function *recursive; /* NULL: not recursive. Else the loop runs in a function of its own */
+			struct function *recursive; /* in whose own slots a recursive loop runs, or NULL */
 			int loop_slot;
 			bool uses_loop;
 		} loop;
@@ -274,7 +274,8 @@ struct parser {
 
 /* Both keep the first failure and return NULL / false. */
 void *parser_alloc(struct parser *p, size_t n);
-bool parser_fail(struct parser *p, enum status status, int line, const char *fmt, ...) __attribute__((format(printf, 4, 5)));
+bool parser_fail(struct parser *p, enum status status, int line, const char *fmt, ...)
+	__attribute__((format(printf, 4, 5)));
 bool parser_enter(struct parser *p);
 static inline void parser_leave(struct parser *p)
 {

@@ -41,7 +41,8 @@ static bool bind(struct call *c)
 				keyword = &c->raw.keywords[k].value;
 		n_keywords += keyword != NULL;
 		if (i < c->raw.n && keyword)
-			return render_fail(c->r, "%s() got multiple values for argument '%.*s'", c->fn->name, STR_ARG(name));
+			return render_fail(c->r, "%s() got multiple values for argument '%.*s'", c->fn->name,
+					   STR_ARG(name));
 		if (i < c->raw.n)
 			c->arg[i] = c->raw.args[i];
 		else if (keyword)
@@ -51,7 +52,7 @@ static bool bind(struct call *c)
 	}
 	if (c->raw.n > n_params)
 		return render_fail(c->r, "%s() takes at most %zu argument%s (%zu given)", c->fn->name, n_params,
-		                   n_params == 1 ? "" : "s", c->raw.n);
+				   n_params == 1 ? "" : "s", c->raw.n);
 	if (n_keywords == c->raw.n_keywords)
 		return true;
 	for (size_t k = 0; k < c->raw.n_keywords; k++) {
@@ -62,13 +63,13 @@ static bool bind(struct call *c)
 			known |= str_eq(unknown, name);
 		if (!known)
 			return render_fail(c->r, "%s() got an unexpected keyword argument '%.*s'", c->fn->name,
-			                   unknown.n > 80 ? 80 : (int)unknown.n, unknown.p);
+					   unknown.n > 80 ? 80 : (int)unknown.n, unknown.p);
 	}
 	return true;
 }
 
 bool call_builtin(struct render *r, const struct builtin *fn, const struct value *self, const struct arguments *args,
-                  struct value *out)
+		  struct value *out)
 {
 	struct call c = {.r = r, .fn = fn, .raw = *args, .out = out};
 	if (self)
@@ -109,7 +110,7 @@ bool call_value(struct render *r, const struct value *callee, const struct argum
 bool int_arg(struct call *c, int i, int64_t *out)
 {
 	const struct value *v = &c->arg[i];
-	if (!val_given(v) || v->type == VALUE_NONE)
+	if (!val_given(v))
 		return true;
 	if (v->type == VALUE_UNDEFINED)
 		return undefined_fail(c->r, v);
@@ -117,6 +118,11 @@ bool int_arg(struct call *c, int i, int64_t *out)
 		return render_fail(c->r, "'%s' object cannot be interpreted as an integer", type_name(v));
 	*out = val_as_int(v);
 	return true;
+}
+
+bool int_or_none_arg(struct call *c, int i, int64_t *out)
+{
+	return c->arg[i].type == VALUE_NONE || int_arg(c, i, out);
 }
 
 bool string_arg(struct call *c, int i, struct value *out)

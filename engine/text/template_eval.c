@@ -62,7 +62,7 @@ static bool add_star_star(struct render *r, const struct value *star_star, struc
 		for (size_t k = 0; k < out->n_keywords; k++)
 			if (str_eq(out->keywords[k].name, name))
 				return render_fail(r, "got multiple values for keyword argument '%.*s'",
-				                   name.n > 80 ? 80 : (int)name.n, name.p);
+						   name.n > 80 ? 80 : (int)name.n, name.p);
 		keywords[out->n_keywords + i] = (struct keyword_value){name, d->entries[i].value};
 	}
 	out->keywords = keywords;
@@ -83,7 +83,8 @@ bool eval_args(struct render *r, struct activation *a, const struct call_args *a
 			out->keywords[i].name = args->keywords[i].name;
 			for (size_t k = 0; k < i; k++)
 				if (str_eq(out->keywords[k].name, out->keywords[i].name))
-					return render_fail(r, "keyword argument repeated: %.*s", STR_ARG(out->keywords[i].name));
+					return render_fail(r, "keyword argument repeated: %.*s",
+							   STR_ARG(out->keywords[i].name));
 			if (!eval(r, a, args->keywords[i].value, &out->keywords[i].value))
 				return false;
 		}
@@ -104,7 +105,8 @@ static bool eval_call(struct render *r, struct activation *a, const struct expr 
 	return call_value(r, &callee, &args, out);
 }
 
-bool eval_filter(struct render *r, struct activation *a, const struct expr *e, const struct value *subject, struct value *out)
+bool eval_filter(struct render *r, struct activation *a, const struct expr *e, const struct value *subject,
+		 struct value *out)
 {
 	struct value self;
 	struct arguments args;
@@ -158,7 +160,7 @@ static bool eval_cond(struct render *r, struct activation *a, const struct expr 
 		return eval(r, a, e->node.c, out);
 	char hint[128];
 	snprintf(hint, sizeof hint,
-	         "the inline if-expression on line %d evaluated to false and no else section was defined.", e->line);
+		 "the inline if-expression on line %d evaluated to false and no else section was defined.", e->line);
 	return undefined_hint(r, hint, out);
 }
 

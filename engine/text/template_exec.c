@@ -67,7 +67,8 @@ static bool assign_namespace(struct render *r, struct activation *a, const struc
 		return true;
 	}
 	struct value key;
-	return string_new(r, target->var.attr.p, target->var.attr.n, VALUE_TRUSTED, &key) && dict_put(r, ns->dict, &key, *v);
+	return string_new(r, target->var.attr.p, target->var.attr.n, VALUE_TRUSTED, &key) &&
+	       dict_put(r, ns->dict, &key, *v);
 }
 
 static bool unpack(struct render *r, struct activation *a, const struct expr *target, const struct value *v)
@@ -141,7 +142,7 @@ static bool filter_items(struct render *r, struct activation *a, const struct st
 
 /* `a` holds the loop's variables: the activation around it, or a recursive loop's own. */
 static enum flow run_loop(struct render *r, struct activation *a, const struct stmt *st, const struct value *over,
-                          int64_t depth0, struct activation *outer)
+			  int64_t depth0, struct activation *outer)
 {
 	struct loop *l = render_alloc(r, sizeof *l);
 	if (!l)
@@ -153,8 +154,10 @@ static enum flow run_loop(struct render *r, struct activation *a, const struct s
 		l->n = over->range->n;
 	} else {
 		struct value_seq *items;
-		if (!value_is_iterable(over))
-			return render_fail(r, "'%s' object is not iterable", type_name(over)), FLOW_FAIL;
+		if (!value_is_iterable(over)) {
+			render_set_failure(r, STATUS_INVALID, "'%s' object is not iterable", type_name(over));
+			return FLOW_FAIL;
+		}
 		if (!value_items(r, over, &items))
 			return FLOW_FAIL;
 		l->seq = items;
@@ -260,7 +263,7 @@ static struct value *take_keyword(const struct arguments *args, bool *taken, str
 }
 
 static bool bind_special(struct render *r, const struct function *f, struct activation *a, const struct arguments *args,
-                         bool *taken)
+			 bool *taken)
 {
 	if (f->caller_slot >= 0) {
 		const struct value *caller = take_keyword(args, taken, str_from("caller"));
@@ -278,11 +281,13 @@ static bool bind_special(struct render *r, const struct function *f, struct acti
 			continue;
 		if (f->kwargs_slot < 0) {
 			if (str_is(name, "caller"))
-				return render_fail(r,
-				                   "macro '%.*s' was invoked with two values for the special caller argument. "
-				                   "This is most likely a bug.",
-				                   STR_ARG(f->name));
-			return render_fail(r, "macro '%.*s' takes no keyword argument '%.*s'", STR_ARG(f->name), STR_ARG(name));
+				return render_fail(
+					r,
+					"macro '%.*s' was invoked with two values for the special caller argument. "
+					"This is most likely a bug.",
+					STR_ARG(f->name));
+			return render_fail(r, "macro '%.*s' takes no keyword argument '%.*s'", STR_ARG(f->name),
+					   STR_ARG(name));
 		}
 		struct value key;
 		if (!string_new(r, name.p, name.n, VALUE_TRUSTED, &key) ||
@@ -293,9 +298,10 @@ static bool bind_special(struct render *r, const struct function *f, struct acti
 		a->slots[f->kwargs_slot] = rest;
 	size_t n_extra = args->n > f->n_params ? args->n - f->n_params : 0;
 	if (f->varargs_slot >= 0)
-		return new_tuple(r, args->args + (args->n - n_extra), n_extra, &a->slots[f->varargs_slot]);
+		return new_tuple(r, n_extra ? &args->args[f->n_params] : NULL, n_extra, &a->slots[f->varargs_slot]);
 	if (n_extra)
-		return render_fail(r, "macro '%.*s' takes not more than %zu argument(s)", STR_ARG(f->name), f->n_params);
+		return render_fail(r, "macro '%.*s' takes not more than %zu argument(s)", STR_ARG(f->name),
+				   f->n_params);
 	return true;
 }
 
@@ -322,7 +328,7 @@ static bool bind_params(struct render *r, const struct function *f, struct activ
 		}
 		char hint[160];
 		snprintf(hint, sizeof hint, "parameter '%.*s' was not provided",
-		         f->params[i].name.n > 100 ? 100 : (int)f->params[i].name.n, f->params[i].name.p);
+			 f->params[i].name.n > 100 ? 100 : (int)f->params[i].name.n, f->params[i].name.p);
 		if (!undefined_hint(r, hint, slot))
 			return false;
 	}
@@ -379,7 +385,7 @@ static bool exec_output(struct render *r, struct activation *a, const struct stm
 	for (size_t i = 0; i < st->output.n; i++) {
 		const struct expr *e = st->output.items[i];
 		if (e->kind == EXPR_CONST ? !render_spend(r, 1) || !text_add_str(r, r->out, &e->constant)
-		                          : !eval(r, a, e, &v) || !text_add_str(r, r->out, &v))
+					  : !eval(r, a, e, &v) || !text_add_str(r, r->out, &v))
 			return false;
 	}
 	return true;
@@ -408,7 +414,8 @@ static bool exec_set(struct render *r, struct activation *a, const struct stmt *
 }
 
 /* A {% set %} or {% filter %} block: its text, filtered. */
-static bool block_text(struct render *r, struct activation *a, const struct stmt *st, enum flow *flow, struct value *out)
+static bool block_text(struct render *r, struct activation *a, const struct stmt *st, enum flow *flow,
+		       struct value *out)
 {
 	struct value text;
 	if (!scope_enter(r, a, &st->set.scope))
@@ -463,7 +470,8 @@ static enum flow exec_stmt(struct render *r, struct activation *a, const struct 
 	case STMT_FILTER_BLOCK:
 		return exec_block(r, a, st);
 	case STMT_MACRO:
-		return new_macro(r, st->macro.function, a, &v) && assign(r, a, st->macro.target, &v) ? FLOW_NEXT : FLOW_FAIL;
+		return new_macro(r, st->macro.function, a, &v) && assign(r, a, st->macro.target, &v) ? FLOW_NEXT
+												     : FLOW_FAIL;
 	case STMT_CALL_BLOCK:
 		return exec_call_block(r, a, st) ? FLOW_NEXT : FLOW_FAIL;
 	case STMT_WITH:

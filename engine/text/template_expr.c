@@ -1,4 +1,5 @@
-/* Expressions: recursive descent with Jinja2's precedences, which are not always Python's (`~` binds tighter than `+`). */
+/* Expressions: recursive descent with Jinja2's precedences, which are not always Python's (`~` binds tighter than `+`).
+ */
 #include <errno.h>
 #include <stdlib.h>
 
@@ -188,12 +189,12 @@ static struct expr *parse_name(struct parser *p, bool with_namespace)
 		const char *name;
 		struct value value;
 	} words[] = {
-	        {"true", {.type = VALUE_BOOL, .origin = VALUE_TRUSTED, .b = true}},
-	        {"True", {.type = VALUE_BOOL, .origin = VALUE_TRUSTED, .b = true}},
-	        {"false", {.type = VALUE_BOOL, .origin = VALUE_TRUSTED, .b = false}},
-	        {"False", {.type = VALUE_BOOL, .origin = VALUE_TRUSTED, .b = false}},
-	        {"none", {.type = VALUE_NONE, .origin = VALUE_TRUSTED}},
-	        {"None", {.type = VALUE_NONE, .origin = VALUE_TRUSTED}},
+		{"true", {.type = VALUE_BOOL, .origin = VALUE_TRUSTED, .b = true}},
+		{"True", {.type = VALUE_BOOL, .origin = VALUE_TRUSTED, .b = true}},
+		{"false", {.type = VALUE_BOOL, .origin = VALUE_TRUSTED, .b = false}},
+		{"False", {.type = VALUE_BOOL, .origin = VALUE_TRUSTED, .b = false}},
+		{"none", {.type = VALUE_NONE, .origin = VALUE_TRUSTED}},
+		{"None", {.type = VALUE_NONE, .origin = VALUE_TRUSTED}},
 	};
 	const struct token *t = p->at++;
 	struct expr *e = expr_new(p, EXPR_NAME, t->line);
@@ -323,7 +324,7 @@ static struct expr *parse_tuple_of(struct parser *p, enum tuple_of of, bool pare
 		if (tuple_ends(p, end_name))
 			break;
 		struct expr *e = of >= OF_TARGETS ? parse_primary(p, of == OF_NAMESPACE_TARGETS)
-		                                  : parse_expression(p, of == OF_EXPRESSIONS);
+						  : parse_expression(p, of == OF_EXPRESSIONS);
 		if (!ptr_list_add(p, &items, e))
 			return NULL;
 		if (p->at->type != TOKEN_COMMA)
@@ -335,7 +336,8 @@ static struct expr *parse_tuple_of(struct parser *p, enum tuple_of of, bool pare
 	if (!is_tuple && items.n)
 		return items.items[0];
 	if (!is_tuple && !parenthesised) {
-		parser_fail(p, STATUS_INVALID, p->at->line, "expected an expression, got '%s'", token_name(p->at->type));
+		parser_fail(p, STATUS_INVALID, p->at->line, "expected an expression, got '%s'",
+			    token_name(p->at->type));
 		return NULL;
 	}
 	return finish_list(p, EXPR_TUPLE, line, &items);
@@ -422,7 +424,8 @@ static struct expr *parse_brackets(struct parser *p, struct expr *subject)
 			return NULL;
 		struct expr *e = parse_subscript(p);
 		if (e && e->kind == EXPR_SLICE && !e->node.a && (items.n || p->at->type == TOKEN_COMMA)) {
-			parser_fail(p, STATUS_UNSUPPORTED, e->line, "several subscripts with a slice are not supported");
+			parser_fail(p, STATUS_UNSUPPORTED, e->line,
+				    "several subscripts with a slice are not supported");
 			return NULL;
 		}
 		if (!ptr_list_add(p, &items, e))
@@ -526,7 +529,8 @@ static struct expr *parse_call(struct parser *p, struct expr *subject)
 	return e->call.args ? e : NULL;
 }
 
-/* a name, or names with dots between them; they are adjacent in the source but for spaces, which do not belong to the name */
+/* a name, or names with dots between them; they are adjacent in the source but for spaces, which do not belong to the
+ * name */
 static bool parse_dotted(struct parser *p, struct str *name)
 {
 	*name = p->at->text;

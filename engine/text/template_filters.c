@@ -72,7 +72,7 @@ static bool run_title(struct call *c)
 		for (int k = 0; k < count; k++)
 			n += utf8_encode(mapped[k], utf8 + n);
 		if (!(separator || cp == 0xfffd ? text_add_part(c->r, &t, &s, i, i + len)
-		                                : text_add_as(c->r, &t, utf8, n, &s, i, i + len)))
+						: text_add_as(c->r, &t, utf8, n, &s, i, i + len)))
 			return false;
 		start = separator;
 		i += len;
@@ -169,7 +169,8 @@ static bool indentation(struct call *c, struct value *out)
 		return true;
 	}
 	int64_t width = 4;
-	return int_arg(c, 0, &width) && string_new(c->r, " ", 1, VALUE_TRUSTED, &space) && op_repeat(c->r, &space, width, out);
+	return int_arg(c, 0, &width) && string_new(c->r, " ", 1, VALUE_TRUSTED, &space) &&
+	       op_repeat(c->r, &space, width, out);
 }
 
 static bool run_indent(struct call *c)
@@ -188,7 +189,8 @@ static bool run_indent(struct call *c)
 	/* A line end is added first, so that one at the end of the text begins one more, empty line. */
 	struct value newline, text;
 	if (!indentation(c, &indent) || !string_new(c->r, "\n", 1, VALUE_TRUSTED, &newline) ||
-	    !string_concat(c->r, &c->self, &newline, &text) || !call_builtin(c->r, splitlines, &text, &none, &lines_value))
+	    !string_concat(c->r, &c->self, &newline, &text) ||
+	    !call_builtin(c->r, splitlines, &text, &none, &lines_value))
 		return false;
 	const struct value_seq *lines = lines_value.seq;
 	for (size_t i = 0; i < lines->n; i++) {
@@ -209,7 +211,14 @@ static bool run_truncate(struct call *c)
 	bool killwords = false;
 	struct value s, end, part;
 	truth_arg(c, 1, &killwords);
-	if (!int_arg(c, 0, &length) || !int_arg(c, 3, &leeway) || !value_to_string(c->r, &c->self, &s) ||
+	if (c->self.type == VALUE_UNDEFINED) {
+		*c->out = c->self;
+		return true;
+	}
+	if (c->self.type != VALUE_STRING)
+		return render_fail(c->r, "truncate needs a string, not %s", type_name(&c->self));
+	s = c->self;
+	if (!int_arg(c, 0, &length) || !int_or_none_arg(c, 3, &leeway) ||
 	    !string_new(c->r, "...", 3, VALUE_TRUSTED, &end) || !string_arg(c, 2, &end))
 		return false;
 	int64_t n_end = (int64_t)end.s->n_chars;
@@ -254,7 +263,8 @@ static bool run_format(struct call *c)
 	if (!value_to_string(c->r, &c->self, &format))
 		return false;
 	if (!c->raw.n_keywords)
-		return new_tuple(c->r, c->raw.args, c->raw.n, &values) && format_percent(c->r, &format, &values, c->out);
+		return new_tuple(c->r, c->raw.args, c->raw.n, &values) &&
+		       format_percent(c->r, &format, &values, c->out);
 	if (!new_dict(c->r, &values))
 		return false;
 	for (size_t i = 0; i < c->raw.n_keywords; i++) {
@@ -275,12 +285,12 @@ static bool add_quoted(struct call *c, struct text *t, const struct value *v, bo
 		return false;
 	for (size_t i = 0; i < s.s->n; i++) {
 		unsigned char b = (unsigned char)s.s->p[i];
-		bool plain = (b >= '0' && b <= '9') || ((b | 32) >= 'a' && (b | 32) <= 'z') || (b && strchr("_.-~", b)) ||
-		             (b == '/' && !form);
+		bool plain = (b >= '0' && b <= '9') || ((b | 32) >= 'a' && (b | 32) <= 'z') ||
+			     (b && strchr("_.-~", b)) || (b == '/' && !form);
 		char escaped[3] = {'%', hex[b >> 4], hex[b & 15]};
-		if (!(plain            ? text_add_part(c->r, t, &s, i, i + 1)
+		if (!(plain		 ? text_add_part(c->r, t, &s, i, i + 1)
 		      : b == ' ' && form ? text_add_as(c->r, t, "+", 1, &s, i, i + 1)
-		                         : text_add_as(c->r, t, escaped, 3, &s, i, i + 1)))
+					 : text_add_as(c->r, t, escaped, 3, &s, i, i + 1)))
 			return false;
 	}
 	return true;
@@ -319,7 +329,8 @@ static bool run_tojson(struct call *c)
 	const struct value *separators = &c->arg[2];
 	if (val_given(&style.indent) && style.indent.type != VALUE_NONE && style.indent.type != VALUE_STRING &&
 	    !val_is_integer(&style.indent))
-		return render_fail(c->r, "tojson: indent must be an integer or a string, not %s", type_name(&style.indent));
+		return render_fail(c->r, "tojson: indent must be an integer or a string, not %s",
+				   type_name(&style.indent));
 	if (val_given(separators) && separators->type != VALUE_NONE) {
 		if ((separators->type != VALUE_TUPLE && separators->type != VALUE_LIST) || separators->seq->n != 2 ||
 		    separators->seq->items[0].type != VALUE_STRING || separators->seq->items[1].type != VALUE_STRING)
@@ -349,7 +360,8 @@ static bool run_abs(struct call *c)
 	return true;
 }
 
-/* The number in a string, without the spaces around it and the underscores in it; false when it is too long to be one. */
+/* The number in a string, without the spaces around it and the underscores in it; false when it is too long to be one.
+ */
 static bool number_text(const struct value *s, char *out, size_t size)
 {
 	const char *p = s->s->p;
@@ -369,7 +381,8 @@ static bool number_text(const struct value *s, char *out, size_t size)
 		to = last;
 	}
 	for (size_t i = from; i < to; i++) {
-		bool between = i > from && i + 1 < to && p[i - 1] != '_' && p[i + 1] != '_' && p[i - 1] != '+' && p[i - 1] != '-';
+		bool between = i > from && i + 1 < to && p[i - 1] != '_' && p[i + 1] != '_' && p[i - 1] != '+' &&
+			       p[i - 1] != '-';
 		if (p[i] == '_' && between)
 			continue;
 		if (n + 1 >= size || p[i] == '\0')
@@ -446,7 +459,8 @@ static bool run_int(struct call *c)
 	if (v->type == VALUE_UNDEFINED)
 		return undefined_fail(c->r, v);
 	if (v->type == VALUE_STRING) {
-		enum parse_result result = base == 0 || (base >= 2 && base <= 36) ? parse_int(v, (int)base, &i) : PARSE_BAD;
+		enum parse_result result =
+			base == 0 || (base >= 2 && base <= 36) ? parse_int(v, (int)base, &i) : PARSE_BAD;
 		double f;
 		if (result == PARSE_RANGE)
 			return render_limit(c->r, "integers beyond 64 bits are not supported");
@@ -548,7 +562,7 @@ static bool run_round(struct call *c)
 static bool run_filesizeformat(struct call *c)
 {
 	static const char *const units[2][8] = {{"kB", "MB", "GB", "TB", "PB", "EB", "ZB", "YB"},
-	                                        {"KiB", "MiB", "GiB", "TiB", "PiB", "EiB", "ZiB", "YiB"}};
+						{"KiB", "MiB", "GiB", "TiB", "PiB", "EiB", "ZiB", "YiB"}};
 	bool binary = false;
 	double bytes;
 	char text[400];
@@ -572,31 +586,31 @@ static bool run_filesizeformat(struct call *c)
 }
 
 static const struct builtin text_filters[] = {
-        {"abs", "", run_abs},
-        {"capitalize", "", run_capitalize},
-        {"center", "?width", run_center},
-        {"d", "?default_value boolean", run_default},
-        {"default", "?default_value boolean", run_default},
-        {"e", "", run_escape},
-        {"escape", "", run_escape},
-        {"filesizeformat", "?binary", run_filesizeformat},
-        {"float", "?default", run_float},
-        {"forceescape", "", run_forceescape},
-        {"format", NULL, run_format},
-        {"indent", "?width first blank", run_indent},
-        {"int", "?default base", run_int},
-        {"lower", "", run_lower},
-        {"replace", "old new ?count", run_replace},
-        {"round", "?precision method", run_round},
-        {"safe", "", run_safe},
-        {"string", "", run_string},
-        {"title", "", run_title},
-        {"tojson", "?ensure_ascii indent separators sort_keys", run_tojson},
-        {"trim", "?chars", run_trim},
-        {"truncate", "?length killwords end leeway", run_truncate},
-        {"upper", "", run_upper},
-        {"urlencode", "", run_urlencode},
-        {"wordcount", "", run_wordcount},
+	{"abs", "", run_abs},
+	{"capitalize", "", run_capitalize},
+	{"center", "?width", run_center},
+	{"d", "?default_value boolean", run_default},
+	{"default", "?default_value boolean", run_default},
+	{"e", "", run_escape},
+	{"escape", "", run_escape},
+	{"filesizeformat", "?binary", run_filesizeformat},
+	{"float", "?default", run_float},
+	{"forceescape", "", run_forceescape},
+	{"format", NULL, run_format},
+	{"indent", "?width first blank", run_indent},
+	{"int", "?default base", run_int},
+	{"lower", "", run_lower},
+	{"replace", "old new ?count", run_replace},
+	{"round", "?precision method", run_round},
+	{"safe", "", run_safe},
+	{"string", "", run_string},
+	{"title", "", run_title},
+	{"tojson", "?ensure_ascii indent separators sort_keys", run_tojson},
+	{"trim", "?chars", run_trim},
+	{"truncate", "?length killwords end leeway", run_truncate},
+	{"upper", "", run_upper},
+	{"urlencode", "", run_urlencode},
+	{"wordcount", "", run_wordcount},
 };
 
 const struct builtin *builtin_filter(struct str name)

@@ -15,9 +15,9 @@ struct spec {
 	char align;   /* < > = ^, or 0 */
 	char sign;    /* + - space, or 0 */
 	bool alternate, zero;
-	char group; /* , _ or 0 */
+	char group;		  /* , _ or 0 */
 	int64_t width, precision; /* -1: none */
-	char type;  /* 0: none */
+	char type;		  /* 0: none */
 };
 
 static bool pad(struct render *r, struct text *t, const char *fill, int64_t n)
@@ -28,9 +28,10 @@ static bool pad(struct render *r, struct text *t, const char *fill, int64_t n)
 	return true;
 }
 
-/* Puts text of n_chars characters into the field's width; `lead` bytes of it (sign, 0x) stay in front of '=' padding. */
+/* Puts text of n_chars characters into the field's width; `lead` bytes of it (sign, 0x) stay in front of '=' padding.
+ */
 static bool add_field(struct render *r, struct text *t, const struct spec *spec, const struct value *s, size_t lead,
-                      char default_align)
+		      char default_align)
 {
 	int64_t missing = spec->width - (int64_t)s->s->n_chars;
 	char align = spec->align ? spec->align : default_align;
@@ -67,8 +68,8 @@ static void group_digits(char *digits, size_t *n, size_t n_integer, char group, 
 }
 
 /* Sign, prefix and digits as a field. */
-static bool add_number_field(struct render *r, struct text *t, const struct spec *spec, bool negative, const char *prefix,
-                             char *digits, size_t n, size_t n_integer, uint8_t origin)
+static bool add_number_field(struct render *r, struct text *t, const struct spec *spec, bool negative,
+			     const char *prefix, char *digits, size_t n, size_t n_integer, uint8_t origin)
 {
 	char whole[NUMBER_BYTES];
 	size_t lead = 0;
@@ -81,12 +82,15 @@ static bool add_number_field(struct render *r, struct text *t, const struct spec
 	lead += n_prefix;
 	struct spec s = *spec;
 	bool zeros = spec->zero && !spec->align;
-	if (zeros) {
+	if (zeros)
 		s.align = '=';
+	if (spec->zero && !spec->fill[0])
 		strcpy(s.fill, "0");
-	}
 	if (spec->group) {
-		size_t every = prefix[0] || spec->type == 'x' || spec->type == 'X' || spec->type == 'b' || spec->type == 'o' ? 4 : 3;
+		size_t every =
+			prefix[0] || spec->type == 'x' || spec->type == 'X' || spec->type == 'b' || spec->type == 'o'
+				? 4
+				: 3;
 		/* Zero padding takes part in the grouping. */
 		while (zeros && s.width <= MAX_PRECISION && n_integer > 0 &&
 		       (int64_t)(lead + n + (n_integer - 1) / every) < s.width) {
@@ -254,7 +258,8 @@ static bool number_wanted(struct render *r, char type, const struct value *v)
 	bool real_ok = type == 'd' || type == 'i' || type == 'u';
 	if (val_is_integer(v) || (real_ok && v->type == VALUE_FLOAT))
 		return true;
-	return render_fail(r, "%%%c format: %s is required, not %s", type, real_ok ? "a real number" : "an integer", type_name(v));
+	return render_fail(r, "%%%c format: %s is required, not %s", type, real_ok ? "a real number" : "an integer",
+			   type_name(v));
 }
 
 static bool add_conversion(struct render *r, struct text *t, struct spec *spec, const struct value *v)
@@ -305,7 +310,8 @@ static bool add_conversion(struct render *r, struct text *t, struct spec *spec, 
 			return render_limit(r, "a number format is more precise than %d digits", MAX_PRECISION);
 		return add_float(r, t, spec, v);
 	default:
-		return render_fail(r, "unsupported format character '%c' (0x%x)", type < 0x20 ? '?' : type, (unsigned char)type);
+		return render_fail(r, "unsupported format character '%c' (0x%x)", type < 0x20 ? '?' : type,
+				   (unsigned char)type);
 	}
 }
 
@@ -363,8 +369,10 @@ static bool add_percent(struct render *r, struct text *t, const struct value *fo
 	if (*at >= f.n)
 		return render_fail(r, "incomplete format");
 	spec.type = f.p[(*at)++];
-	if (left)
+	if (left) {
 		spec.align = '<';
+		spec.zero = false;
+	}
 	if (!check_sizes(r, &spec))
 		return false;
 	if (spec.type == '%')
@@ -472,7 +480,9 @@ static bool add_formatted(struct render *r, struct text *t, const struct value *
 			return render_fail(r, "Sign not allowed in string format specifier");
 		if (spec.align == '=')
 			return render_fail(r, "'=' alignment not allowed in string format specifier");
-		if (spec.zero && !spec.align)
+		if (spec.group)
+			return render_fail(r, "Cannot specify '%c' with 's'.", spec.group);
+		if (spec.zero && !spec.fill[0])
 			strcpy(spec.fill, "0");
 		return add_text_field(r, t, &spec, v, '<');
 	}
@@ -496,7 +506,7 @@ static bool add_formatted(struct render *r, struct text *t, const struct value *
 
 struct braces {
 	const struct arguments *args;
-	size_t next;          /* number of the next {} */
+	size_t next;	      /* number of the next {} */
 	bool numbered, named; /* {0} and {} were seen: they exclude each other */
 };
 
@@ -523,7 +533,8 @@ static bool first_value(struct render *r, struct braces *b, struct str name, str
 	if (b->numbered && b->named)
 		return render_fail(r, "cannot switch between manual field specification and automatic field numbering");
 	if (index >= (int64_t)b->args->n)
-		return render_fail(r, "Replacement index %lld out of range for positional args tuple", (long long)index);
+		return render_fail(r, "Replacement index %lld out of range for positional args tuple",
+				   (long long)index);
 	*out = b->args->args[index];
 	return true;
 }
@@ -566,11 +577,11 @@ static bool field_value(struct render *r, struct braces *b, struct str field, st
 }
 
 static bool add_braces(struct render *r, struct text *t, const struct value *format, size_t from, size_t to,
-                       struct braces *b, int level);
+		       struct braces *b, int level);
 
 /* One replacement field, f[from..to) being what is between the braces. */
 static bool add_replacement(struct render *r, struct text *t, const struct value *format, size_t from, size_t to,
-                            struct braces *b, int level)
+			    struct braces *b, int level)
 {
 	const char *p = format->s->p;
 	size_t end = from, spec_from = to;
@@ -589,7 +600,7 @@ static bool add_replacement(struct render *r, struct text *t, const struct value
 	} else if (end < to) {
 		spec_from = end + 1;
 	}
-	struct value v, s;
+	struct value v = val_none(), s;
 	if (!field_value(r, b, (struct str){p + from, end - from}, &v))
 		return false;
 	struct text converted = {0}, spec = {0};
@@ -607,7 +618,7 @@ static bool add_replacement(struct render *r, struct text *t, const struct value
 }
 
 static bool add_braces(struct render *r, struct text *t, const struct value *format, size_t from, size_t to,
-                       struct braces *b, int level)
+		       struct braces *b, int level)
 {
 	const char *p = format->s->p;
 	size_t plain = from;
@@ -636,7 +647,7 @@ static bool add_braces(struct render *r, struct text *t, const struct value *for
 		}
 		if (depth)
 			return render_fail(r, i + 1 == to ? "Single '{' encountered in format string"
-			                                  : "expected '}' before end of string");
+							  : "expected '}' before end of string");
 		if (!render_spend(r, 1) || !add_replacement(r, t, format, i + 1, end, b, level))
 			return false;
 		i = plain = end + 1;

@@ -17,8 +17,9 @@ static bool run_range(struct call *c)
 		const struct value *v = &c->raw.args[i];
 		if (!val_is_integer(v))
 			return v->type == VALUE_UNDEFINED
-			               ? undefined_fail(c->r, v)
-			               : render_fail(c->r, "'%s' object cannot be interpreted as an integer", type_name(v));
+				       ? undefined_fail(c->r, v)
+				       : render_fail(c->r, "'%s' object cannot be interpreted as an integer",
+						     type_name(v));
 		part[c->raw.n == 1 ? 1 : i] = val_as_int(v);
 	}
 	int64_t start = part[0], stop = part[1], step = part[2];
@@ -26,7 +27,7 @@ static bool run_range(struct call *c)
 		return render_fail(c->r, "range() arg 3 must not be zero");
 	/* Unsigned, since the distance of two 64-bit numbers may not fit. */
 	uint64_t distance = step > 0 ? (stop > start ? (uint64_t)stop - (uint64_t)start : 0)
-	                             : (start > stop ? (uint64_t)start - (uint64_t)stop : 0);
+				     : (start > stop ? (uint64_t)start - (uint64_t)stop : 0);
 	uint64_t by = step > 0 ? (uint64_t)step : 0 - (uint64_t)step;
 	uint64_t n = distance ? (distance - 1) / by + 1 : 0;
 	if (n > MAX_RANGE)
@@ -57,8 +58,9 @@ static bool fill_dict(struct call *c, struct value_dict *d)
 			if (!value_items(c->r, &items->items[i], &pair))
 				return false;
 			if (pair->n != 2)
-				return render_fail(c->r, "dictionary update sequence element #%zu has length %zu; 2 is required", i,
-				                   pair->n);
+				return render_fail(
+					c->r, "dictionary update sequence element #%zu has length %zu; 2 is required",
+					i, pair->n);
 			if (!dict_put(c->r, d, &pair->items[0], pair->items[1]))
 				return false;
 		}
@@ -128,13 +130,13 @@ static bool run_joiner(struct call *c)
 }
 
 static const struct builtin globals[] = {
-        {"cycler", NULL, run_cycler},
-        {"dict", NULL, run_dict},
-        {"joiner", "?sep", run_joiner},
-        {"namespace", NULL, run_namespace},
-        {"raise_exception", "message", run_raise_exception},
-        {"range", NULL, run_range},
-        {"strftime_now", "format", run_strftime_now},
+	{"cycler", NULL, run_cycler},
+	{"dict", NULL, run_dict},
+	{"joiner", "?sep", run_joiner},
+	{"namespace", NULL, run_namespace},
+	{"raise_exception", "message", run_raise_exception},
+	{"range", NULL, run_range},
+	{"strftime_now", "format", run_strftime_now},
 };
 
 const struct builtin *builtin_global(struct str name)
@@ -271,27 +273,24 @@ static bool run_is_integer(struct call *c)
 }
 
 static const struct builtin dict_methods[] = {
-        {"copy", "", run_copy},
-        {"get", "key ?default", run_get},
-        {"items", "", run_items},
-        {"keys", "", run_keys},
-        {"values", "", run_values},
+	{"copy", "", run_copy}, {"get", "key ?default", run_get}, {"items", "", run_items},
+	{"keys", "", run_keys}, {"values", "", run_values},
 };
 static const struct builtin seq_methods[] = {
-        {"count", "value", run_seq_count},
-        {"index", "value ?start stop", run_seq_index},
-        {"copy", "", run_copy}, /* lists only */
+	{"count", "value", run_seq_count},
+	{"index", "value ?start stop", run_seq_index},
+	{"copy", "", run_copy}, /* lists only */
 };
 static const struct builtin loop_methods[] = {
-        {"changed", NULL, run_loop_changed},
-        {"cycle", NULL, run_loop_cycle},
+	{"changed", NULL, run_loop_changed},
+	{"cycle", NULL, run_loop_cycle},
 };
 static const struct builtin cycler_methods[] = {
-        {"next", "", run_cycler_next},
-        {"reset", "", run_cycler_reset},
+	{"next", "", run_cycler_next},
+	{"reset", "", run_cycler_reset},
 };
 static const struct builtin float_methods[] = {
-        {"is_integer", "", run_is_integer},
+	{"is_integer", "", run_is_integer},
 };
 
 /* Methods that change their object: the sandbox of transformers hides them. */

@@ -5,7 +5,8 @@
 #include "engine/text/template_render.h"
 #include "engine/text/template_unicode.h"
 
-static bool add_json(struct render *r, struct text *t, const struct value *v, const struct json_style *style, int depth);
+static bool add_json(struct render *r, struct text *t, const struct value *v, const struct json_style *style,
+		     int depth);
 
 static bool add_string(struct render *r, struct text *t, const struct value *s, bool ensure_ascii)
 {
@@ -33,10 +34,12 @@ static bool add_string(struct render *r, struct text *t, const struct value *s, 
 			if (cp < 0x10000)
 				sprintf(escape, "\\u%04x", cp);
 			else
-				sprintf(escape, "\\u%04x\\u%04x", 0xd800 + ((cp - 0x10000) >> 10), 0xdc00 + ((cp - 0x10000) & 0x3ff));
+				sprintf(escape, "\\u%04x\\u%04x", 0xd800 + ((cp - 0x10000) >> 10),
+					0xdc00 + ((cp - 0x10000) & 0x3ff));
 		}
 		if (escape[0]) {
-			if (!text_add_part(r, t, s, plain, i) || !text_add_as(r, t, escape, strlen(escape), s, i, i + len))
+			if (!text_add_part(r, t, s, plain, i) ||
+			    !text_add_as(r, t, escape, strlen(escape), s, i, i + len))
 				return false;
 			plain = i + len;
 		}
@@ -95,7 +98,8 @@ static bool between(struct render *r, struct text *t, const struct json_style *s
 	return text_puts(r, t, has_indent(style) ? "," : ", ");
 }
 
-static bool add_list(struct render *r, struct text *t, const struct value_seq *seq, const struct json_style *style, int depth)
+static bool add_list(struct render *r, struct text *t, const struct value_seq *seq, const struct json_style *style,
+		     int depth)
 {
 	if (seq->n == 0)
 		return text_puts(r, t, "[]");
@@ -124,7 +128,8 @@ static bool add_key(struct render *r, struct text *t, const struct value *key, c
 	}
 }
 
-static bool add_dict(struct render *r, struct text *t, const struct value_dict *d, const struct json_style *style, int depth)
+static bool add_dict(struct render *r, struct text *t, const struct value_dict *d, const struct json_style *style,
+		     int depth)
 {
 	size_t *order = NULL;
 	if (d->n == 0)
@@ -144,7 +149,8 @@ static bool add_dict(struct render *r, struct text *t, const struct value_dict *
 		const struct dict_entry *e = &d->entries[order ? order[i] : i];
 		if ((i && !between(r, t, style)) || !new_line(r, t, style, depth + 1) || !add_key(r, t, &e->key, style))
 			return false;
-		if (!(val_given(&style->key_separator) ? text_add_value(r, t, &style->key_separator) : text_puts(r, t, ": ")))
+		if (!(val_given(&style->key_separator) ? text_add_value(r, t, &style->key_separator)
+						       : text_puts(r, t, ": ")))
 			return false;
 		if (!add_json(r, t, &e->value, style, depth + 1))
 			return false;

@@ -49,11 +49,18 @@ static enum status emit(struct lexer *l, enum token_type type, size_t from, size
 	return STATUS_OK;
 }
 
+/* As char_next(), but what is not UTF-8 never takes an ASCII character of the syntax with it. */
+static size_t source_char(const struct lexer *l, size_t at, uint32_t *cp)
+{
+	*cp = (unsigned char)l->p[at];
+	return *cp < 0x80 ? 1 : char_next(l->p + at, l->n - at, cp);
+}
+
 static size_t skip_space(const struct lexer *l, size_t at)
 {
 	while (at < l->n) {
 		uint32_t cp;
-		size_t len = char_next(l->p + at, l->n - at, &cp);
+		size_t len = source_char(l, at, &cp);
 		if (!char_is_space(cp))
 			break;
 		at += len;
@@ -227,7 +234,8 @@ static enum status lex_number(struct lexer *l)
 		} else {
 			/* A decimal integer does not begin with 0, except zero itself. */
 			end = from + 1;
-			while (end < l->n && (l->p[end] == '0' || (l->p[end] == '_' && end + 1 < l->n && l->p[end + 1] == '0')))
+			while (end < l->n &&
+			       (l->p[end] == '0' || (l->p[end] == '_' && end + 1 < l->n && l->p[end + 1] == '0')))
 				end++;
 		}
 	}
@@ -238,20 +246,20 @@ static enum status lex_number(struct lexer *l)
 
 static bool name_char(uint32_t cp)
 {
-	return cp == '_' || (cp < 0x80 ? is_digit((char)cp) || ((cp | 32) >= 'a' && (cp | 32) <= 'z') : char_is_alnum(cp));
+	return cp == '_' ||
+	       (cp < 0x80 ? is_digit((char)cp) || ((cp | 32) >= 'a' && (cp | 32) <= 'z') : char_is_alnum(cp));
 }
 
 static const struct {
 	char text[3];
 	uint8_t type;
 } operators[] = {
-        {"//", TOKEN_FLOORDIV}, {"**", TOKEN_POW},     {"==", TOKEN_EQ},      {"!=", TOKEN_NE},
-        {">=", TOKEN_GE},       {"<=", TOKEN_LE},      {"+", TOKEN_ADD},      {"-", TOKEN_SUB},
-        {"/", TOKEN_DIV},       {"*", TOKEN_MUL},      {"%", TOKEN_MOD},      {"~", TOKEN_TILDE},
-        {"[", TOKEN_LBRACKET},  {"]", TOKEN_RBRACKET}, {"(", TOKEN_LPAREN},   {")", TOKEN_RPAREN},
-        {"{", TOKEN_LBRACE},    {"}", TOKEN_RBRACE},   {">", TOKEN_GT},       {"<", TOKEN_LT},
-        {"=", TOKEN_ASSIGN},    {".", TOKEN_DOT},      {":", TOKEN_COLON},    {"|", TOKEN_PIPE},
-        {",", TOKEN_COMMA},     {";", TOKEN_SEMICOLON},
+	{"//", TOKEN_FLOORDIV}, {"**", TOKEN_POW},   {"==", TOKEN_EQ},	    {"!=", TOKEN_NE},	   {">=", TOKEN_GE},
+	{"<=", TOKEN_LE},	{"+", TOKEN_ADD},    {"-", TOKEN_SUB},	    {"/", TOKEN_DIV},	   {"*", TOKEN_MUL},
+	{"%", TOKEN_MOD},	{"~", TOKEN_TILDE},  {"[", TOKEN_LBRACKET}, {"]", TOKEN_RBRACKET}, {"(", TOKEN_LPAREN},
+	{")", TOKEN_RPAREN},	{"{", TOKEN_LBRACE}, {"}", TOKEN_RBRACE},   {">", TOKEN_GT},	   {"<", TOKEN_LT},
+	{"=", TOKEN_ASSIGN},	{".", TOKEN_DOT},    {":", TOKEN_COLON},    {"|", TOKEN_PIPE},	   {",", TOKEN_COMMA},
+	{";", TOKEN_SEMICOLON},
 };
 
 /* Keeps track of open brackets: a tag ends only outside of them. */
@@ -272,7 +280,7 @@ static enum status balance(struct lexer *l, enum token_type type, uint8_t *open,
 			return error_set(l->err, STATUS_INVALID, "line %d: unexpected '%s'", l->line, token_name(type));
 		if (open[--*n_open] != type)
 			return error_set(l->err, STATUS_INVALID, "line %d: unexpected '%s', expected '%s'", l->line,
-			                 token_name(type), token_name(open[*n_open]));
+					 token_name(type), token_name(open[*n_open]));
 		return STATUS_OK;
 	default:
 		return STATUS_OK;
@@ -311,7 +319,7 @@ static enum status lex_tag(struct lexer *l, bool variable)
 		if (l->at >= l->n)
 			return error_set(l->err, STATUS_INVALID, "line %d: a tag has no end", first_line);
 		uint32_t cp;
-		size_t len = char_next(l->p + l->at, l->n - l->at, &cp);
+		size_t len = source_char(l, l->at, &cp);
 		if (char_is_space(cp)) {
 			l->at = skip_space(l, l->at);
 			continue;
@@ -330,7 +338,7 @@ static enum status lex_tag(struct lexer *l, bool variable)
 				l->at += len;
 				if (l->at >= l->n)
 					break;
-				len = char_next(l->p + l->at, l->n - l->at, &cp);
+				len = source_char(l, l->at, &cp);
 			} while (name_char(cp));
 			status = emit(l, TOKEN_NAME, from, l->at);
 			continue;
@@ -339,8 +347,8 @@ static enum status lex_tag(struct lexer *l, bool variable)
 		while (i < sizeof operators / sizeof *operators && !looking_at(l, l->at, operators[i].text))
 			i++;
 		if (i == sizeof operators / sizeof *operators)
-			return error_set(l->err, STATUS_INVALID, "line %d: unexpected character '%.*s'", line_at(l, l->at),
-			                 cp < 0x20 ? 0 : (int)(len > 4 ? 4 : len), l->p + l->at);
+			return error_set(l->err, STATUS_INVALID, "line %d: unexpected character '%.*s'",
+					 line_at(l, l->at), cp < 0x20 ? 0 : (int)(len > 4 ? 4 : len), l->p + l->at);
 		line_at(l, l->at);
 		status = balance(l, operators[i].type, open, &n_open);
 		if (status != STATUS_OK)

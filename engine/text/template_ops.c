@@ -13,8 +13,10 @@ static bool unsupported(struct render *r, enum token_type op, const struct value
 	if (op == TOKEN_ADD && a->type == VALUE_STRING)
 		return render_fail(r, "can only concatenate str (not \"%s\") to str", type_name(b));
 	if (op == TOKEN_ADD && (a->type == VALUE_LIST || a->type == VALUE_TUPLE))
-		return render_fail(r, "can only concatenate %s (not \"%s\") to %s", type_name(a), type_name(b), type_name(a));
-	return render_fail(r, "unsupported operand type(s) for %s: '%s' and '%s'", op_text(op), type_name(a), type_name(b));
+		return render_fail(r, "can only concatenate %s (not \"%s\") to %s", type_name(a), type_name(b),
+				   type_name(a));
+	return render_fail(r, "unsupported operand type(s) for %s: '%s' and '%s'", op_text(op), type_name(a),
+			   type_name(b));
 }
 
 static bool too_big(struct render *r)
@@ -76,7 +78,8 @@ static bool int_op(struct render *r, enum token_type op, int64_t a, int64_t b, s
 	case TOKEN_FLOORDIV:
 	case TOKEN_MOD:
 		if (b == 0)
-			return render_fail(r, op == TOKEN_MOD ? "integer modulo by zero" : "integer division or modulo by zero");
+			return render_fail(r, op == TOKEN_MOD ? "integer modulo by zero"
+							      : "integer division or modulo by zero");
 		if (!floor_divide(r, a, b, &i, &rest))
 			return false;
 		if (op == TOKEN_MOD)
@@ -231,7 +234,7 @@ bool op_binary(struct render *r, enum token_type op, const struct value *a, cons
 	if (val_is_number(a) && val_is_number(b)) {
 		bool ints = val_is_integer(a) && val_is_integer(b);
 		bool done = ints ? int_op(r, op, val_as_int(a), val_as_int(b), out)
-		                 : float_op(r, op, val_as_double(a), val_as_double(b), out);
+				 : float_op(r, op, val_as_double(a), val_as_double(b), out);
 		out->origin = origin_join(a, b);
 		return done;
 	}
@@ -279,7 +282,8 @@ bool op_equal(struct render *r, const struct value *a, const struct value *b, bo
 {
 	int same = value_equal(a, b, &r->steps);
 	if (same < 0)
-		return render_limit(r, "the template takes too many steps or compares values that are nested too deeply");
+		return render_limit(r,
+				    "the template takes too many steps or compares values that are nested too deeply");
 	*out = same;
 	return true;
 }
@@ -319,9 +323,11 @@ static int compare_strings(const struct value *a, const struct value *b)
 	return c < 0 ? -1 : c > 0 ? 1 : (a->s->n > b->s->n) - (a->s->n < b->s->n);
 }
 
-static bool order(struct render *r, enum compare_op op, const struct value *a, const struct value *b, int depth, bool *out);
+static bool order(struct render *r, enum compare_op op, const struct value *a, const struct value *b, int depth,
+		  bool *out);
 
-static bool order_seqs(struct render *r, enum compare_op op, const struct value *a, const struct value *b, int depth, bool *out)
+static bool order_seqs(struct render *r, enum compare_op op, const struct value *a, const struct value *b, int depth,
+		       bool *out)
 {
 	for (size_t i = 0; i < a->seq->n && i < b->seq->n; i++) {
 		bool same = false;
@@ -334,7 +340,8 @@ static bool order_seqs(struct render *r, enum compare_op op, const struct value 
 	return order(r, op, &n, &m, depth, out);
 }
 
-static bool order(struct render *r, enum compare_op op, const struct value *a, const struct value *b, int depth, bool *out)
+static bool order(struct render *r, enum compare_op op, const struct value *a, const struct value *b, int depth,
+		  bool *out)
 {
 	static const char *const symbols[] = {"==", "!=", "<", "<=", ">", ">="};
 	int c;
@@ -355,8 +362,8 @@ static bool order(struct render *r, enum compare_op op, const struct value *a, c
 	} else if (a->type == b->type && (a->type == VALUE_LIST || a->type == VALUE_TUPLE)) {
 		return order_seqs(r, op, a, b, depth, out);
 	} else {
-		return render_fail(r, "'%s' not supported between instances of '%s' and '%s'", symbols[op], type_name(a),
-		                   type_name(b));
+		return render_fail(r, "'%s' not supported between instances of '%s' and '%s'", symbols[op],
+				   type_name(a), type_name(b));
 	}
 	*out = c != 2 && (op == COMPARE_LT ? c < 0 : op == COMPARE_LE ? c <= 0 : op == COMPARE_GT ? c > 0 : c >= 0);
 	return true;
@@ -368,7 +375,8 @@ bool op_less(struct render *r, const struct value *a, const struct value *b, boo
 }
 
 /* Merges order[0..half) and order[half..n) through `spare`. */
-static bool merge(struct render *r, const struct value *keys, size_t *at, size_t half, size_t n, size_t *spare, bool reverse)
+static bool merge(struct render *r, const struct value *keys, size_t *at, size_t half, size_t n, size_t *spare,
+		  bool reverse)
 {
 	size_t i = 0, j = half, k = 0;
 	while (i < half && j < n) {

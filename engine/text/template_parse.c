@@ -79,9 +79,9 @@ bool parser_expect(struct parser *p, enum token_type type)
 		return true;
 	if (p->at->type == TOKEN_NAME)
 		return parser_fail(p, STATUS_INVALID, p->at->line, "expected '%s', got '%.*s'", token_name(type),
-		                   p->at->text.n > 60 ? 60 : (int)p->at->text.n, p->at->text.p);
+				   p->at->text.n > 60 ? 60 : (int)p->at->text.n, p->at->text.p);
 	return parser_fail(p, STATUS_INVALID, p->at->line, "expected '%s', got '%s'", token_name(type),
-	                   token_name(p->at->type));
+			   token_name(p->at->type));
 }
 
 /* ---- Statements ---- */
@@ -300,13 +300,13 @@ static bool parse_signature(struct parser *p, struct stmt *s, struct function *f
 				return false;
 		} else if (f->n_params > 1 && param[-1].fallback) {
 			return parser_fail(p, STATUS_INVALID, name->line,
-			                   "a parameter without default follows one with a default");
+					   "a parameter without default follows one with a default");
 		}
 		if (str_is(param->name, "caller")) {
 			f->explicit_caller = true;
 			if (!param->fallback)
 				return parser_fail(p, STATUS_INVALID, name->line,
-				                   "the special parameter 'caller' needs a default");
+						   "the special parameter 'caller' needs a default");
 		}
 	}
 	p->at++;
@@ -349,8 +349,9 @@ static struct stmt *parse_macro(struct parser *p)
 	if (!s->macro.target)
 		return NULL;
 	s->macro.function->name = s->macro.target->var.name;
-	return parse_signature(p, s, s->macro.function) && parse_function_body(p, s, s->macro.function, "endmacro") ? s
-	                                                                                                            : NULL;
+	return parse_signature(p, s, s->macro.function) && parse_function_body(p, s, s->macro.function, "endmacro")
+		       ? s
+		       : NULL;
 }
 
 static struct stmt *parse_call_block(struct parser *p)
@@ -383,9 +384,9 @@ static struct stmt *parse_filter_block(struct parser *p)
 		return NULL;
 	s->set.filter = parse_filter_chain(p, NULL, true);
 	return holds_expr(p, s, s->set.filter) && parse_body_to(p, "endfilter", &s->set.body) &&
-	                       holds_body(p, s, s->set.body)
-	               ? s
-	               : NULL;
+			       holds_body(p, s, s->set.body)
+		       ? s
+		       : NULL;
 }
 
 static struct stmt *parse_with(struct parser *p)
@@ -449,7 +450,8 @@ static struct stmt *parse_jump(struct parser *p)
 	bool is_break = token_is_name(p->at, "break");
 	struct stmt *s = stmt_new(p, is_break ? STMT_BREAK : STMT_CONTINUE, p->at->line);
 	if (p->loops == 0) {
-		parser_fail(p, STATUS_INVALID, p->at->line, "{%% %s %%} outside of a loop", is_break ? "break" : "continue");
+		parser_fail(p, STATUS_INVALID, p->at->line, "{%% %s %%} outside of a loop",
+			    is_break ? "break" : "continue");
 		return NULL;
 	}
 	p->at++;
@@ -458,25 +460,26 @@ static struct stmt *parse_jump(struct parser *p)
 
 static const struct {
 	const char *name;
-	struct stmt *(*parse)(struct parser *p); /* NULL: known, but reaches outside of the template or needs what we lack */
+	struct stmt *(*parse)(
+		struct parser *p); /* NULL: known, but reaches outside of the template or needs what we lack */
 } tags[] = {
-        {"if", parse_if},
-        {"for", parse_for},
-        {"set", parse_set},
-        {"macro", parse_macro},
-        {"call", parse_call_block},
-        {"filter", parse_filter_block},
-        {"with", parse_with},
-        {"print", parse_print},
-        {"autoescape", parse_autoescape},
-        {"generation", parse_generation},
-        {"break", parse_jump},
-        {"continue", parse_jump},
-        {"include", NULL},
-        {"import", NULL},
-        {"from", NULL},
-        {"extends", NULL},
-        {"block", NULL},
+	{"if", parse_if},
+	{"for", parse_for},
+	{"set", parse_set},
+	{"macro", parse_macro},
+	{"call", parse_call_block},
+	{"filter", parse_filter_block},
+	{"with", parse_with},
+	{"print", parse_print},
+	{"autoescape", parse_autoescape},
+	{"generation", parse_generation},
+	{"break", parse_jump},
+	{"continue", parse_jump},
+	{"include", NULL},
+	{"import", NULL},
+	{"from", NULL},
+	{"extends", NULL},
+	{"block", NULL},
 };
 
 static struct stmt *parse_statement(struct parser *p, const char *const *ends)
@@ -504,8 +507,8 @@ static struct stmt *parse_statement(struct parser *p, const char *const *ends)
 	}
 	int n = t->text.n > 60 ? 60 : (int)t->text.n;
 	if (ends && t->text.n > 3 && memcmp(t->text.p, "end", 3) == 0)
-		parser_fail(p, STATUS_INVALID, t->line, "{%% %.*s %%} where {%% %.*s %%} of line %d is open", n, t->text.p,
-		            STR_ARG(outer_tag), outer_line);
+		parser_fail(p, STATUS_INVALID, t->line, "{%% %.*s %%} where {%% %.*s %%} of line %d is open", n,
+			    t->text.p, STR_ARG(outer_tag), outer_line);
 	else
 		parser_fail(p, STATUS_UNSUPPORTED, t->line, "unknown tag {%% %.*s %%}", n, t->text.p);
 	return NULL;
@@ -538,7 +541,8 @@ static bool parse_nodes(struct parser *p, const char *const *ends, struct stmt *
 			struct value_text *text = parser_alloc(p, sizeof *text);
 			if (!e || !text)
 				return false;
-			*text = (struct value_text){t->text.p, t->text.n, value_count_chars(t->text.p, t->text.n), NULL, 0};
+			*text = (struct value_text){t->text.p, t->text.n, value_count_chars(t->text.p, t->text.n), NULL,
+						    0};
 			e->constant = (struct value){.type = VALUE_STRING, .origin = VALUE_TRUSTED, .s = text};
 			p->at++;
 			if (!ptr_list_add(p, &items, e))
@@ -563,7 +567,7 @@ static bool parse_nodes(struct parser *p, const char *const *ends, struct stmt *
 			if (!ends)
 				return true;
 			return parser_fail(p, STATUS_INVALID, t->line, "{%% %.*s %%} of line %d has no {%% %s %%}",
-			                   STR_ARG(p->innermost_tag), p->innermost_line, ends[0]);
+					   STR_ARG(p->innermost_tag), p->innermost_line, ends[0]);
 		} else {
 			return parser_fail(p, STATUS_INVALID, t->line, "unexpected '%s'", token_name(t->type));
 		}

@@ -1,6 +1,6 @@
 /*
- * The running side of the template engine: the state of one rendering, and what its files offer each other. Functions that return
- * bool return false after render_fail() (or an exhausted limit), and the rendering then unwinds.
+ * The running side of the template engine: the state of one rendering, and what its files offer each other. Functions
+ * that return bool return false after render_fail() (or an exhausted limit), and the rendering then unwinds.
  */
 #pragma once
 
@@ -10,7 +10,7 @@
 #include "engine/text/value_internal.h"
 
 enum {
-	MAX_RENDER_DEPTH = 1000, /* nested evaluations of expressions and statements, macros included */
+	MAX_RENDER_DEPTH = 2000, /* nested evaluations of expressions and statements, macros included */
 	MAX_VALUE_DEPTH = 200,   /* nesting of values that are printed */
 	MAX_RANGE = 100000,      /* as Jinja2's sandbox has it */
 	MAX_PARAMS = 8,          /* named parameters of a builtin */
@@ -32,7 +32,7 @@ struct text {
 
 struct render {
 	struct arena *arena;
-	uint64_t steps;    /* left */
+	uint64_t steps; /* left */
 	size_t max_memory;
 	int depth;
 	int64_t now_unix_s;
@@ -46,9 +46,12 @@ struct render {
 
 /* ---- State (template.c) ---- */
 
-bool render_fail(struct render *r, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+/* Both keep the first failure and are always false, which as macros they also tell the compiler. */
+void render_set_failure(struct render *r, enum status status, const char *fmt, ...)
+	__attribute__((format(printf, 3, 4)));
+#define render_fail(r, ...) (render_set_failure(r, STATUS_INVALID, __VA_ARGS__), false)
 /* Fails because a limit of the sandbox is reached. */
-bool render_limit(struct render *r, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+#define render_limit(r, ...) (render_set_failure(r, STATUS_LIMIT, __VA_ARGS__), false)
 /* Counts steps: about one per evaluated node, per item and per 64 bytes that are touched. */
 static inline bool render_spend(struct render *r, uint64_t steps)
 {
@@ -131,7 +134,8 @@ bool text_puts(struct render *r, struct text *t, const char *z); /* trusted */
 bool text_add_part(struct render *r, struct text *t, const struct value *s, size_t from, size_t to);
 bool text_add_value(struct render *r, struct text *t, const struct value *s);
 /* `n` bytes that stand for the bytes [from, to) of s, and are as trusted as all of these. */
-bool text_add_as(struct render *r, struct text *t, const char *p, size_t n, const struct value *s, size_t from, size_t to);
+bool text_add_as(struct render *r, struct text *t, const char *p, size_t n, const struct value *s, size_t from,
+		 size_t to);
 /* The finished string. The builder must not be used afterwards. */
 bool text_finish(struct render *r, struct text *t, struct value *out);
 
@@ -267,8 +271,9 @@ bool call_builtin(struct render *r, const struct builtin *fn, const struct value
                   struct value *out);
 bool call_value(struct render *r, const struct value *callee, const struct arguments *args, struct value *out);
 
-/* Integer and string parameters of builtins; a missing one (or None for int_arg) leaves *out alone. */
+/* Integer and string parameters of builtins; a missing one leaves *out alone. */
 bool int_arg(struct call *c, int i, int64_t *out);
+bool int_or_none_arg(struct call *c, int i, int64_t *out); /* None is as good as missing */
 bool string_arg(struct call *c, int i, struct value *out);
 bool truth_arg(struct call *c, int i, bool *out);
 /* The first keyword that is not in params, for functions that take `raw`; fails if there is any. */
@@ -288,7 +293,9 @@ extern const size_t n_sequence_filters;
 /* ---- Evaluation (template_eval.c, template_exec.c) ---- */
 
 bool eval(struct render *r, struct activation *a, const struct expr *e, struct value *out);
-bool eval_filter(struct render *r, struct activation *a, const struct expr *e, const struct value *subject, struct value *out);
+/* `subject`: what a {% filter %} or {% set %} block feeds its chain of filters, or NULL for an expression. */
+bool eval_filter(struct render *r, struct activation *a, const struct expr *e, const struct value *subject,
+		 struct value *out);
 bool eval_args(struct render *r, struct activation *a, const struct call_args *args, struct arguments *out);
 struct activation *activation_new(struct render *r, const struct function *f, struct activation *parent);
 bool scope_enter(struct render *r, struct activation *a, const struct scope *s);

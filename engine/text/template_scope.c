@@ -1,8 +1,9 @@
 /*
- * Variables to slots. Jinja2 compiles a template to Python functions whose local variables are decided before anything runs, and
- * its scoping rules follow from that (a {% set %} in a loop does not leak, a name that is stored anywhere in a scope belongs to
- * it from its beginning, both branches of an if count). The same analysis is done here: for every scope, first all its
- * statements are visited to find which names it loads and stores, then its expressions get their slots.
+ * Variables to slots. Jinja2 compiles a template to Python functions whose local variables are decided before anything
+ * runs, and its scoping rules follow from that (a {% set %} in a loop does not leak, a name that is stored anywhere in
+ * a scope belongs to it from its beginning, both branches of an if count). The same analysis is done here: for every
+ * scope, first all its statements are visited to find which names it loads and stores, then its expressions get their
+ * slots.
  */
 #include <stdio.h>
 
@@ -21,7 +22,7 @@ struct function_scope {
 	struct slot_name {
 		struct str name;
 		int level;
-	} *slots; /* [function->n_slots] */
+	} * slots; /* [function->n_slots] */
 	int cap;
 };
 
@@ -52,7 +53,8 @@ struct resolver {
 static bool resolver_fail(struct resolver *r, enum status status, int line, const char *text, struct str name)
 {
 	if (r->status == STATUS_OK)
-		r->status = error_set(r->err, status, "line %d: %s%.*s", line, text, name.n > 80 ? 80 : (int)name.n, name.p);
+		r->status = error_set(r->err, status, "line %d: %s%.*s", line, text, name.n > 80 ? 80 : (int)name.n,
+				      name.p);
 	return false;
 }
 
@@ -79,7 +81,8 @@ static struct symbol *symbol_here(struct resolver *r, const struct symbols *s, s
 }
 
 /* The innermost symbol of that name, and the scope that has it. */
-static struct symbol *symbol_find(struct resolver *r, const struct symbols *s, struct str name, const struct symbols **where)
+static struct symbol *symbol_find(struct resolver *r, const struct symbols *s, struct str name,
+				  const struct symbols **where)
 {
 	for (; s; s = s->parent) {
 		struct symbol *found = symbol_here(r, s, name);
@@ -216,8 +219,8 @@ static void symbols_join(struct resolver *r, struct symbols *s, const struct sym
 		int count = 0;
 		for (int b = 0; b < n_branches; b++) {
 			const struct symbol *in = i < branches[b].n && str_eq(branches[b].items[i].name, sym->name)
-			                                  ? &branches[b].items[i]
-			                                  : symbol_here(r, &branches[b], sym->name);
+							  ? &branches[b].items[i]
+							  : symbol_here(r, &branches[b], sym->name);
 			count += in && in->stored;
 		}
 		if (count < n_branches && !alias_of(r, s, sym))
@@ -439,8 +442,8 @@ static void finish_scope(struct resolver *r, const struct symbols *s, struct sco
 		load->slot = sym->slot;
 		load->name = sym->name;
 		load->kind = sym->load == SYMBOL_CONTEXT ? LOAD_CONTEXT
-		             : sym->load == SYMBOL_ALIAS ? LOAD_ALIAS
-		                                         : LOAD_UNDEFINED;
+			     : sym->load == SYMBOL_ALIAS ? LOAD_ALIAS
+							 : LOAD_UNDEFINED;
 		if (sym->load == SYMBOL_ALIAS)
 			load->alias = (struct place){s->owner->depth - sym->alias_owner->depth, sym->alias->slot};
 	}
@@ -532,7 +535,8 @@ static void place_if(struct resolver *r, struct symbols *s, struct stmt *st)
 }
 
 /* A body with variables of its own inside the same function. */
-static void place_inner(struct resolver *r, struct symbols *outer, struct stmt *body, struct scope *scope, struct expr *filter)
+static void place_inner(struct resolver *r, struct symbols *outer, struct stmt *body, struct scope *scope,
+			struct expr *filter)
 {
 	struct symbols s = inner(outer);
 	visit_expr(r, &s, filter);

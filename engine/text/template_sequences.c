@@ -87,9 +87,9 @@ static bool generator_over(struct call *c, const struct value *items)
 
 /* What map, select and their kin do with an item. */
 struct transform {
-	struct path path;          /* map(attribute=...), selectattr */
+	struct path path;	   /* map(attribute=...), selectattr */
 	const struct builtin *run; /* filter or test; NULL: none, or unknown */
-	struct str name;           /* of `run`, if one is wanted */
+	struct str name;	   /* of `run`, if one is wanted */
 	struct arguments args;
 	bool wanted; /* a filter or test was named */
 	bool negate;
@@ -125,7 +125,8 @@ static bool next_selected(struct render *r, struct generator *g, struct value *o
 		if (!follow(r, &t->path, out, &seen))
 			return false;
 		result = seen;
-		if (t->wanted && !(t->run ? call_builtin(r, t->run, &seen, &t->args, &result) : transform_fails(r, t, "test")))
+		if (t->wanted &&
+		    !(t->run ? call_builtin(r, t->run, &seen, &t->args, &result) : transform_fails(r, t, "test")))
 			return false;
 		if (value_truth(&result) != t->negate)
 			return true;
@@ -137,8 +138,8 @@ static bool named_function(struct call *c, struct transform *t, size_t first, bo
 {
 	const struct value *name = &c->raw.args[first];
 	if (name->type != VALUE_STRING)
-		return render_fail(c->r, "%s: the name of a %s must be a string, not %s", c->fn->name, filter ? "filter" : "test",
-		                   type_name(name));
+		return render_fail(c->r, "%s: the name of a %s must be a string, not %s", c->fn->name,
+				   filter ? "filter" : "test", type_name(name));
 	t->wanted = true;
 	t->name = val_str(name);
 	t->run = filter ? builtin_filter(t->name) : builtin_test(t->name);
@@ -149,7 +150,8 @@ static bool named_function(struct call *c, struct transform *t, size_t first, bo
 }
 
 /* The generator of the items that pass, or of nothing for what is false (which need not be iterable). */
-static bool start(struct call *c, struct transform *t, bool (*next)(struct render *, struct generator *, struct value *, bool *))
+static bool start(struct call *c, struct transform *t,
+		  bool (*next)(struct render *, struct generator *, struct value *, bool *))
 {
 	struct value empty;
 	if (!value_truth(&c->self))
@@ -434,7 +436,8 @@ static bool run_max(struct call *c)
 /* ---- Sorting and grouping ---- */
 
 /* The key of an item for several paths "a,b": a list, which compares equal items before it asks for an order. */
-static bool sort_key(struct render *r, const struct path *paths, size_t n_paths, const struct value *item, struct value *out)
+static bool sort_key(struct render *r, const struct path *paths, size_t n_paths, const struct value *item,
+		     struct value *out)
 {
 	struct value part;
 	if (!new_list(r, out))
@@ -468,7 +471,8 @@ static bool make_paths(struct render *r, const struct value *attribute, bool fol
 	return true;
 }
 
-static bool sorted(struct call *c, const struct value_seq *items, const struct value *keys, bool reverse, struct value *out)
+static bool sorted(struct call *c, const struct value_seq *items, const struct value *keys, bool reverse,
+		   struct value *out)
 {
 	size_t *order;
 	if (!new_list(c->r, out) || !sort_order(c->r, keys, items->n, reverse, &order))
@@ -583,22 +587,21 @@ static bool run_batch(struct call *c)
 {
 	int64_t size = 0;
 	struct value_seq *items;
-	struct value lists, batch = {.type = VALUE_MISSING};
-	if (!int_arg(c, 0, &size) || !value_items(c->r, &c->self, &items) || !new_list(c->r, &lists))
+	struct value lists, batch;
+	const struct value *fill = val_given(&c->arg[1]) && c->arg[1].type != VALUE_NONE ? &c->arg[1] : NULL;
+	if (!int_arg(c, 0, &size) || !value_items(c->r, &c->self, &items) || !new_list(c->r, &lists) ||
+	    !new_list(c->r, &batch))
 		return false;
 	for (size_t i = 0; i < items->n; i++) {
-		if (!val_given(&batch) || (int64_t)batch.seq->n == size) {
-			if (!new_list(c->r, &batch) || !list_add(c->r, &lists, batch))
-				return false;
-		}
+		if ((int64_t)batch.seq->n == size && (!list_add(c->r, &lists, batch) || !new_list(c->r, &batch)))
+			return false;
 		if (!list_add(c->r, &batch, items->items[i]))
 			return false;
 	}
-	bool fill = val_given(&c->arg[1]) && c->arg[1].type != VALUE_NONE && val_given(&batch);
-	while (fill && (int64_t)batch.seq->n < size)
-		if (!list_add(c->r, &batch, c->arg[1]))
+	while (fill && batch.seq->n && (int64_t)batch.seq->n < size)
+		if (!list_add(c->r, &batch, *fill))
 			return false;
-	return generator_over(c, &lists);
+	return (batch.seq->n == 0 || list_add(c->r, &lists, batch)) && generator_over(c, &lists);
 }
 
 static bool run_slice(struct call *c)
@@ -638,28 +641,28 @@ static bool run_attr(struct call *c)
 }
 
 const struct builtin sequence_filters[] = {
-        {"attr", "name", run_attr},
-        {"batch", "linecount ?fill_with", run_batch},
-        {"count", "", run_length},
-        {"dictsort", "?case_sensitive by reverse", run_dictsort},
-        {"first", "", run_first},
-        {"groupby", "attribute ?default case_sensitive", run_groupby},
-        {"items", "", run_items},
-        {"join", "?d attribute", run_join},
-        {"last", "", run_last},
-        {"length", "", run_length},
-        {"list", "", run_list},
-        {"map", NULL, run_map},
-        {"max", "?case_sensitive attribute", run_max},
-        {"min", "?case_sensitive attribute", run_min},
-        {"reject", NULL, run_reject},
-        {"rejectattr", NULL, run_rejectattr},
-        {"reverse", "", run_reverse},
-        {"select", NULL, run_select},
-        {"selectattr", NULL, run_selectattr},
-        {"slice", "slices ?fill_with", run_slice},
-        {"sort", "?reverse case_sensitive attribute", run_sort},
-        {"sum", "?attribute start", run_sum},
-        {"unique", "?case_sensitive attribute", run_unique},
+	{"attr", "name", run_attr},
+	{"batch", "linecount ?fill_with", run_batch},
+	{"count", "", run_length},
+	{"dictsort", "?case_sensitive by reverse", run_dictsort},
+	{"first", "", run_first},
+	{"groupby", "attribute ?default case_sensitive", run_groupby},
+	{"items", "", run_items},
+	{"join", "?d attribute", run_join},
+	{"last", "", run_last},
+	{"length", "", run_length},
+	{"list", "", run_list},
+	{"map", NULL, run_map},
+	{"max", "?case_sensitive attribute", run_max},
+	{"min", "?case_sensitive attribute", run_min},
+	{"reject", NULL, run_reject},
+	{"rejectattr", NULL, run_rejectattr},
+	{"reverse", "", run_reverse},
+	{"select", NULL, run_select},
+	{"selectattr", NULL, run_selectattr},
+	{"slice", "slices ?fill_with", run_slice},
+	{"sort", "?reverse case_sensitive attribute", run_sort},
+	{"sum", "?attribute start", run_sum},
+	{"unique", "?case_sensitive attribute", run_unique},
 };
 const size_t n_sequence_filters = sizeof sequence_filters / sizeof *sequence_filters;

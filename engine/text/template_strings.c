@@ -12,7 +12,7 @@ static bool same_flags(struct call *c)
 /* ---- Case ---- */
 
 static bool add_mapped(struct render *r, struct text *t, const struct value *s, size_t from, size_t to, uint32_t cp,
-                       enum char_case to_case)
+		       enum char_case to_case)
 {
 	uint32_t mapped[3];
 	char utf8[12];
@@ -50,7 +50,8 @@ static bool final_sigma(const struct value_text *s, size_t at, size_t len)
 enum word_case { WORDS_SAME, WORDS_CAPITALIZE, WORDS_TITLE, WORDS_SWAP };
 
 /* Maps every character; `words` says how the case depends on where a character stands. */
-static bool map_case(struct render *r, const struct value *s, enum char_case to_case, enum word_case words, struct value *out)
+static bool map_case(struct render *r, const struct value *s, enum char_case to_case, enum word_case words,
+		     struct value *out)
 {
 	struct text t = {0};
 	const char *p = s->s->p;
@@ -123,7 +124,7 @@ static bool in_set(const struct value *set, const char *p, size_t len, uint32_t 
 
 /* [*from, *to) without the characters of `set` (NULL: spaces) at the chosen ends. */
 static bool strip_range(struct render *r, const struct value *s, const struct value *set, bool left, bool right,
-                        size_t *from, size_t *to)
+			size_t *from, size_t *to)
 {
 	const char *p = s->s->p;
 	uint32_t cp;
@@ -158,7 +159,8 @@ static bool strip(struct call *c, bool left, bool right)
 		set = NULL;
 	else if (set->type != VALUE_STRING)
 		return render_fail(c->r, "%s arg must be None or str", c->fn->name);
-	return strip_range(c->r, &c->self, set, left, right, &from, &to) && string_part(c->r, &c->self, from, to, c->out);
+	return strip_range(c->r, &c->self, set, left, right, &from, &to) &&
+	       string_part(c->r, &c->self, from, to, c->out);
 }
 
 static bool run_strip(struct call *c)
@@ -201,7 +203,7 @@ static bool run_removesuffix(struct call *c)
 static bool search_range(struct call *c, int first, size_t *from, size_t *to, bool *valid)
 {
 	int64_t n = (int64_t)c->self.s->n_chars, start = 0, end = n;
-	if (!int_arg(c, first, &start) || !int_arg(c, first + 1, &end))
+	if (!int_or_none_arg(c, first, &start) || !int_or_none_arg(c, first + 1, &end))
 		return false;
 	if (end > n)
 		end = n;
@@ -326,7 +328,7 @@ static bool affix(struct call *c, bool at_end)
 	for (size_t i = 0; i < n_items; i++) {
 		if (items[i].type != VALUE_STRING)
 			return render_fail(c->r, "%s first arg must be str or a tuple of str, not %s", c->fn->name,
-			                   type_name(&items[i]));
+					   type_name(&items[i]));
 		size_t m = items[i].s->n;
 		if (!render_spend(c->r, m / 64 + 1))
 			return false;
@@ -373,7 +375,8 @@ static bool run_replace(struct call *c)
 				break;
 			hit = (size_t)(found - p);
 		}
-		if (!render_spend(c->r, 1) || !text_add_part(c->r, &t, &c->self, from, hit) || !text_add_value(c->r, &t, &new))
+		if (!render_spend(c->r, 1) || !text_add_part(c->r, &t, &c->self, from, hit) ||
+		    !text_add_value(c->r, &t, &new))
 			return false;
 		from = hit + old.s->n;
 	}
@@ -587,7 +590,8 @@ static bool run_join(struct call *c)
 		if (!got)
 			break;
 		if (item.type != VALUE_STRING)
-			return render_fail(c->r, "sequence item %zu: expected str instance, %s found", i, type_name(&item));
+			return render_fail(c->r, "sequence item %zu: expected str instance, %s found", i,
+					   type_name(&item));
 		if ((i && !text_add_value(c->r, &t, &c->self)) || !text_add_value(c->r, &t, &item))
 			return false;
 	}
@@ -815,48 +819,48 @@ static bool run_istitle(struct call *c)
 }
 
 const struct builtin string_methods[] = {
-        {"capitalize", "", run_capitalize},
-        {"casefold", "", run_casefold},
-        {"center", "width ?fillchar", run_center},
-        {"count", "sub ?start end", run_count},
-        {"endswith", "suffix ?start end", run_endswith},
-        {"expandtabs", "?tabsize", run_expandtabs},
-        {"find", "sub ?start end", run_find},
-        {"format", NULL, run_format},
-        {"index", "sub ?start end", run_index},
-        {"isalnum", "", run_isalnum},
-        {"isalpha", "", run_isalpha},
-        {"isascii", "", run_isascii},
-        {"isdecimal", "", run_isdecimal},
-        {"isdigit", "", run_isdigit},
-        {"isidentifier", "", run_isidentifier},
-        {"islower", "", run_islower},
-        {"isnumeric", "", run_isnumeric},
-        {"isprintable", "", run_isprintable},
-        {"isspace", "", run_isspace},
-        {"istitle", "", run_istitle},
-        {"isupper", "", run_isupper},
-        {"join", "iterable", run_join},
-        {"ljust", "width ?fillchar", run_ljust},
-        {"lower", "", run_lower},
-        {"lstrip", "?chars", run_lstrip},
-        {"partition", "sep", run_partition},
-        {"removeprefix", "prefix", run_removeprefix},
-        {"removesuffix", "suffix", run_removesuffix},
-        {"replace", "old new ?count", run_replace},
-        {"rfind", "sub ?start end", run_rfind},
-        {"rindex", "sub ?start end", run_rindex},
-        {"rjust", "width ?fillchar", run_rjust},
-        {"rpartition", "sep", run_rpartition},
-        {"rsplit", "?sep maxsplit", run_rsplit},
-        {"rstrip", "?chars", run_rstrip},
-        {"split", "?sep maxsplit", run_split},
-        {"splitlines", "?keepends", run_splitlines},
-        {"startswith", "prefix ?start end", run_startswith},
-        {"strip", "?chars", run_strip},
-        {"swapcase", "", run_swapcase},
-        {"title", "", run_title},
-        {"upper", "", run_upper},
-        {"zfill", "width", run_zfill},
+	{"capitalize", "", run_capitalize},
+	{"casefold", "", run_casefold},
+	{"center", "width ?fillchar", run_center},
+	{"count", "sub ?start end", run_count},
+	{"endswith", "suffix ?start end", run_endswith},
+	{"expandtabs", "?tabsize", run_expandtabs},
+	{"find", "sub ?start end", run_find},
+	{"format", NULL, run_format},
+	{"index", "sub ?start end", run_index},
+	{"isalnum", "", run_isalnum},
+	{"isalpha", "", run_isalpha},
+	{"isascii", "", run_isascii},
+	{"isdecimal", "", run_isdecimal},
+	{"isdigit", "", run_isdigit},
+	{"isidentifier", "", run_isidentifier},
+	{"islower", "", run_islower},
+	{"isnumeric", "", run_isnumeric},
+	{"isprintable", "", run_isprintable},
+	{"isspace", "", run_isspace},
+	{"istitle", "", run_istitle},
+	{"isupper", "", run_isupper},
+	{"join", "iterable", run_join},
+	{"ljust", "width ?fillchar", run_ljust},
+	{"lower", "", run_lower},
+	{"lstrip", "?chars", run_lstrip},
+	{"partition", "sep", run_partition},
+	{"removeprefix", "prefix", run_removeprefix},
+	{"removesuffix", "suffix", run_removesuffix},
+	{"replace", "old new ?count", run_replace},
+	{"rfind", "sub ?start end", run_rfind},
+	{"rindex", "sub ?start end", run_rindex},
+	{"rjust", "width ?fillchar", run_rjust},
+	{"rpartition", "sep", run_rpartition},
+	{"rsplit", "?sep maxsplit", run_rsplit},
+	{"rstrip", "?chars", run_rstrip},
+	{"split", "?sep maxsplit", run_split},
+	{"splitlines", "?keepends", run_splitlines},
+	{"startswith", "prefix ?start end", run_startswith},
+	{"strip", "?chars", run_strip},
+	{"swapcase", "", run_swapcase},
+	{"title", "", run_title},
+	{"upper", "", run_upper},
+	{"zfill", "width", run_zfill},
 };
 const size_t n_string_methods = sizeof string_methods / sizeof *string_methods;

@@ -87,7 +87,8 @@ uint8_t string_origin(const struct value *s, size_t from, size_t to)
 	return i < s->s->n_data && s->s->data[i].begin < to ? VALUE_DATA : VALUE_TRUSTED;
 }
 
-bool text_add_as(struct render *r, struct text *t, const char *p, size_t n, const struct value *s, size_t from, size_t to)
+bool text_add_as(struct render *r, struct text *t, const char *p, size_t n, const struct value *s, size_t from,
+		 size_t to)
 {
 	return text_add(r, t, p, n, string_origin(s, from, to));
 }
@@ -125,7 +126,7 @@ static uint8_t origin_of(const struct text_span *data, size_t n_data, size_t n)
 }
 
 static bool make_string(struct render *r, const char *p, size_t n, const struct text_span *data, size_t n_data,
-                        struct value *out)
+			struct value *out)
 {
 	struct value_text *s = render_alloc(r, sizeof *s);
 	if (!s || !render_spend(r, n / 64))
@@ -235,8 +236,8 @@ void format_float(double f, char out[40])
 		strcpy(out, isnan(f) ? "nan" : f < 0 ? "-inf" : "inf");
 		return;
 	}
-	/* Any decimal of up to 15 digits survives a double, so 15 digits without trailing zeros are the shortest if they
-	 * read back at all. That does not hold for subnormal numbers. */
+	/* Any decimal of up to 15 digits survives a double, so 15 digits without trailing zeros are the shortest if
+	 * they read back at all. That does not hold for subnormal numbers. */
 	char e[40];
 	int precision = fabs(f) < 0x1p-1022 ? 0 : 14;
 	for (; precision < 17; precision++) {
@@ -315,7 +316,7 @@ const char *type_name(const struct value *v)
 	case VALUE_VIEW:
 		return v->view->kind == VIEW_KEYS     ? "dict_keys"
 		       : v->view->kind == VIEW_VALUES ? "dict_values"
-		                                      : "dict_items";
+						      : "dict_items";
 	case VALUE_NAMESPACE:
 		return "Namespace";
 	case VALUE_FUNCTION:
@@ -368,7 +369,7 @@ static bool add_quoted(struct render *r, struct text *t, const struct value *s)
 }
 
 static bool add_items(struct render *r, struct text *t, const struct value *items, size_t n, const char *open,
-                      const char *close, int depth)
+		      const char *close, int depth)
 {
 	if (!text_puts(r, t, open))
 		return false;
@@ -414,7 +415,7 @@ static bool add_other(struct render *r, struct text *t, const struct value *v)
 	switch (v->type) {
 	case VALUE_RANGE:
 		snprintf(s, sizeof s, v->range->step == 1 ? "range(%lld, %lld)" : "range(%lld, %lld, %lld)",
-		         (long long)v->range->start, (long long)v->range->stop, (long long)v->range->step);
+			 (long long)v->range->start, (long long)v->range->stop, (long long)v->range->step);
 		break;
 	case VALUE_MACRO:
 		return text_puts(r, t, "<Macro '") &&
@@ -428,7 +429,7 @@ static bool add_other(struct render *r, struct text *t, const struct value *v)
 		break;
 	case VALUE_METHOD:
 		snprintf(s, sizeof s, "<built-in method %s of %s object>", v->method->builtin->name,
-		         type_name(&v->method->self));
+			 type_name(&v->method->self));
 		break;
 	default:
 		snprintf(s, sizeof s, "<%s object>", type_name(v));

@@ -6,8 +6,8 @@
 #include <stdint.h>
 
 /*
- * The character at p[0..n), n > 0: its length in bytes. A character ends before the next byte that begins one; bytes that are
- * not UTF-8 read as U+FFFD.
+ * The character at p[0..n), n > 0: its length in bytes. A character ends before the next byte that begins one; bytes
+ * that are not UTF-8 read as U+FFFD.
  */
 size_t char_next(const char *p, size_t n, uint32_t *cp);
 /* The offset at which the last character of p[0..n) begins, n > 0. */

@@ -7,7 +7,7 @@
 #include "engine/text/value_internal.h"
 
 enum {
-	SMALL_DICT = 8,      /* entries searched one by one */
+	SMALL_DICT = 8,	     /* entries searched one by one */
 	COMPARE_DEPTH = 200, /* nesting that hashing and comparing follow */
 };
 
@@ -126,7 +126,8 @@ struct value *value_dict(struct arena *a)
 
 /* ---- Hashing and equality ---- */
 
-/* Keys come from clients, so the hash is keyed (SipHash-1-3, by J.-P. Aumasson and D. J. Bernstein) with a secret of the process. */
+/* Keys come from clients, so the hash is keyed (SipHash-1-3, by J.-P. Aumasson and D. J. Bernstein) with a secret of
+ * the process. */
 static uint64_t secret[2];
 static pthread_once_t secret_once = PTHREAD_ONCE_INIT;
 
@@ -165,7 +166,7 @@ static uint64_t hash_bytes(const void *data, size_t n, uint64_t domain)
 	pthread_once(&secret_once, secret_init);
 	uint64_t k0 = secret[0], k1 = secret[1] ^ domain;
 	uint64_t v[4] = {k0 ^ 0x736f6d6570736575, k1 ^ 0x646f72616e646f6d, k0 ^ 0x6c7967656e657261,
-	                 k1 ^ 0x7465646279746573};
+			 k1 ^ 0x7465646279746573};
 	const unsigned char *p = data;
 	size_t left = n;
 	for (; left >= 8; left -= 8, p += 8) {
@@ -367,7 +368,7 @@ static bool build_index(struct arena *a, struct value_dict *d, uint64_t *work)
 }
 
 enum hash_result value_dict_find(const struct value_dict *d, const struct value *key, uint64_t *work,
-                                 struct dict_entry **found)
+				 struct dict_entry **found)
 {
 	*found = NULL;
 	uint64_t hash = 0;
@@ -411,7 +412,7 @@ struct dict_entry *value_dict_find_text(const struct value_dict *d, struct str k
 }
 
 enum hash_result value_dict_put(struct arena *a, struct value_dict *d, const struct value *key, struct value item,
-                                uint64_t *work, bool *full)
+				uint64_t *work, bool *full)
 {
 	struct dict_entry *found;
 	enum hash_result result = value_dict_find(d, key, work, &found);

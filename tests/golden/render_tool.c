@@ -1,7 +1,8 @@
 /*
- * Renders templates for the tests in this directory. Each line of standard input is a JSON object: "source" (a template),
- * "vars" (its variables), "now" (seconds since 1970, for strftime_now) and optionally "trusted": true (strings of vars are
- * marked as trusted). Each line of output is {"prompt": ..., "data": [[begin, end], ...]} or {"error": ..., "status": ...}.
+ * Renders templates for the tests in this directory. Each line of standard input is a JSON object: "source" (a
+ * template), "vars" (its variables), "now" (seconds since 1970, for strftime_now) and optionally "trusted": true
+ * (strings of vars are marked as trusted). Each line of output is {"prompt": ..., "data": [[begin, end], ...]} or
+ * {"error": ..., "status": ...}.
  */
 #include <jansson.h>
 #include <stdio.h>
@@ -20,9 +21,9 @@ static struct value *from_json(struct arena *a, const json_t *j, enum value_orig
 		const char *key;
 		size_t key_n;
 		json_t *item;
-		json_object_keylen_foreach((json_t *)j, key, key_n, item)
-			if (!value_dict_set(a, dict, key, key_n, from_json(a, item, origin)))
-				return NULL;
+		json_object_keylen_foreach(
+			(json_t *)j, key, key_n,
+			item) if (!value_dict_set(a, dict, key, key_n, from_json(a, item, origin))) return NULL;
 		return dict;
 	}
 	case JSON_ARRAY: {
@@ -47,7 +48,7 @@ static struct value *from_json(struct arena *a, const json_t *j, enum value_orig
 
 static void print(json_t *j)
 {
-	char *text = j ? json_dumps(j, JSON_COMPACT | JSON_ENSURE_ASCII | JSON_ALLOW_NUL) : NULL;
+	char *text = j ? json_dumps(j, JSON_COMPACT | JSON_ENSURE_ASCII) : NULL;
 	puts(text ? text : "{\"error\":\"the output is not UTF-8\",\"status\":\"internal error\"}");
 	fflush(stdout);
 	free(text);
@@ -58,14 +59,15 @@ static void print_error(const struct error *err)
 {
 	json_t *message = json_string(err->message);
 	print(json_pack("{s:o,s:s}", "error", message ? message : json_string("(not UTF-8)"), "status",
-	                status_text(err->status)));
+			status_text(err->status)));
 }
 
 static void print_rendered(const struct rendered *r)
 {
 	json_t *spans = json_array(), *text = json_stringn(r->text.data ? r->text.data : "", r->text.len);
 	for (size_t i = 0; i < r->n_data; i++)
-		json_array_append_new(spans, json_pack("[I,I]", (json_int_t)r->data[i].begin, (json_int_t)r->data[i].end));
+		json_array_append_new(spans,
+				      json_pack("[I,I]", (json_int_t)r->data[i].begin, (json_int_t)r->data[i].end));
 	print(json_pack("{s:o,s:o}", "prompt", text, "data", spans));
 }
 
@@ -79,8 +81,8 @@ static void run(const json_t *request)
 	struct error err = {0};
 	enum status status = template_compile(json_string_value(source), json_string_length(source), &t, &err);
 	if (status == STATUS_OK)
-		status = template_render(t, from_json(a, vars, origin), json_integer_value(json_object_get(request, "now")), NULL,
-		                         &out, &err);
+		status = template_render(t, from_json(a, vars, origin),
+					 json_integer_value(json_object_get(request, "now")), NULL, &out, &err);
 	if (status == STATUS_OK)
 		print_rendered(&out);
 	else
@@ -97,7 +99,8 @@ int main(void)
 	while (getline(&line, &cap, stdin) > 0) {
 		json_error_t why;
 		json_t *request = json_loads(line, JSON_ALLOW_NUL, &why);
-		if (!json_is_string(json_object_get(request, "source")) || !json_is_object(json_object_get(request, "vars"))) {
+		if (!json_is_string(json_object_get(request, "source")) ||
+		    !json_is_object(json_object_get(request, "vars"))) {
 			fprintf(stderr, "bad request: %s\n", request ? "needs source and vars" : why.text);
 			return 1;
 		}

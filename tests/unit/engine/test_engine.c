@@ -604,6 +604,55 @@ static void a_pool_too_small_for_the_asked_context_is_a_start_up_error(void **st
 	engine_destroy(e);
 }
 
+static void a_plan_is_what_the_engine_then_takes_to_the_byte(void **state)
+{
+	(void)state;
+	struct engine_options o = defaults();
+	struct engine_plan_params params = {.model_path = model_path, .context_tokens = 300, .n_sessions = 3, .tokens_per_s = 10};
+	struct engine_plan plan, other;
+	struct error err;
+	assert_int_equal(engine_plan(&params, &plan, &err), STATUS_OK);
+	/* Exactly the memory it asks for, and the engine holds exactly so many conversations. */
+	o.context_tokens = 300;
+	o.kv_bytes = plan.kv_bytes;
+	struct engine *e = start(&o);
+	const struct engine_info *info = engine_info(e);
+	assert_int_equal(info->kv_bytes, plan.kv_bytes);
+	assert_int_equal(info->kv_bytes_per_token, plan.kv_bytes_per_token);
+	assert_int_equal(plan.kv_bytes_per_token, 2 * TINY_LAYERS * TINY_KV_HEADS * TINY_HEAD_DIM * 2);
+	assert_int_equal(plan.sessions_that_fit, 3);
+	make_session(e, "s");
+	struct engine_request *r = request(e, "0123456789012345678901234567890123456789", 261);
+	strcpy(r->session, "s");
+	struct answer a = run(e, r);
+	assert_int_equal(a.n_tokens, 0); /* 301 do not fit */
+	r = request(e, "0123456789012345678901234567890123456789", 260);
+	strcpy(r->session, "s");
+	a = run(e, r);
+	assert_int_equal(a.n_tokens, 260);
+	uint64_t id = engine_next_id(e);
+	engine_session_get(e, id, "s");
+	struct engine_event *ev = reply(e, id);
+	assert_int_equal(ev->sessions[0].n_tokens, 299); /* the last token's KV is never needed */
+	assert_int_equal(ev->sessions[0].kv_bytes, plan.kv_bytes_per_session);
+	engine_event_free(ev);
+	buf_free(&a.text);
+	engine_destroy(e);
+	/* Linear in the tokens, page by page, and in the sessions. */
+	for (int32_t pages = 1; pages < 20; pages++) {
+		params.context_tokens = pages * 16;
+		assert_int_equal(engine_plan(&params, &other, &err), STATUS_OK);
+		assert_int_equal(other.kv_bytes_per_session, (uint64_t)pages * other.page_bytes);
+		assert_int_equal(other.total_bytes, other.weights_bytes + other.activation_bytes + 3 * other.kv_bytes_per_session);
+		assert_true(other.idle_seconds == (double)pages * 3 * 16 / 10);
+	}
+	params.memory_bytes = 1;
+	assert_int_equal(engine_plan(&params, &other, &err), STATUS_OK);
+	assert_int_equal(other.sessions_that_fit, 0);
+	params.tokens_per_s = -1;
+	assert_int_equal(engine_plan(&params, &other, &err), STATUS_INVALID);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -620,6 +669,7 @@ int main(void)
 	        cmocka_unit_test(control_tokens_in_a_message_stay_text),
 	        cmocka_unit_test(a_model_that_cannot_be_loaded_says_why),
 	        cmocka_unit_test(a_pool_too_small_for_the_asked_context_is_a_start_up_error),
+	        cmocka_unit_test(a_plan_is_what_the_engine_then_takes_to_the_byte),
 	};
 	return cmocka_run_group_tests(tests, make_model, remove_model);
 }

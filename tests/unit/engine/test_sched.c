@@ -31,7 +31,7 @@ static void setup(struct fixture *f, int32_t n_pages)
 	clock_manual_init(&now, 1);
 	assert_int_equal(kv_pool_create(&mem.base, &layout, n_pages, &f->pool, NULL), STATUS_OK);
 	assert_int_equal(session_table_init(&f->sessions, &now, 30000, 300000, 100), STATUS_OK);
-	assert_int_equal(kv_prefix_create(f->pool, &f->prefix), STATUS_OK);
+	assert_int_equal(kv_prefix_create(f->pool, NULL, &f->prefix, NULL), STATUS_OK);
 	assert_int_equal(sched_init(&f->sched, f->pool, f->prefix, &f->sessions, &now, MAX_RUNNING, STEP, MAX_RUNNING + 8), STATUS_OK);
 }
 

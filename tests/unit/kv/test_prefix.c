@@ -29,7 +29,7 @@ static void setup(struct fixture *f, int32_t n_pages)
 	struct kv_root root = plain_root();
 	memory_backend_init(&mem);
 	assert_int_equal(kv_pool_create(&mem.base, &layout, n_pages, &f->pool, NULL), STATUS_OK);
-	assert_int_equal(kv_prefix_create(f->pool, &f->prefix), STATUS_OK);
+	assert_int_equal(kv_prefix_create(f->pool, "lru", &f->prefix, NULL), STATUS_OK);
 	kv_key_root(&root, &f->root);
 }
 
@@ -49,6 +49,13 @@ static struct kv_seq computed(struct fixture *f, int32_t n)
 	return s;
 }
 
+static const struct kv_use *at(int64_t now_ms)
+{
+	static struct kv_use use;
+	use = (struct kv_use){.now_ms = now_ms};
+	return &use;
+}
+
 static void fill(int32_t *tokens, int32_t n, int32_t from)
 {
 	for (int32_t i = 0; i < n; i++)
@@ -63,10 +70,10 @@ static void full_pages_are_found_again_and_shared(void **state)
 	setup(&f, 20);
 	fill(tokens, 100, 0);
 	struct kv_seq a = computed(&f, 70), b = KV_SEQ_INIT;
-	assert_int_equal(kv_prefix_put(f.prefix, &f.root, tokens, &a, 0, 1), 4);
+	assert_int_equal(kv_prefix_put(f.prefix, &f.root, tokens, &a, 0, at(1)), 4);
 	assert_int_equal(kv_prefix_match(f.prefix, &f.root, tokens, 100), 4);
 	assert_int_equal(kv_prefix_match(f.prefix, &f.root, tokens, 63), 3);
-	assert_int_equal(kv_prefix_get(f.prefix, &f.root, tokens, 100, 2, &b), STATUS_OK);
+	assert_int_equal(kv_prefix_get(f.prefix, &f.root, tokens, 100, at(2), &b), STATUS_OK);
 	assert_int_equal(b.n_tokens, 64);
 	for (int i = 0; i < 4; i++)
 		assert_int_equal(a.pages[i], b.pages[i]);
@@ -132,7 +139,7 @@ static void salts_share_nothing(void **state)
 	setup(&f, 20);
 	fill(tokens, 64, 0);
 	struct kv_seq a = computed(&f, 64);
-	kv_prefix_put(f.prefix, &f.root, tokens, &a, 0, 1);
+	kv_prefix_put(f.prefix, &f.root, tokens, &a, 0, at(1));
 	other.salt = str_from("other");
 	kv_key_root(&other, &key);
 	assert_int_equal(kv_prefix_match(f.prefix, &key, tokens, 64), 0);
@@ -149,8 +156,8 @@ static void equal_content_computed_twice_ends_up_in_one_place(void **state)
 	fill(tokens, 64, 0);
 	struct kv_seq a = computed(&f, 64), b = computed(&f, 60);
 	assert_int_equal(kv_pool_n_free(f.pool), 12);
-	kv_prefix_put(f.prefix, &f.root, tokens, &a, 0, 1);
-	assert_int_equal(kv_prefix_put(f.prefix, &f.root, tokens, &b, 0, 1), 3);
+	kv_prefix_put(f.prefix, &f.root, tokens, &a, 0, at(1));
+	assert_int_equal(kv_prefix_put(f.prefix, &f.root, tokens, &b, 0, at(1)), 3);
 	assert_int_equal(kv_pool_n_free(f.pool), 15);
 	assert_int_equal(a.pages[2], b.pages[2]);
 	assert_int_not_equal(a.pages[3], b.pages[3]);
@@ -170,7 +177,7 @@ static void pages_are_added_as_they_fill(void **state)
 	int32_t done = 0;
 	for (int32_t n = 1; n <= 64; n++) {
 		a.n_tokens = n;
-		done = kv_prefix_put(f.prefix, &f.root, tokens, &a, done, n);
+		done = kv_prefix_put(f.prefix, &f.root, tokens, &a, done, at(n));
 		assert_int_equal(done, n / KV_PAGE_TOKENS);
 	}
 	assert_int_equal(kv_prefix_match(f.prefix, &f.root, tokens, 64), 4);
@@ -189,25 +196,25 @@ static void eviction_takes_leaves_that_nobody_holds_oldest_first(void **state)
 	fill(y, 64, 0);
 	y[32] = -1; /* shares two pages with x */
 	struct kv_seq a = computed(&f, 64), b = computed(&f, 64);
-	kv_prefix_put(f.prefix, &f.root, x, &a, 0, 1);
-	kv_prefix_put(f.prefix, &f.root, y, &b, 0, 2);
-	assert_false(kv_prefix_evict(f.prefix));
+	kv_prefix_put(f.prefix, &f.root, x, &a, 0, at(1));
+	kv_prefix_put(f.prefix, &f.root, y, &b, 0, at(2));
+	assert_false(kv_prefix_evict(f.prefix, 0, EVICT_FOR_PROMPT));
 	kv_seq_release(f.pool, &a);
 	kv_prefix_stats(f.prefix, &st);
 	assert_int_equal(st.n_pages, 6);
 	assert_int_equal(st.n_idle, 2);
-	assert_true(kv_prefix_evict(f.prefix));
+	assert_true(kv_prefix_evict(f.prefix, 0, EVICT_FOR_PROMPT));
 	assert_int_equal(kv_prefix_match(f.prefix, &f.root, x, 64), 3);
-	assert_true(kv_prefix_evict(f.prefix));
+	assert_true(kv_prefix_evict(f.prefix, 0, EVICT_FOR_PROMPT));
 	assert_int_equal(kv_prefix_match(f.prefix, &f.root, x, 64), 2);
 	/* The rest belongs to b as well. */
-	assert_false(kv_prefix_evict(f.prefix));
+	assert_false(kv_prefix_evict(f.prefix, 0, EVICT_FOR_PROMPT));
 	kv_seq_release(f.pool, &b);
 	for (int left = 3; left >= 0; left--) {
-		assert_true(kv_prefix_evict(f.prefix));
+		assert_true(kv_prefix_evict(f.prefix, 0, EVICT_FOR_PROMPT));
 		assert_int_equal(kv_prefix_match(f.prefix, &f.root, y, 64), left);
 	}
-	assert_false(kv_prefix_evict(f.prefix));
+	assert_false(kv_prefix_evict(f.prefix, 0, EVICT_FOR_PROMPT));
 	teardown(&f);
 }
 
@@ -234,12 +241,12 @@ static void a_random_workload_never_serves_a_wrong_page(void **state)
 		        cut = (int32_t)(unit_rand(&rng) % LEN);
 		for (int32_t t = 0; t < n; t++)
 			tokens[i][t] = t < cut ? family : (int32_t)(unit_rand(&rng) % 2) + 10;
-		assert_int_equal(kv_prefix_get(f.prefix, &f.root, tokens[i], n, round, &seq[i]), STATUS_OK);
+		assert_int_equal(kv_prefix_get(f.prefix, &f.root, tokens[i], n, at(round), &seq[i]), STATUS_OK);
 		for (int32_t t = 0; t < seq[i].n_tokens; t++)
 			assert_int_equal(content[seq[i].pages[t / KV_PAGE_TOKENS]][t % KV_PAGE_TOKENS], tokens[i][t]);
 		int32_t known = seq[i].n_tokens / KV_PAGE_TOKENS;
 		while (kv_seq_pages_needed(f.pool, &seq[i], n - seq[i].n_tokens) > kv_pool_n_free(f.pool)) {
-			if (!kv_prefix_evict(f.prefix))
+			if (!kv_prefix_evict(f.prefix, 0, EVICT_FOR_PROMPT))
 				break;
 		}
 		if (kv_seq_prepare(f.pool, &seq[i], n - seq[i].n_tokens) != STATUS_OK) {
@@ -251,17 +258,17 @@ static void a_random_workload_never_serves_a_wrong_page(void **state)
 			content[seq[i].pages[t / KV_PAGE_TOKENS]][t % KV_PAGE_TOKENS] = tokens[i][t];
 		}
 		seq[i].n_tokens = n;
-		kv_prefix_put(f.prefix, &f.root, tokens[i], &seq[i], known, round);
+		kv_prefix_put(f.prefix, &f.root, tokens[i], &seq[i], known, at(round));
 		kv_prefix_stats(f.prefix, &st);
 		assert_true(st.n_idle >= 0 && st.n_idle <= st.n_pages);
 	}
 	kv_prefix_stats(f.prefix, &st);
-	assert_true(st.hits > 1000 && st.evicted > 1000);
+	assert_true(st.hits > 1000 && st.evicted[EVICT_FOR_PROMPT] > 1000);
 	for (int i = 0; i < SEQS; i++)
 		kv_seq_release(f.pool, &seq[i]);
 	kv_prefix_stats(f.prefix, &st);
 	assert_int_equal(st.n_idle, st.n_pages);
-	while (kv_prefix_evict(f.prefix))
+	while (kv_prefix_evict(f.prefix, 0, EVICT_FOR_PROMPT))
 		;
 	assert_int_equal(kv_pool_n_free(f.pool), PAGES);
 	teardown(&f);
