@@ -7,7 +7,7 @@
 #include "engine/base/utf8.h"
 #include "tests/support/fake_value.h"
 
-enum { MAX_SESSIONS = 64, MAX_RUNS = 2048 };
+enum { MAX_SESSIONS = 64 };
 
 struct tokens {
 	int32_t *ids;
@@ -37,7 +37,7 @@ struct engine {
 	const char *reply;
 	int queue_limit, max_sessions, n_heartbeats;
 	struct list events;
-	struct run runs[MAX_RUNS];
+	struct run *runs; /* [n_runs], in the order of submission */
 	size_t n_runs;
 	struct session sessions[MAX_SESSIONS];
 	struct engine_stats stats;
@@ -385,12 +385,14 @@ static bool accept(struct engine *e, struct run *run, char *why, size_t cap, enu
 
 void engine_submit(struct engine *e, struct engine_request *r)
 {
-	struct run *run = &e->runs[e->n_runs++];
+	struct run *run;
 	char why[200];
 	enum status status;
 
-	if (e->n_runs > MAX_RUNS)
+	e->runs = realloc(e->runs, (e->n_runs + 1) * sizeof *e->runs);
+	if (!e->runs)
 		abort();
+	run = &e->runs[e->n_runs++];
 	*run = (struct run){.r = r};
 	switch (r->input) {
 	case ENGINE_INPUT_TEXT:
@@ -663,6 +665,7 @@ void engine_destroy(struct engine *e)
 	}
 	for (size_t i = 0; i < MAX_SESSIONS; i++)
 		free(e->sessions[i].held.ids);
+	free(e->runs);
 	free(e);
 }
 
