@@ -44,7 +44,7 @@ bool app_accepts(const struct app *a, struct failure *f)
 		break;
 	}
 	failure_set(f, FAILURE_LOAD_FAILED, NULL, "The model could not be loaded: %s",
-	            engine_load_error(a->engine)->message);
+		    engine_load_error(a->engine)->message);
 	return false;
 }
 
@@ -59,7 +59,7 @@ bool app_serves(const struct app *a, const struct json *model, struct failure *f
 	if (!a->config->strict_model || !name.p || str_is(name, app_model_id(a)))
 		return true;
 	failure_set(f, FAILURE_NO_MODEL, "model", "The model '%.*s' does not exist; this server has '%s'.",
-	            (int)(name.n < 200 ? name.n : 200), name.p, app_model_id(a));
+		    (int)(name.n < 200 ? name.n : 200), name.p, app_model_id(a));
 	return false;
 }
 
@@ -73,7 +73,7 @@ void make_id(char *out, size_t cap, const char *prefix)
 		bits[1] = ++n_fallback;
 	}
 	snprintf(out, cap, "%s%016llx%08llx", prefix, (unsigned long long)bits[0],
-	         (unsigned long long)(bits[1] & 0xffffffff));
+		 (unsigned long long)(bits[1] & 0xffffffff));
 }
 
 int64_t unix_now(void)
@@ -204,7 +204,7 @@ static void call_closed(struct http_exchange *x, void *arg)
 }
 
 uint64_t call_start(struct app *a, struct http_exchange *x,
-                    void (*done)(struct app *a, struct http_exchange *x, const struct engine_event *ev))
+		    void (*done)(struct app *a, struct http_exchange *x, const struct engine_event *ev))
 {
 	struct call *c = calloc(1, sizeof *c);
 	struct failure f;

@@ -1,6 +1,6 @@
 /*
- * Any bytes as a request body: either a sentence that says what is wrong, or something that each request parser accepts or
- * refuses in order. The whole API stands behind it, with an engine and a transport that are fakes: what is accepted
+ * Any bytes as a request body: either a sentence that says what is wrong, or something that each request parser accepts
+ * or refuses in order. The whole API stands behind it, with an engine and a transport that are fakes: what is accepted
  * runs to its end, and whatever is answered must be JSON itself.
  */
 #include <stdint.h>
@@ -52,7 +52,8 @@ static void expect_json(const char *text, size_t n)
 	expect(utf8_valid(text, n));
 	if (json_parse((struct str){text, n}, &doc, &root, &err) != STATUS_OK) {
 		/* jansson does not read keys with NUL in them, nor does json.c read what is too deep or too large. */
-		expect(strstr(err.message, "NUL byte") || strstr(err.message, "nested") || strstr(err.message, "more than"));
+		expect(strstr(err.message, "NUL byte") || strstr(err.message, "nested") ||
+		       strstr(err.message, "more than"));
 		return;
 	}
 	json_doc_free(doc);
@@ -252,7 +253,7 @@ static void say(struct engine *e, struct app *a, struct str text)
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
 	static const char *const paths[] = {"/v1/completions", "/v1/chat/completions", "/v1/responses",
-	                                    "/tokenize",       "/detokenize",          "/v1/sessions"};
+					    "/tokenize",       "/detokenize",	       "/v1/sessions"};
 	struct config config = {.cors_origin = (char *)"*", .session_heartbeat = 30000};
 	struct engine *e = fake_engine_create();
 	struct app *a;
