@@ -110,7 +110,7 @@ bool call_value(struct render *r, const struct value *callee, const struct argum
 bool int_arg(struct call *c, int i, int64_t *out)
 {
 	const struct value *v = &c->arg[i];
-	if (!val_given(v) || v->type == VALUE_NONE)
+	if (!val_given(v))
 		return true;
 	if (v->type == VALUE_UNDEFINED)
 		return undefined_fail(c->r, v);
@@ -118,6 +118,11 @@ bool int_arg(struct call *c, int i, int64_t *out)
 		return render_fail(c->r, "'%s' object cannot be interpreted as an integer", type_name(v));
 	*out = val_as_int(v);
 	return true;
+}
+
+bool int_or_none_arg(struct call *c, int i, int64_t *out)
+{
+	return c->arg[i].type == VALUE_NONE || int_arg(c, i, out);
 }
 
 bool string_arg(struct call *c, int i, struct value *out)

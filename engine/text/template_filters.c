@@ -211,7 +211,14 @@ static bool run_truncate(struct call *c)
 	bool killwords = false;
 	struct value s, end, part;
 	truth_arg(c, 1, &killwords);
-	if (!int_arg(c, 0, &length) || !int_arg(c, 3, &leeway) || !value_to_string(c->r, &c->self, &s) ||
+	if (c->self.type == VALUE_UNDEFINED) {
+		*c->out = c->self;
+		return true;
+	}
+	if (c->self.type != VALUE_STRING)
+		return render_fail(c->r, "truncate needs a string, not %s", type_name(&c->self));
+	s = c->self;
+	if (!int_arg(c, 0, &length) || !int_or_none_arg(c, 3, &leeway) ||
 	    !string_new(c->r, "...", 3, VALUE_TRUSTED, &end) || !string_arg(c, 2, &end))
 		return false;
 	int64_t n_end = (int64_t)end.s->n_chars;

@@ -82,10 +82,10 @@ static bool add_number_field(struct render *r, struct text *t, const struct spec
 	lead += n_prefix;
 	struct spec s = *spec;
 	bool zeros = spec->zero && !spec->align;
-	if (zeros) {
+	if (zeros)
 		s.align = '=';
+	if (spec->zero && !spec->fill[0])
 		strcpy(s.fill, "0");
-	}
 	if (spec->group) {
 		size_t every =
 			prefix[0] || spec->type == 'x' || spec->type == 'X' || spec->type == 'b' || spec->type == 'o'
@@ -369,8 +369,10 @@ static bool add_percent(struct render *r, struct text *t, const struct value *fo
 	if (*at >= f.n)
 		return render_fail(r, "incomplete format");
 	spec.type = f.p[(*at)++];
-	if (left)
+	if (left) {
 		spec.align = '<';
+		spec.zero = false;
+	}
 	if (!check_sizes(r, &spec))
 		return false;
 	if (spec.type == '%')
@@ -478,7 +480,9 @@ static bool add_formatted(struct render *r, struct text *t, const struct value *
 			return render_fail(r, "Sign not allowed in string format specifier");
 		if (spec.align == '=')
 			return render_fail(r, "'=' alignment not allowed in string format specifier");
-		if (spec.zero && !spec.align)
+		if (spec.group)
+			return render_fail(r, "Cannot specify '%c' with 's'.", spec.group);
+		if (spec.zero && !spec.fill[0])
 			strcpy(spec.fill, "0");
 		return add_text_field(r, t, &spec, v, '<');
 	}

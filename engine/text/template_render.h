@@ -271,8 +271,9 @@ bool call_builtin(struct render *r, const struct builtin *fn, const struct value
                   struct value *out);
 bool call_value(struct render *r, const struct value *callee, const struct arguments *args, struct value *out);
 
-/* Integer and string parameters of builtins; a missing one (or None for int_arg) leaves *out alone. */
+/* Integer and string parameters of builtins; a missing one leaves *out alone. */
 bool int_arg(struct call *c, int i, int64_t *out);
+bool int_or_none_arg(struct call *c, int i, int64_t *out); /* None is as good as missing */
 bool string_arg(struct call *c, int i, struct value *out);
 bool truth_arg(struct call *c, int i, bool *out);
 /* The first keyword that is not in params, for functions that take `raw`; fails if there is any. */

@@ -587,22 +587,21 @@ static bool run_batch(struct call *c)
 {
 	int64_t size = 0;
 	struct value_seq *items;
-	struct value lists, batch = {.type = VALUE_MISSING};
-	if (!int_arg(c, 0, &size) || !value_items(c->r, &c->self, &items) || !new_list(c->r, &lists))
+	struct value lists, batch;
+	const struct value *fill = val_given(&c->arg[1]) && c->arg[1].type != VALUE_NONE ? &c->arg[1] : NULL;
+	if (!int_arg(c, 0, &size) || !value_items(c->r, &c->self, &items) || !new_list(c->r, &lists) ||
+	    !new_list(c->r, &batch))
 		return false;
 	for (size_t i = 0; i < items->n; i++) {
-		if (!val_given(&batch) || (int64_t)batch.seq->n == size) {
-			if (!new_list(c->r, &batch) || !list_add(c->r, &lists, batch))
-				return false;
-		}
+		if ((int64_t)batch.seq->n == size && (!list_add(c->r, &lists, batch) || !new_list(c->r, &batch)))
+			return false;
 		if (!list_add(c->r, &batch, items->items[i]))
 			return false;
 	}
-	bool fill = val_given(&c->arg[1]) && c->arg[1].type != VALUE_NONE && val_given(&batch);
-	while (fill && (int64_t)batch.seq->n < size)
-		if (!list_add(c->r, &batch, c->arg[1]))
+	while (fill && batch.seq->n && (int64_t)batch.seq->n < size)
+		if (!list_add(c->r, &batch, *fill))
 			return false;
-	return generator_over(c, &lists);
+	return (batch.seq->n == 0 || list_add(c->r, &lists, batch)) && generator_over(c, &lists);
 }
 
 static bool run_slice(struct call *c)

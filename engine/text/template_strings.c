@@ -203,7 +203,7 @@ static bool run_removesuffix(struct call *c)
 static bool search_range(struct call *c, int first, size_t *from, size_t *to, bool *valid)
 {
 	int64_t n = (int64_t)c->self.s->n_chars, start = 0, end = n;
-	if (!int_arg(c, first, &start) || !int_arg(c, first + 1, &end))
+	if (!int_or_none_arg(c, first, &start) || !int_or_none_arg(c, first + 1, &end))
 		return false;
 	if (end > n)
 		end = n;
