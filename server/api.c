@@ -81,6 +81,15 @@ int64_t unix_now(void)
 	return (int64_t)time(NULL);
 }
 
+const char *method_name(enum http_method method)
+{
+	static const char *const names[] = {
+		[HTTP_GET] = "GET",	[HTTP_POST] = "POST",	    [HTTP_DELETE] = "DELETE", [HTTP_PUT] = "PUT",
+		[HTTP_PATCH] = "PATCH", [HTTP_OPTIONS] = "OPTIONS", [HTTP_HEAD] = "HEAD",
+	};
+	return names[method];
+}
+
 /* ---- Replies ---- */
 
 void reply_json(struct http_exchange *x, int status, struct buf *body)
@@ -96,7 +105,7 @@ void reply_json(struct http_exchange *x, int status, struct buf *body)
 	buf_free(body);
 }
 
-void reply_failure(struct http_exchange *x, const struct failure *f)
+void reply_failure_unlogged(struct http_exchange *x, const struct failure *f)
 {
 	struct buf body = BUF_INIT;
 	char seconds[16];
@@ -111,6 +120,21 @@ void reply_failure(struct http_exchange *x, const struct failure *f)
 		http_set_header(x, "WWW-Authenticate", "Bearer");
 	failure_write_body(&body, f);
 	reply_json(x, failure_http(f), &body);
+}
+
+void reply_failure(struct http_exchange *x, const struct failure *f)
+{
+	struct log_line l;
+	log_begin(&l, LOG_INFO, "request");
+	log_text(&l, "method", method_name(http_method(x)));
+	log_str(&l, "path", http_path(x));
+	log_int(&l, "status", failure_http(f));
+	log_text(&l, "id", http_request_id(x));
+	log_text(&l, "peer", http_peer(x));
+	log_text(&l, "code", failure_code(f));
+	log_text(&l, "param", f->param[0] ? f->param : "-");
+	log_end(&l);
+	reply_failure_unlogged(x, f);
 }
 
 void reply_error(struct http_exchange *x, const struct error *err)

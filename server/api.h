@@ -51,12 +51,15 @@ bool app_serves(const struct app *a, const struct json *model, struct failure *f
 /* Writes prefix and 24 random hexadecimal digits. */
 void make_id(char *out, size_t cap, const char *prefix);
 int64_t unix_now(void);
+const char *method_name(enum http_method method);
 
 /* ---- Replies ---- */
 
 /* Answers with JSON and empties body; a body that ran out of memory becomes a 503. */
 void reply_json(struct http_exchange *x, int status, struct buf *body);
+/* Answers with an error and writes the request's log line: what became no generation has no other. */
 void reply_failure(struct http_exchange *x, const struct failure *f);
+void reply_failure_unlogged(struct http_exchange *x, const struct failure *f);
 void reply_error(struct http_exchange *x, const struct error *err);
 /* Parses the body, or answers 400 and returns false. With `optional`, an empty body is an empty object (*doc is NULL).
  */

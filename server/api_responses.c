@@ -39,7 +39,7 @@ static bool on_event(void *arg, const char *type, const struct buf *json)
 static void on_refused(void *arg, const struct failure *f)
 {
 	struct http_response *h = arg;
-	reply_failure(h->x, f);
+	reply_failure_unlogged(h->x, f); /* the generation has its line */
 }
 
 static void on_stream_ended(void *arg)

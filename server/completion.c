@@ -12,11 +12,6 @@ static void on_ended(void *arg, const struct failure *f, bool began);
 static const struct generation_ops ops = {
 	.prompt = on_prompt, .begin = on_begin, .token = on_token, .done = on_done, .ended = on_ended};
 
-static const char *const method_names[] = {
-	[HTTP_GET] = "GET",	[HTTP_POST] = "POST",	    [HTTP_DELETE] = "DELETE", [HTTP_PUT] = "PUT",
-	[HTTP_PATCH] = "PATCH", [HTTP_OPTIONS] = "OPTIONS", [HTTP_HEAD] = "HEAD",
-};
-
 /* ---- Life ---- */
 
 static void destroy(struct completion *c)
@@ -56,7 +51,7 @@ struct completion *completion_create(struct app *a, struct http_exchange *x, con
 	snprintf(path, sizeof path, "%.*s", STR_ARG(http_path(x)));
 	if (c)
 		c->generation = generation_create(a, (size_t)n,
-						  &(struct generation_origin){.method = method_names[http_method(x)],
+						  &(struct generation_origin){.method = method_name(http_method(x)),
 									      .path = path,
 									      .peer = http_peer(x),
 									      .request_id = http_request_id(x)},
@@ -312,7 +307,7 @@ static void on_ended(void *arg, const struct failure *f, bool began)
 		stream_end(c, f);
 	else if (f) {
 		c->generation = NULL;
-		reply_failure(c->x, f);
+		reply_failure_unlogged(c->x, f); /* the generation has its line */
 	} else {
 		reply_whole(c);
 	}
