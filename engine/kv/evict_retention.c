@@ -10,20 +10,21 @@
  *     max over t >= a of   [sum b = a..t of S(b) (1 - exp -q(b))] / [sum b = a..t of S(b) w(b) (1 - exp -q(b)) / q(b)]
  *
  * (w: width of a bin): the best ratio of expected uses to expected time in the cache over all moments t to give up, which
- * is the Gittins index of the page (J. C. Gittins, 1979). The candidate of the lowest worth goes.
+ * is the Gittins index of the page (J. C. Gittins, 1979). The candidate of the lowest worth goes. Pages go only when something
+ * happens, so the time below the line is at least the mean pause between two moments at which something does.
  *
  * Groups. Four things about a use: how many it makes (1, 2, 3, more); how far before the end of its prompt the block lies
  * (0, 1, 2-3, 4-7, 8-15, more, in EVICT_DISTANCE_TOKENS): the end belongs to one conversation, the beginning to many; how
- * many turns the chain had grown by before the block was added (0, 1, 2, more); whether the answer was short.
+ * many turns the chain had grown by before the block was added (0, 1, more); whether the answer was short.
  *
  * Learning. When a block is used again, H[group][bin] += 1. N[group][bin] is the exposure: time in the bin / width, summed over
  * blocks, those still inside included. Blocks that are gone are followed as ghosts, so what is learned does not depend
- * on what happened to be kept. Every 100 prompts (each of the first 20) H and N fade by 0.98, and the hazards are estimated
- * anew, each level drawn to the one above it as far as it lacks data of its own: all blocks; uses x distance; then by turn; then by
+ * on what happened to be kept. H and N fade by 0.98 in 100 prompts. Every 100 prompts, and sooner as long as that is more than
+ * a twentieth of all, the hazards are estimated anew, each level drawn to the one above it as far as it lacks data of its own: all blocks; uses x distance; then by turn; then by
  * short answer. The prior is a constant hazard per bin; as widths grow with age, a page is then worth less the older it is,
  * so a cold start is about lru.
  *
- * Cost. Blocks of a bin form a list by age; each call moves those on that have outgrown their bin, at most 35 times
+ * Cost. Blocks of a bin form a list by age; each call moves those on that have outgrown their bin, at most 41 times
  * between two uses. Each (group, bin) has a queue of candidates, and queues are numbered by worth: the victim is the head of the
  * first that has members. A lesson sorts the numbers, some 100 microseconds for 100 prompts.
  */
@@ -34,28 +35,31 @@
 #include "engine/kv/evict_policy.h"
 
 enum {
-	N_BINS = 36,     /* from 0, 1, sqrt 2, 2, ... 2^17 seconds on */
+	N_BINS = 42,     /* from 0, 1/64, 1/32 ... 1, sqrt 2, 2, ... 2^17 seconds on */
+	SECOND_BIN = 7,  /* from 1 second on */
 	N_USES = 4,
 	N_DISTANCES = 6,
-	N_TURNS = 4,
+	N_TURNS = 3,
 	N_ANSWERS = 2,
 	N_GROUPS = N_USES * N_DISTANCES * N_TURNS * N_ANSWERS,
 	N_QUEUES = N_GROUPS * N_BINS,
 	/*
-	 * A page that a live session vouches for counts as if it were a quarter as old: four bins of sqrt 2. It yields to what is
-	 * worth more even so.
+	 * A page that a live session vouches for counts as if it were a quarter as old, or younger: four bins of sqrt 2. It yields to
+	 * what is worth more even so.
 	 */
 	CLAIM_BINS = 4,
-	EAGER_PROMPTS = 20,
-	PROMPTS_PER_LESSON = 100,
+	LESSON_PROMPTS = 100, /* between two lessons, at most */
+	LESSON_PART = 20,     /* a lesson is due when this part of all prompts has come since the last one */
 	MORE_GHOSTS = 65536, /* a small cache needs a longer memory than its own size */
 };
 
-static const double FADE = 0.98;
+static const double FADE = 0.98; /* in LESSON_PROMPTS prompts */
 /* The prior: uses per bin, and the exposure it weighs as much as. */
-static const double PRIOR_HAZARD = 0.02, PRIOR_WEIGHT = 20;
+static const double PRIOR_HAZARD = 0.05, PRIOR_WEIGHT = 20;
 /* Expected uses that the level of the group above weighs as much as, and the exposure that its shape does. */
 static const double LEVEL_WEIGHT = 20, SHAPE_WEIGHT = 200;
+/* How much a lesson's mean pause counts against the earlier ones, and how many times as long as those it may seem: nights pass. */
+static const double PAUSE_PART = 0.2, PAUSE_GROWTH = 2;
 
 /* A known block; beside e->items, and small, since time alone moves it about. */
 struct known {
@@ -80,7 +84,9 @@ struct retention {
 		int32_t oldest, newest;
 	} bins[N_BINS];
 	struct cell cells[N_GROUPS][N_BINS];
-	uint64_t n_prompts;
+	uint64_t n_prompts, n_learned; /* n_learned: at the last lesson */
+	int64_t learned_ms, n_moments; /* time of the last lesson, and times at which something has happened since */
+	double pause_ms;
 	int32_t queue_of[N_QUEUES]; /* by group * N_BINS + bin */
 	float worth[N_QUEUES];      /* by queue, rising; single precision lets values that differ by rounding alone be equal */
 	struct lesson {             /* scratch of learn() */
@@ -151,6 +157,7 @@ static void cut_short(struct evict *e, int32_t i)
 static void retention_advance(struct evict *e)
 {
 	struct retention *r = e->state;
+	r->n_moments++;
 	/* From the oldest bin down, so that what moves far finds the bin ahead of it in order. */
 	for (int b = N_BINS - 2; b >= 0; b--) {
 		for (int32_t i; (i = r->bins[b].oldest) != EVICT_NONE;) {
@@ -225,9 +232,10 @@ static void worth_by_bin(const struct retention *r, const double *hazard, float 
 			uses += stay * use[t];
 			ms += stay * time_ms[t];
 			stay *= 1 - use[t];
-			if (uses * best_ms > best_uses * ms) {
+			double paid_ms = ms > r->pause_ms ? ms : r->pause_ms;
+			if (uses * best_ms > best_uses * paid_ms) {
 				best_uses = uses;
-				best_ms = ms;
+				best_ms = paid_ms;
 			}
 		}
 		worth[a] = (float)(best_uses / best_ms);
@@ -279,18 +287,37 @@ static void number_queues(struct evict *e)
 	}
 }
 
+static void measure_pause(struct evict *e)
+{
+	struct retention *r = e->state;
+	if (r->n_prompts > 1 && r->n_moments > 0) {
+		double mean = (double)(e->now_ms - r->learned_ms) / (double)r->n_moments;
+		if (r->pause_ms == 0)
+			r->pause_ms = mean;
+		else if (mean < r->pause_ms * PAUSE_GROWTH)
+			r->pause_ms += PAUSE_PART * (mean - r->pause_ms);
+		else
+			r->pause_ms += PAUSE_PART * (PAUSE_GROWTH - 1) * r->pause_ms;
+	}
+	r->learned_ms = e->now_ms;
+	r->n_moments = 0;
+}
+
 static void learn(struct evict *e)
 {
 	struct retention *r = e->state;
 	struct lesson *l = &r->lesson;
 	double all[N_BINS], by_use[N_BINS], by_turn[N_BINS], hazard[N_BINS];
+	double fade = pow(FADE, (double)(r->n_prompts - r->n_learned) / LESSON_PROMPTS);
+	r->n_learned = r->n_prompts;
+	measure_pause(e);
 	for (int g = 0; g < N_GROUPS; g++) {
 		for (int b = 0; b < N_BINS; b++) {
 			struct cell *c = &r->cells[g][b];
 			/* The sum over the blocks inside of the time they have been there. */
 			uint64_t inside_ms = c->n * (uint64_t)(e->now_ms - r->edge_ms[b]) - c->sum_used_ms;
-			c->hits *= FADE;
-			c->exposure *= FADE;
+			c->hits *= fade;
+			c->exposure *= fade;
 			l->hits[g][b] = c->hits;
 			l->exposure[g][b] = c->exposure + (double)inside_ms / width_ms(r, b);
 		}
@@ -307,6 +334,12 @@ static void learn(struct evict *e)
 	number_queues(e);
 }
 
+static bool lesson_is_due(const struct retention *r)
+{
+	uint64_t since = r->n_prompts - r->n_learned;
+	return since >= LESSON_PROMPTS || since * LESSON_PART >= r->n_prompts;
+}
+
 /* ---- The policy ---- */
 
 static enum status retention_init(struct evict *e)
@@ -320,7 +353,7 @@ static enum status retention_init(struct evict *e)
 	for (int b = 0; b < N_BINS; b++)
 		r->bins[b] = (struct bin){EVICT_NONE, EVICT_NONE};
 	for (int b = 1; b <= N_BINS; b++)
-		r->edge_ms[b] = llround(1000 * exp2((b - 1) / 2.0));
+		r->edge_ms[b] = llround(1000 * exp2(b < SECOND_BIN ? b - SECOND_BIN : (b - SECOND_BIN) / 2.0));
 	for (int n = 0; n < N_QUEUES; n++)
 		r->queue_of[n] = n;
 	learn(e);
@@ -361,7 +394,7 @@ static void retention_used(struct evict *e, int32_t i, const struct evict_use *u
 	struct known *k = &r->known[i];
 	if (use->parent == EVICT_NONE) {
 		r->n_prompts++;
-		if (r->n_prompts <= EAGER_PROMPTS || r->n_prompts % PROMPTS_PER_LESSON == 0)
+		if (lesson_is_due(r))
 			learn(e);
 	}
 	if (seen == EVICT_NEW) {

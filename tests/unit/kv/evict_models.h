@@ -343,7 +343,7 @@ static const struct model model_s3fifo = {"s3fifo",  false,   s3_init, model_fre
 
 /* ---- retention ---- */
 
-enum { RET_BINS = 36, RET_GROUPS = 4 * 6 * 4 * 2, RET_BLOCKS = 8192 };
+enum { RET_BINS = 42, RET_GROUPS = 4 * 6 * 3 * 2, RET_BLOCKS = 8192 };
 
 struct ret_block {
 	uint64_t key, uses;
@@ -358,12 +358,15 @@ struct model_ret_state {
 	struct ret_block blocks[RET_BLOCKS]; /* all ever seen; the workload has fewer than the ghosts that are remembered */
 	int n_blocks;
 	int block_at[WORLD_SLOTS];
-	uint64_t n_prompts;
+	uint64_t n_prompts, n_learned;
+	int64_t moment_ms, learned_ms;
+	int n_moments;
+	double pause_ms;
 };
 
 static double ret_edge_ms(int bin)
 {
-	return bin == 0 ? 0 : round(1000 * pow(2, (bin - 1) / 2.0));
+	return bin == 0 ? 0 : bin < 7 ? round(1000 / pow(2, 7 - bin)) : round(1000 * pow(sqrt(2), bin - 7));
 }
 
 static double ret_width_ms(int bin)
@@ -387,10 +390,18 @@ static void ret_learn(struct world *w)
 {
 	struct model_ret_state *s = w->state;
 	static double h[RET_GROUPS][RET_BINS], n[RET_GROUPS][RET_BINS];
+	double fade = pow(0.98, (double)(s->n_prompts - s->n_learned) / 100);
+	s->n_learned = s->n_prompts;
+	if (s->n_prompts > 1 && s->n_moments > 0) {
+		double mean = (double)(w->now_ms - s->learned_ms) / s->n_moments;
+		s->pause_ms = s->pause_ms == 0 ? mean : 0.8 * s->pause_ms + 0.2 * fmin(mean, 2 * s->pause_ms);
+	}
+	s->learned_ms = w->now_ms;
+	s->n_moments = 0;
 	for (int g = 0; g < RET_GROUPS; g++) {
 		for (int b = 0; b < RET_BINS; b++) {
-			h[g][b] = s->hits[g][b] *= 0.98;
-			n[g][b] = s->exposure[g][b] *= 0.98;
+			h[g][b] = s->hits[g][b] *= fade;
+			n[g][b] = s->exposure[g][b] *= fade;
 		}
 	}
 	for (int i = 0; i < s->n_blocks; i++) {
@@ -404,20 +415,20 @@ static void ret_learn(struct world *w)
 			sh += h[g][b];
 			sn += n[g][b];
 		}
-		all[b] = (sh + 0.4) / (sn + 20);
+		all[b] = (sh + 20 * 0.05) / (sn + 20);
 	}
 	for (int g = 0; g < RET_GROUPS; g++) {
-		double h8[RET_BINS] = {0}, n8[RET_BINS] = {0}, h2[RET_BINS] = {0}, n2[RET_BINS] = {0}, q8[RET_BINS], q2[RET_BINS], q[RET_BINS];
+		double h6[RET_BINS] = {0}, n6[RET_BINS] = {0}, h2[RET_BINS] = {0}, n2[RET_BINS] = {0}, q6[RET_BINS], q2[RET_BINS], q[RET_BINS];
 		for (int o = 0; o < RET_GROUPS; o++) {
 			for (int b = 0; b < RET_BINS; b++) {
-				h8[b] += o / 8 == g / 8 ? h[o][b] : 0;
-				n8[b] += o / 8 == g / 8 ? n[o][b] : 0;
+				h6[b] += o / 6 == g / 6 ? h[o][b] : 0;
+				n6[b] += o / 6 == g / 6 ? n[o][b] : 0;
 				h2[b] += o / 2 == g / 2 ? h[o][b] : 0;
 				n2[b] += o / 2 == g / 2 ? n[o][b] : 0;
 			}
 		}
-		ret_blend(h8, n8, all, q8);
-		ret_blend(h2, n2, q8, q2);
+		ret_blend(h6, n6, all, q6);
+		ret_blend(h2, n2, q6, q2);
 		ret_blend(h[g], n[g], q2, q);
 		for (int a = 0; a < RET_BINS; a++) {
 			double best = 0, top = 0, bottom = 0, survive = 1;
@@ -425,7 +436,7 @@ static void ret_learn(struct world *w)
 				top += survive * (1 - exp(-q[t]));
 				bottom += survive * ret_width_ms(t) * (1 - exp(-q[t])) / q[t];
 				survive *= exp(-q[t]);
-				best = top / bottom > best ? top / bottom : best;
+				best = fmax(best, top / fmax(bottom, s->pause_ms));
 			}
 			s->worth[g][a] = best;
 		}
@@ -441,6 +452,8 @@ static void ret_init(struct world *w)
 static void ret_advance(struct world *w)
 {
 	struct model_ret_state *s = w->state;
+	s->n_moments += w->now_ms > s->moment_ms;
+	s->moment_ms = w->now_ms;
 	for (int i = 0; i < s->n_blocks; i++) {
 		struct ret_block *k = &s->blocks[i];
 		int before = k->bin;
@@ -463,7 +476,7 @@ static void ret_used(struct world *w, int32_t slot, const struct evict_use *use,
 	int i = 0;
 	if (!parent) {
 		s->n_prompts++;
-		if (s->n_prompts <= 20 || s->n_prompts % 100 == 0)
+		if (s->n_prompts - s->n_learned >= 100 || (s->n_prompts - s->n_learned) * 20 >= s->n_prompts)
 			ret_learn(w);
 	}
 	while (i < s->n_blocks && s->blocks[i].key != use->key)
@@ -475,13 +488,13 @@ static void ret_used(struct world *w, int32_t slot, const struct evict_use *use,
 		s->n_blocks++;
 		*k = (struct ret_block){.key = use->key};
 		k->turn = !parent ? 0 : parent->uses > 1 ? parent->turn + 1 : parent->turn;
-		k->turn = k->turn > 3 ? 3 : k->turn;
+		k->turn = k->turn > 2 ? 2 : k->turn;
 	} else {
 		s->hits[k->group][k->bin] += 1;
 		s->exposure[k->group][k->bin] += ((double)(w->now_ms - k->used_ms) - ret_edge_ms(k->bin)) / ret_width_ms(k->bin);
 	}
 	k->uses++;
-	k->group = (((int)(k->uses < 4 ? k->uses : 4) - 1) * 6 + ret_log2(use->distance)) * 8 + k->turn * 2 + (int)use->hints;
+	k->group = (((int)(k->uses < 4 ? k->uses : 4) - 1) * 6 + ret_log2(use->distance)) * 6 + k->turn * 2 + (int)use->hints;
 	k->bin = 0;
 	k->used_ms = w->now_ms;
 	k->claim_until_ms = use->claim_until_ms;

@@ -6,7 +6,7 @@
 
 #include <time.h>
 
-#include "engine/kv/evict.h"
+#include "engine/kv/evict_policy.h"
 #include "tests/unit/kv/evict_models.h"
 
 /* ---- The workload ---- */
@@ -163,6 +163,35 @@ static void pass_time(struct run *r)
 	r->w.now_ms += steps[pick(r, pick(r, 50) ? 7 : 9)] * (int64_t)(1 + pick(r, 4));
 }
 
+/*
+ * Counts the members of a queue, having checked that children come after their parent and that the path down the right is the
+ * shortest there is: the bounds of the engine rest on that.
+ */
+static int32_t check_heap(const struct evict *e, int32_t i, int32_t up)
+{
+	if (i == EVICT_NONE)
+		return 0;
+	const struct evict_item *it = &e->items[i];
+	int32_t left = it->heap.left, right = it->heap.right;
+	int left_depth = left == EVICT_NONE ? 0 : e->items[left].heap_depth;
+	int right_depth = right == EVICT_NONE ? 0 : e->items[right].heap_depth;
+	assert_int_equal(it->heap.up, up);
+	assert_true(left_depth >= right_depth);
+	assert_int_equal(it->heap_depth, right_depth + 1);
+	if (up != EVICT_NONE) {
+		const struct evict_item *above = &e->items[up];
+		assert_true(above->rank < it->rank || (above->rank == it->rank && above->order < it->order));
+	}
+	return 1 + check_heap(e, left, i) + check_heap(e, right, i);
+}
+
+static void check_queues(const struct evict *e, int32_t n_candidates)
+{
+	for (int32_t q = evict_busy_queue(e, 0); q != EVICT_NONE; q = evict_busy_queue(e, q + 1))
+		n_candidates -= check_heap(e, e->roots[q], EVICT_NONE);
+	assert_int_equal(n_candidates, 0);
+}
+
 static void compare(const struct model *model, int32_t n_slots, int n_prompts, uint64_t seed)
 {
 	struct run r = {.model = model, .rng = seed};
@@ -190,6 +219,7 @@ static void compare(const struct model *model, int32_t n_slots, int n_prompts, u
 		evict_stats(r.e, &st);
 		assert_int_equal(st.n_items, n_items);
 		assert_int_equal(st.n_candidates, n_candidates);
+		check_queues(r.e, n_candidates);
 		assert_int_equal(st.inserted, (uint64_t)st.n_items + st.removed[EVICT_FOR_PROMPT]);
 		assert_true(st.n_ghosts <= model->max_ghosts(n_slots));
 	}
@@ -300,28 +330,31 @@ static void ghosts_are_known_again_and_bounded(void **state)
 {
 	(void)state;
 	struct evict_stats st;
-	enum { SLOTS = 50, GHOSTS = SLOTS + 65536 };
+	enum { SLOTS = 50, GHOSTS = SLOTS + 65536, KEYS = 200000 };
 	struct evict *e = make("retention", SLOTS);
-	for (uint64_t key = 0; key < 200000; key++) {
-		int32_t slot = (int32_t)key;
-		if (key >= SLOTS) {
+	uint64_t key_at[SLOTS], first_gone = 0, last_gone = 0;
+	for (uint64_t key = 1; key <= KEYS; key++) {
+		int32_t slot = (int32_t)key - 1;
+		if (key > SLOTS) {
 			slot = evict_victim(e, (int64_t)key);
+			last_gone = key_at[slot];
+			first_gone = first_gone ? first_gone : last_gone;
 			evict_remove(e, slot, EVICT_FOR_PROMPT);
 		}
+		key_at[slot] = key;
 		insert(e, slot, key, EVICT_NONE, (int64_t)key);
 		evict_idle(e, slot, true);
 	}
 	evict_stats(e, &st);
 	assert_int_equal(st.n_ghosts, GHOSTS);
 	assert_int_equal(st.revived, 0);
-	int32_t slot = evict_victim(e, 200000);
+	int32_t slot = evict_victim(e, KEYS);
 	evict_remove(e, slot, EVICT_FOR_PROMPT);
-	insert(e, slot, 140000, EVICT_NONE, 200000); /* still remembered */
+	insert(e, slot, last_gone, EVICT_NONE, KEYS);
 	evict_stats(e, &st);
 	assert_int_equal(st.revived, 1);
-	slot = evict_victim(e, 200000);
 	evict_remove(e, slot, EVICT_FOR_PROMPT);
-	insert(e, slot, 10, EVICT_NONE, 200000); /* forgotten long ago */
+	insert(e, slot, first_gone, EVICT_NONE, KEYS); /* long forgotten */
 	evict_stats(e, &st);
 	assert_int_equal(st.revived, 1);
 	evict_destroy(e);

@@ -23,14 +23,19 @@ static struct kv_root plain_root(void)
 	                        .salt = str_from("")};
 }
 
-static void setup(struct fixture *f, int32_t n_pages)
+static void setup_policy(struct fixture *f, int32_t n_pages, const char *policy)
 {
 	struct kv_layout layout = memory_layout();
 	struct kv_root root = plain_root();
 	memory_backend_init(&mem);
 	assert_int_equal(kv_pool_create(&mem.base, &layout, n_pages, &f->pool, NULL), STATUS_OK);
-	assert_int_equal(kv_prefix_create(f->pool, "lru", &f->prefix, NULL), STATUS_OK);
+	assert_int_equal(kv_prefix_create(f->pool, policy, &f->prefix, NULL), STATUS_OK);
 	kv_key_root(&root, &f->root);
+}
+
+static void setup(struct fixture *f, int32_t n_pages)
+{
+	setup_policy(f, n_pages, "lru");
 }
 
 static void teardown(struct fixture *f)
@@ -218,20 +223,136 @@ static void eviction_takes_leaves_that_nobody_holds_oldest_first(void **state)
 	teardown(&f);
 }
 
+/* Two chains of two pages, x and y, that nobody holds any more. */
+static void two_chains(struct fixture *f, int32_t *x, int32_t *y, const struct kv_use *use_x, const struct kv_use *use_y)
+{
+	fill(x, 32, 0);
+	fill(y, 32, 100);
+	struct kv_seq a = computed(f, 32), b = computed(f, 32);
+	kv_prefix_put(f->prefix, &f->root, x, &a, 0, use_x);
+	kv_prefix_put(f->prefix, &f->root, y, &b, 0, use_y);
+	kv_seq_release(f->pool, &a);
+	kv_seq_release(f->pool, &b);
+}
+
+static void evict_one(struct fixture *f, int64_t now_ms, enum evict_reason reason)
+{
+	assert_true(kv_prefix_evict(f->prefix, now_ms, reason));
+}
+
+static void a_request_uses_a_page_once_however_often_it_asks(void **state)
+{
+	(void)state;
+	struct fixture f;
+	int32_t x[32], y[32];
+	struct kv_use one = {.request = 1, .now_ms = 1}, two = {.request = 2, .now_ms = 2}, three = {.request = 3, .now_ms = 3};
+	setup_policy(&f, 20, "lfu");
+	two_chains(&f, x, y, &one, &two);
+	struct kv_seq s = KV_SEQ_INIT;
+	/* Request 1 is preempted, asks again and again, and puts what it has; request 3 uses y once. */
+	for (int i = 0; i < 5; i++) {
+		assert_int_equal(kv_prefix_get(f.prefix, &f.root, x, 32, &one, &s), STATUS_OK);
+		assert_int_equal(kv_prefix_put(f.prefix, &f.root, x, &s, 0, &one), 2);
+		kv_seq_release(f.pool, &s);
+	}
+	assert_int_equal(kv_prefix_get(f.prefix, &f.root, y, 32, &three, &s), STATUS_OK);
+	kv_seq_release(f.pool, &s);
+	evict_one(&f, 4, EVICT_FOR_PROMPT);
+	assert_int_equal(kv_prefix_match(f.prefix, &f.root, x, 32), 1);
+	assert_int_equal(kv_prefix_match(f.prefix, &f.root, y, 32), 2);
+	teardown(&f);
+}
+
+static void a_hold_keeps_pages_and_is_no_use(void **state)
+{
+	(void)state;
+	struct fixture f;
+	int32_t x[32], y[32];
+	struct kv_seq s = KV_SEQ_INIT;
+	struct kv_prefix_stats st;
+	setup(&f, 20);
+	two_chains(&f, x, y, at(1), at(2));
+	assert_int_equal(kv_prefix_hold(f.prefix, &f.root, x, 32, &s), STATUS_OK);
+	assert_int_equal(s.n_tokens, 32);
+	evict_one(&f, 3, EVICT_FOR_PROMPT);
+	evict_one(&f, 3, EVICT_FOR_DECODE);
+	assert_false(kv_prefix_evict(f.prefix, 3, EVICT_FOR_PROMPT));
+	assert_int_equal(kv_prefix_match(f.prefix, &f.root, y, 32), 0);
+	kv_prefix_stats(f.prefix, &st);
+	assert_int_equal(st.queries, 0);
+	assert_int_equal(st.evicted[EVICT_FOR_PROMPT], 1);
+	assert_int_equal(st.evicted[EVICT_FOR_DECODE], 1);
+	kv_seq_release(f.pool, &s);
+	evict_one(&f, 3, EVICT_FOR_PROMPT);
+	teardown(&f);
+}
+
+static void what_a_live_session_vouches_for_goes_later(void **state)
+{
+	(void)state;
+	struct fixture f;
+	int32_t x[32], y[32];
+	struct kv_seq s = KV_SEQ_INIT;
+	/* x is older than y. */
+	setup_policy(&f, 20, NULL);
+	two_chains(&f, x, y, at(1000), at(9000));
+	assert_int_equal(kv_prefix_hold(f.prefix, &f.root, x, 32, &s), STATUS_OK);
+	kv_prefix_claim(f.prefix, &s, 60000);
+	kv_seq_release(f.pool, &s);
+	evict_one(&f, 20000, EVICT_FOR_PROMPT);
+	evict_one(&f, 20000, EVICT_FOR_PROMPT);
+	assert_int_equal(kv_prefix_match(f.prefix, &f.root, x, 32), 2);
+	/* But not never. */
+	evict_one(&f, 20000, EVICT_FOR_PROMPT);
+	evict_one(&f, 20000, EVICT_FOR_PROMPT);
+	assert_false(kv_prefix_evict(f.prefix, 20000, EVICT_FOR_PROMPT));
+	teardown(&f);
+}
+
+static void an_evicted_page_that_comes_back_is_known(void **state)
+{
+	(void)state;
+	struct fixture f;
+	int32_t x[32], y[32];
+	struct kv_prefix_stats st;
+	setup_policy(&f, 20, NULL);
+	two_chains(&f, x, y, at(1000), at(9000));
+	while (kv_prefix_evict(f.prefix, 20000, EVICT_FOR_PROMPT))
+		;
+	kv_prefix_stats(f.prefix, &st);
+	assert_int_equal(st.n_ghosts, 4);
+	two_chains(&f, x, y, at(21000), at(22000));
+	kv_prefix_stats(f.prefix, &st);
+	assert_int_equal(st.revived, 4);
+	assert_int_equal(st.n_ghosts, 0);
+	teardown(&f);
+}
+
+static void a_policy_that_does_not_exist_is_refused(void **state)
+{
+	(void)state;
+	struct fixture f;
+	struct kv_prefix *other;
+	struct error err;
+	setup(&f, 4);
+	assert_int_equal(kv_prefix_create(f.pool, "best", &other, &err), STATUS_INVALID);
+	assert_non_null(strstr(err.message, "\"best\""));
+	teardown(&f);
+}
+
 /*
  * Random sequences with few distinct beginnings, against the tokens themselves: whatever the index says, a page's
  * remembered content is what was put there. Content is modelled by a copy of the tokens kept per page.
  */
-static void a_random_workload_never_serves_a_wrong_page(void **state)
+static void random_workload(const char *policy)
 {
-	(void)state;
 	enum { PAGES = 60, SEQS = 8, LEN = 160 };
 	static int32_t content[PAGES][KV_PAGE_TOKENS], tokens[SEQS][LEN];
 	struct kv_seq seq[SEQS] = {{0}};
 	struct kv_prefix_stats st;
 	struct fixture f;
 	uint64_t rng = 77;
-	setup(&f, PAGES);
+	setup_policy(&f, PAGES, policy);
 	for (int round = 0; round < 20000; round++) {
 		int i = (int)(unit_rand(&rng) % SEQS);
 		kv_seq_release(f.pool, &seq[i]);
@@ -246,7 +367,7 @@ static void a_random_workload_never_serves_a_wrong_page(void **state)
 			assert_int_equal(content[seq[i].pages[t / KV_PAGE_TOKENS]][t % KV_PAGE_TOKENS], tokens[i][t]);
 		int32_t known = seq[i].n_tokens / KV_PAGE_TOKENS;
 		while (kv_seq_pages_needed(f.pool, &seq[i], n - seq[i].n_tokens) > kv_pool_n_free(f.pool)) {
-			if (!kv_prefix_evict(f.prefix, 0, EVICT_FOR_PROMPT))
+			if (!kv_prefix_evict(f.prefix, round, EVICT_FOR_PROMPT))
 				break;
 		}
 		if (kv_seq_prepare(f.pool, &seq[i], n - seq[i].n_tokens) != STATUS_OK) {
@@ -274,8 +395,20 @@ static void a_random_workload_never_serves_a_wrong_page(void **state)
 	teardown(&f);
 }
 
+static void a_random_workload_never_serves_a_wrong_page(void **state)
+{
+	(void)state;
+	for (size_t i = 0; evict_policy_name(i); i++)
+		random_workload(evict_policy_name(i));
+}
+
 UNIT_MAIN(cmocka_unit_test(full_pages_are_found_again_and_shared), cmocka_unit_test(each_field_of_the_root_changes_the_key),
           cmocka_unit_test(bytes_moved_between_fields_change_the_key), cmocka_unit_test(salts_share_nothing),
           cmocka_unit_test(equal_content_computed_twice_ends_up_in_one_place), cmocka_unit_test(pages_are_added_as_they_fill),
           cmocka_unit_test(eviction_takes_leaves_that_nobody_holds_oldest_first),
+          cmocka_unit_test(a_request_uses_a_page_once_however_often_it_asks),
+          cmocka_unit_test(a_hold_keeps_pages_and_is_no_use),
+          cmocka_unit_test(what_a_live_session_vouches_for_goes_later),
+          cmocka_unit_test(an_evicted_page_that_comes_back_is_known),
+          cmocka_unit_test(a_policy_that_does_not_exist_is_refused),
           cmocka_unit_test(a_random_workload_never_serves_a_wrong_page))
