@@ -152,7 +152,6 @@ static void multiply_tiles(const struct matmul_job *j, const struct matmul *mm, 
 				int64_t at = t * w->tile_outs;
 				struct tile_job tile = {
 				        .tile = w->tiles + (size_t)t * w->tile_bytes,
-				        .plane_bytes = w->plane_bytes,
 				        .n_units = w->n_units,
 				        .act = (const struct act *)j->f->act.p + row * w->n_units,
 				        .fine = (const struct act_fine *)j->f->fine.p + row * w->n_units,
