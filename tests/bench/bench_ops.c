@@ -250,7 +250,7 @@ int main(int argc, char **argv)
 		printf("%s, %d threads, %lld x %lld, %lld rows\n", info.name, info.n_threads, (long long)shapes[i].n_in,
 		       (long long)shapes[i].n_out, (long long)n_rows);
 		bench_products(b, &shapes[i], n_rows, only);
-		if (!only)
+		if (!only || strstr("attention", only))
 			bench_attention(b, &shapes[i]);
 	}
 	printf("a small parallel section: %.2f us\n", best_of(nothing, b) * 1e6);
