@@ -241,6 +241,21 @@ static enum status read_session(struct params *p, const struct json *body, struc
 	return STATUS_OK;
 }
 
+/* Requests share KV only with those of the same salt. */
+static enum status read_cache_salt(struct params *p, const struct json *body, struct error *err)
+{
+	enum { MAX_SALT_BYTES = 256 };
+	struct json salt = json_get(body, "cache_salt");
+	struct str s = {NULL, 0};
+	TRY(json_read_text(&salt, &s, err));
+	if (!s.p)
+		return STATUS_OK;
+	if (s.n > MAX_SALT_BYTES || memchr(s.p, '\0', s.n))
+		return json_fail(&salt, STATUS_INVALID, err, "must be at most 256 bytes without a NUL.");
+	p->proto->cache_salt = strndup(s.p, s.n);
+	return p->proto->cache_salt ? STATUS_OK : error_set(err, STATUS_NOMEM, "There is no memory for the request.");
+}
+
 /* What would change the output's form is refused: an answer that silently has another form breaks its reader. */
 static enum status refuse_unsupported(const struct json *body, struct error *err)
 {
@@ -291,6 +306,7 @@ enum status params_parse(struct params *p, struct engine *e, const struct json *
 	TRY(read_streaming(p, body, api, err));
 	TRY(read_choices(p, body, api, err));
 	TRY(read_session(p, body, session_header, err));
+	TRY(read_cache_salt(p, body, err));
 	return refuse_unsupported(body, err);
 }
 
@@ -328,7 +344,8 @@ struct engine_request *params_request(const struct params *p, struct engine *e, 
 	r->n_stop_tokens = r->stop_tokens ? from->n_stop_tokens : 0;
 	for (size_t i = 0; ok && i < from->n_stops; i++)
 		ok = engine_request_add_stop(r, from->stops[i].p, from->stops[i].n);
-	if (!ok) {
+	r->cache_salt = from->cache_salt ? strdup(from->cache_salt) : NULL;
+	if (!ok || (from->cache_salt && !r->cache_salt)) {
 		engine_request_destroy(r);
 		return NULL;
 	}

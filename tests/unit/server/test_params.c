@@ -91,6 +91,8 @@ static void wrong_values_name_their_parameter(void **state)
 		{"\"session_id\":5", "session_id"},
 		{"\"session_id\":\"a b\"", "session_id"},
 		{"\"session_id\":\"\"", "session_id"},
+		{"\"cache_salt\":1", "cache_salt"},
+		{"\"cache_salt\":\"a\\u0000b\"", "cache_salt"},
 		{"\"ignore_eos\":1", "ignore_eos"},
 		{"\"return_token_ids\":1", "return_token_ids"},
 		{"\"tool_choice\":\"required\"", "tool_choice"},
@@ -283,6 +285,16 @@ static void only_the_first_choice_writes_to_the_session(void **state)
 	assert_string_equal(fake_engine_submitted(s->engine, 1)->session, "");
 }
 
+static void every_choice_carries_the_cache_salt(void **state)
+{
+	struct fake_server *s = *state;
+	post_chat(s, "\"cache_salt\":\"tenant one\",\"n\":2");
+	assert_string_equal(fake_engine_submitted(s->engine, 0)->cache_salt, "tenant one");
+	assert_string_equal(fake_engine_submitted(s->engine, 1)->cache_salt, "tenant one");
+	post_chat(s, "\"cache_salt\":null");
+	assert_null(fake_engine_submitted(s->engine, 2)->cache_salt);
+}
+
 /* client-quirks.md 33 */
 static void another_model_is_refused_only_when_strict(void **state)
 {
@@ -304,4 +316,5 @@ static void another_model_is_refused_only_when_strict(void **state)
 UNIT_MAIN(T(wrong_values_name_their_parameter), T(what_cannot_be_done_says_so), T(nulls_and_unknown_fields_are_fine),
 	  T(values_reach_the_engine), T(defaults_are_openais), T(max_completion_tokens_is_max_tokens),
 	  T(each_choice_has_a_seed_of_its_own), T(a_session_comes_from_the_body_or_the_header),
-	  T(only_the_first_choice_writes_to_the_session), T(another_model_is_refused_only_when_strict))
+	  T(only_the_first_choice_writes_to_the_session), T(every_choice_carries_the_cache_salt),
+	  T(another_model_is_refused_only_when_strict))
