@@ -108,6 +108,8 @@ bool conn_open_pair(struct conn *c, int *theirs)
 		free(p);
 		return false;
 	}
+	int room = UNSENT_BYTES / 2; /* the kernel doubles it */
+	setsockopt(fds[1], SOL_SOCKET, SO_SNDBUF, &room, sizeof room);
 	p->poll.data = p;
 	p->conn = c;
 	p->fd = fds[0];
@@ -518,6 +520,10 @@ enum status conn_open(struct conn_host *host, int fd, const char *peer, bool ful
 	int on = 1;
 	setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
 	setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+	/* Else the kernel would queue megabytes for a client that does not read before the client's own queue sees it.
+	 */
+	int unsent = UNSENT_BYTES;
+	setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &unsent, sizeof unsent);
 
 	if (full) {
 		conn_refuse(c,

@@ -12,11 +12,12 @@
 struct ws_conn;
 
 enum {
-	LINGER_MS = 3000,    /* how long a refused client's remaining bytes are read and thrown away */
-	PUMP_ROUNDS = 16,    /* reads from the pair before other connections have their turn */
-	READ_ROUNDS = 4,     /* the same for reads from the client */
-	KEEP_BUFFER = 4096,  /* an idle connection keeps a read buffer up to this size */
-	KEEP_LINK_MS = 1000, /* an idle connection keeps its pair and libmicrohttpd's memory for so long */
+	LINGER_MS = 3000,      /* how long a refused client's remaining bytes are read and thrown away */
+	PUMP_ROUNDS = 16,      /* reads from the pair before other connections have their turn */
+	READ_ROUNDS = 4,       /* the same for reads from the client */
+	KEEP_BUFFER = 4096,    /* an idle connection keeps a read buffer up to this size */
+	KEEP_LINK_MS = 1000,   /* an idle connection keeps its pair and libmicrohttpd's memory for so long */
+	UNSENT_BYTES = 131072, /* the kernel may hold this much for a client, and again for us, before writes wait */
 };
 
 enum conn_state {

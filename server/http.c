@@ -176,7 +176,7 @@ struct str http_body(const struct http_exchange *x)
 
 const char *http_peer(const struct http_exchange *x)
 {
-	return x->link->conn ? conn_peer(x->link->conn) : "";
+	return x->link->peer;
 }
 
 const char *http_request_id(const struct http_exchange *x)

@@ -332,6 +332,7 @@ struct http_link *http_link_open(struct http_server *s, int fd, struct conn *con
 	}
 	l->server = s;
 	l->conn = conn;
+	snprintf(l->peer, sizeof l->peer, "%s", conn_peer(conn));
 	list_init(&l->event_node);
 
 	/* Without threads MHD_add_connection calls on_connection() before it returns. */

@@ -1,6 +1,7 @@
 /* The fast backends: weights, matmul and row operations over a table of kernels. Layouts: fast.h. */
 #include "engine/cpu/fast.h"
 
+#include <cpuid.h>
 #include <math.h>
 #include <stdlib.h>
 
@@ -151,7 +152,6 @@ static void multiply_tiles(const struct matmul_job *j, const struct matmul *mm, 
 				int64_t at = t * w->tile_outs;
 				struct tile_job tile = {
 				        .tile = w->tiles + (size_t)t * w->tile_bytes,
-				        .plane_bytes = w->plane_bytes,
 				        .n_units = w->n_units,
 				        .act = (const struct act *)j->f->act.p + row * w->n_units,
 				        .fine = (const struct act_fine *)j->f->fine.p + row * w->n_units,
@@ -421,9 +421,16 @@ fail:
 	return error_set(err, STATUS_NOMEM, "no memory for the backend %s", kernels->name);
 }
 
+/* CPUID.1:ECX bit 29; clang's __builtin_cpu_supports() did not know this feature for long. */
+static bool has_f16c(void)
+{
+	unsigned a, b, c, d;
+	return __get_cpuid(1, &a, &b, &c, &d) && (c & (1u << 29));
+}
+
 enum status cpu_avx2_create(int32_t n_threads, struct backend **out, struct error *err)
 {
-	if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !__builtin_cpu_supports("f16c"))
+	if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !has_f16c())
 		return error_set(err, STATUS_UNSUPPORTED, "this machine has no AVX2, FMA or F16C, which cpu-avx2 needs");
 	return fast_create(&cpu_kernels_avx2, n_threads, out, err);
 }

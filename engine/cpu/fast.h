@@ -11,8 +11,9 @@
  *   subvectors j of [lanes][4]: lane l holds inputs 4j..4j+3 of output l. They are stored in bit planes, each a run of whole vectors
  *   of 4 * lanes bytes: 4-bit plane, 4 vectors: vector i has subvector i in its low nibbles and i + 4 in its high ones; 2-bit plane,
  *   2 vectors: vector i has subvector 4i + s at bits 2s; 1-bit plane, 1 vector: subvector j at bit j; 8-bit: 8 vectors.
- *   The planes of all units come first, then the scales: per unit, or per super-block of 8 units with scales of its own, as
- *   struct pack_format says.
+ *   A tile is a run of spans of 8 units (the last may be shorter): first the span's scales, padded to whole vectors, then the planes
+ *   of its units. Memory is thus read in one stream, which the prefetchers of processors need; apart, planes and scales were read
+ *   at half the speed. struct pack_format says which scales there are.
  * - Float formats: [n_in][tile_floats] elements.
  */
 #pragma once
@@ -22,7 +23,7 @@
 
 enum {
 	UNIT = 32,         /* inputs that share an activation scale */
-	SUPER_UNITS = 8,   /* units of a K-quant super-block */
+	SPAN_UNITS = 8,    /* units of a span, and of a K-quant super-block */
 	ROWS_MAX = 8,      /* rows a matmul kernel takes at once */
 	ATTN_BLOCK = 64,   /* positions between two updates of the running softmax */
 	ATTN_QUERIES = 32, /* query vectors of one KV head that an attention item takes at once */
@@ -44,8 +45,9 @@ struct act {
 
 struct act_fine {
 	int8_t q[UNIT];
+	float d;              /* that of the act, divided by 256 */
 	int32_t minus_sum[3];
-	int32_t unused[5];
+	int32_t unused[4];
 };
 
 enum pack_planes { PLANES_8, PLANES_4, PLANES_4_1, PLANES_4_2, PLANES_2, PLANES_2_1, PLANES_F32, PLANES_F16, PLANES_BF16 };
@@ -56,7 +58,7 @@ struct pack_format {
 	enum pack_planes planes;
 	int groups;       /* scales per unit: 1, or 2 for 16 inputs each; 0: a float format */
 	bool has_min;     /* x = scale * q + min; after each scale stands its minimum (negated for K-quants, which subtract it) */
-	bool super;       /* scale = half d per super-block * int8 per group; else a half per unit */
+	bool super;       /* scale = half d per super-block, at the start of its span, * int8 per group; else a half per unit */
 };
 
 /* The row of a type, or NULL. */
@@ -69,7 +71,6 @@ struct weight {
 	int64_t n_units;    /* quantised: n_in / UNIT */
 	int64_t n_tiles;
 	int32_t tile_outs;
-	size_t plane_bytes; /* of a tile: where its scales begin */
 	size_t tile_bytes;
 	size_t bytes;       /* n_tiles * tile_bytes; 0 for a table */
 	char *tiles;        /* NULL for a table */
@@ -83,7 +84,6 @@ void pack_tiles(const struct weight *w, int lanes, int64_t begin, int64_t end);
 /* One tile times a group of rows. */
 struct tile_job {
 	const char *tile;
-	size_t plane_bytes;
 	int64_t n_units;       /* quantised */
 	const struct act *act; /* [n_units][rows] */
 	const struct act_fine *fine; /* likewise */

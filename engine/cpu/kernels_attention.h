@@ -33,8 +33,13 @@ static void kv_store(const float *k, const float *v, int32_t head_dim, int32_t t
 	}
 }
 
-/* score[i][0 .. 16 n_pages) = q[i] K for n_queries queries over n_pages pages; both counts are constants. */
-INLINE void qk(int n_queries, int n_pages, const float *q, const uint16_t *const *k, int32_t head_dim, float *score)
+/*
+ * score[i][0 .. 16 n_pages) = q[i] K for n_queries queries over n_pages pages; both counts are constants.
+ * next: the pages of the block that follows, which are fetched meanwhile, or NULL. K and V of a page are head_dim cache lines in
+ * a row; they are asked for in ascending order, since other orders confuse the hardware's own prefetching.
+ */
+INLINE void qk(int n_queries, int n_pages, const float *q, const uint16_t *const *k, const uint16_t *const *next,
+               int32_t head_dim, float *score)
 {
 	const int n_vectors = n_pages * PAGE_VECTORS;
 	vf sum[QK_QUERIES][4];
@@ -43,8 +48,21 @@ INLINE void qk(int n_queries, int n_pages, const float *q, const uint16_t *const
 		UNROLL
 		for (int v = 0; v < n_vectors; v++)
 			sum[i][v] = vf_zero();
+	const char *line = next ? (const char *)next[0] : NULL;
+	int32_t lines_left = head_dim;
+	int page = 0;
 	for (int32_t d = 0; d < head_dim; d++) {
 		vf key[4];
+		if (next) {
+			for (int i = 0; i < 4; i++)
+				_mm_prefetch(line + i * 64, _MM_HINT_T1);
+			line += 256;
+			lines_left -= 4;
+			if (lines_left <= 0 && page < BLOCK_PAGES - 1) {
+				line = (const char *)next[++page];
+				lines_left += head_dim;
+			}
+		}
 		UNROLL
 		for (int v = 0; v < n_vectors; v++)
 			key[v] = vf_load_half(k[v / PAGE_VECTORS] + d * KV_PAGE_TOKENS + v % PAGE_VECTORS * LANES);
@@ -131,33 +149,39 @@ static void softmax_block(float *score, int n, float *max, float *sum, float *ac
 	*sum += vf_hsum(total);
 }
 
-/* Queries i .. i + n_queries over the first n positions of a block whose pages are k and v. */
-INLINE void attend_block(const struct attn_job *j, int n_queries, int i, int n, const uint16_t *const *k,
-                         const uint16_t *const *v)
+/* Where the pages of a block of positions are. */
+struct block {
+	const uint16_t *k[BLOCK_PAGES], *v[BLOCK_PAGES];
+	const uint16_t *next[BLOCK_PAGES]; /* k of the block that follows */
+	bool fetch;                        /* that block exists and is not being fetched yet */
+};
+
+/* Queries i .. i + n_queries over the first n positions of a block. */
+INLINE void attend_block(const struct attn_job *j, int n_queries, int i, int n, const struct block *b)
 {
 	int32_t dim = j->head_dim, at = 0;
 	const float *q = j->q + (int64_t)i * dim;
 	float *score = j->score + (int64_t)i * ATTN_BLOCK, *acc = j->acc + (int64_t)i * dim;
 	int n_pages = (n + KV_PAGE_TOKENS - 1) / KV_PAGE_TOKENS, page = 0;
 	for (; page + QK_PAGES <= n_pages; page += QK_PAGES)
-		qk(n_queries, QK_PAGES, q, k + page, dim, score + page * KV_PAGE_TOKENS);
+		qk(n_queries, QK_PAGES, q, b->k + page, b->fetch && page == 0 ? b->next : NULL, dim,
+		   score + page * KV_PAGE_TOKENS);
 	for (; page < n_pages; page++)
-		qk(n_queries, 1, q, k + page, dim, score + page * KV_PAGE_TOKENS);
+		qk(n_queries, 1, q, b->k + page, NULL, dim, score + page * KV_PAGE_TOKENS);
 	for (int m = 0; m < n_queries; m++)
 		softmax_block(score + m * ATTN_BLOCK, n, j->max + i + m, j->sum + i + m, acc + (int64_t)m * dim, dim);
 	for (; at + 4 * LANES <= dim; at += 4 * LANES)
-		pv(n_queries, 4, 0, score, v, n, dim, at, acc);
+		pv(n_queries, 4, 0, score, b->v, n, dim, at, acc);
 	for (; at + LANES <= dim; at += LANES)
-		pv(n_queries, 1, 0, score, v, n, dim, at, acc);
+		pv(n_queries, 1, 0, score, b->v, n, dim, at, acc);
 	if (at < dim)
-		pv(n_queries, 1, dim - at, score, v, n, dim, at, acc);
+		pv(n_queries, 1, dim - at, score, b->v, n, dim, at, acc);
 }
 
 #define ATTEND(n)                                                                                                      \
-	static void attend_##n(const struct attn_job *j, int i, int n_tokens, const uint16_t *const *k,                \
-	                       const uint16_t *const *v)                                                               \
+	static void attend_##n(const struct attn_job *j, int i, int n_tokens, const struct block *b)                   \
 	{                                                                                                              \
-		attend_block(j, n, i, n_tokens, k, v);                                                                 \
+		attend_block(j, n, i, n_tokens, b);                                                                    \
 	}
 ATTEND(1)
 ATTEND(2)
@@ -168,33 +192,44 @@ ATTEND(5)
 ATTEND(6)
 #endif
 
+/* The K of the block's pages from position `at`; how many there are. */
+static int find_pages(const struct attn_job *j, int32_t at, const uint16_t **k)
+{
+	int n = at < j->to ? (j->to - at + KV_PAGE_TOKENS - 1) / KV_PAGE_TOKENS : 0;
+	n = n < BLOCK_PAGES ? n : BLOCK_PAGES;
+	for (int p = 0; p < n; p++)
+		k[p] = (const uint16_t *)(const void *)(j->kv + (size_t)j->block_table[at / KV_PAGE_TOKENS + p] * j->page_stride);
+	return n;
+}
+
 static void attn_run(const struct attn_job *j)
 {
-	static void (*const attend[])(const struct attn_job *, int, int, const uint16_t *const *, const uint16_t *const *) = {
+	static void (*const attend[])(const struct attn_job *, int, int, const struct block *) = {
 	        NULL,     attend_1, attend_2, attend_3,
 #if QK_QUERIES > 3
 	        attend_4, attend_5, attend_6,
 #endif
 	};
-	for (int32_t b = j->from; b < j->to; b += ATTN_BLOCK) {
-		const uint16_t *k[BLOCK_PAGES], *v[BLOCK_PAGES];
-		int n_pages = (j->to - b + KV_PAGE_TOKENS - 1) / KV_PAGE_TOKENS;
-		n_pages = n_pages < BLOCK_PAGES ? n_pages : BLOCK_PAGES;
-		for (int p = 0; p < n_pages; p++) {
-			k[p] = (const uint16_t *)(const void *)(j->kv +
-			                                        (size_t)j->block_table[b / KV_PAGE_TOKENS + p] * j->page_stride);
-			v[p] = k[p] + (int64_t)j->head_dim * KV_PAGE_TOKENS;
+	struct block b;
+	int n_next = find_pages(j, j->from, b.next);
+	for (int32_t at = j->from; at < j->to; at += ATTN_BLOCK) {
+		for (int p = 0; p < n_next; p++) {
+			b.k[p] = b.next[p];
+			b.v[p] = b.k[p] + (int64_t)j->head_dim * KV_PAGE_TOKENS;
 		}
+		n_next = find_pages(j, at + ATTN_BLOCK, b.next);
+		b.fetch = n_next == BLOCK_PAGES;
 		int i = 0;
-		while (i < j->n_queries && j->limit[i] <= b)
+		while (i < j->n_queries && j->limit[i] <= at)
 			i++;
 		/* Neighbours that see equally much of this block go together. */
 		while (i < j->n_queries) {
-			int seen = j->limit[i] - b < ATTN_BLOCK ? j->limit[i] - b : ATTN_BLOCK, n = 1;
+			int seen = j->limit[i] - at < ATTN_BLOCK ? j->limit[i] - at : ATTN_BLOCK, n = 1;
 			while (n < QK_QUERIES && i + n < j->n_queries &&
-			       (j->limit[i + n] == j->limit[i] || (seen == ATTN_BLOCK)))
+			       (j->limit[i + n] == j->limit[i] || seen == ATTN_BLOCK))
 				n++;
-			attend[n](j, i, seen, k, v);
+			attend[n](j, i, seen, &b);
+			b.fetch = false;
 			i += n;
 		}
 	}

@@ -1,6 +1,8 @@
 /* Matmul kernels over the primitives of one instruction set: included by avx2.c and avx512.c. Layouts: fast.h. */
 #pragma once
 
+#include <stddef.h>
+
 #include "engine/cpu/fast.h"
 
 #if defined(__clang__)
@@ -9,7 +11,14 @@
 #define UNROLL _Pragma("GCC unroll 16")
 #endif
 
-enum { VB = 4 * LANES /* bytes of a byte vector */, FLOAT_VECTORS = 4 };
+enum {
+	VB = 4 * LANES, /* bytes of a byte vector */
+	FLOAT_VECTORS = 4,
+	ROW_STRIDE = sizeof(struct act), /* of rows in a group */
+};
+
+_Static_assert(sizeof(struct act_fine) == sizeof(struct act) && offsetof(struct act_fine, d) == offsetof(struct act, d),
+               "both parts of the activations are read with the same strides");
 
 /* Integer sums of both halves of a unit, and of all, negated. */
 INLINE void negative_sums(const int8_t *q, int32_t *out)
@@ -36,6 +45,7 @@ INLINE void quantize_unit(const float *x, bool fine, struct act *a, struct act_f
 		vf_store_s8(f->q + k * LANES, v);
 	}
 	a->d = top / 127;
+	f->d = a->d * (1.0f / 256);
 	negative_sums(a->q, a->minus_sum);
 	negative_sums(f->q, f->minus_sum);
 	for (int k = 0; k < 3; k++)
@@ -129,18 +139,34 @@ INLINE void store_outputs(const struct tile_job *t, int row, int at, vf v)
 	vf_store_n(y, v, n);
 }
 
-/* Adds the integer products of a group's weights and each row's q, which stand `stride` bytes apart. */
-INLINE void add_products(vi *sum, const char *p, int rows, enum pack_planes planes, int group, int groups, const int8_t *q,
-                         int stride)
+/*
+ * Adds the integer products of a group's weights and each row's q. With few rows, several partial sums keep the multipliers
+ * busy in spite of their latency; integer sums are the same in any order.
+ */
+INLINE void add_products(vi *sum, const char *p, int rows, enum pack_planes planes, int group, int groups, const int8_t *q)
 {
+	const int parts = rows == 1 ? 4 : rows <= 3 ? 2 : 1;
+	vi part[3][4];
+	UNROLL
+	for (int r = 0; r < rows && parts > 1; r++)
+		UNROLL
+		for (int k = 1; k < parts; k++)
+			part[r][k] = vi_zero();
 	UNROLL
 	for (int j = 0; j < 8 / groups; j++) {
-		int sub = group * 8 / groups + j;
+		int sub = group * 8 / groups + j, k = j % parts;
 		vb w = subvector(p, planes, sub);
 		UNROLL
-		for (int r = 0; r < rows; r++)
-			sum[r] = dot(sum[r], w, q + r * stride + 4 * sub, planes);
+		for (int r = 0; r < rows; r++) {
+			vi *to = k == 0 ? &sum[r] : &part[r][k];
+			*to = dot(*to, w, q + r * ROW_STRIDE + 4 * sub, planes);
+		}
 	}
+	UNROLL
+	for (int r = 0; r < rows && parts > 1; r++)
+		UNROLL
+		for (int k = 1; k < parts; k++)
+			sum[r] = vi_add(sum[r], part[r][k]);
 }
 
 /* What a sum begins with: minus the stored integers' offset times the sum of the row's q. */
@@ -156,16 +182,23 @@ INLINE vi begin_sum(int32_t minus_sum, int offset)
 INLINE void tile_quantised(const struct tile_job *t, int rows, enum pack_planes planes, int groups, bool has_min, bool super,
                            int offset)
 {
-	const char *p = t->tile, *s = t->tile + t->plane_bytes;
+	const int unit_scales = groups * (super ? 1 : 2) * (has_min ? 2 : 1) * LANES;
+	const int super_scales = (super ? has_min ? 4 : 2 : 0) * LANES;
+	const char *p = t->tile;
 	const struct act *a = t->act;
 	const struct act_fine *f = t->fine;
-	const int64_t inner = super ? SUPER_UNITS : t->n_units;
 	vf acc[ROWS_MAX];
 	UNROLL
 	for (int r = 0; r < rows; r++)
 		acc[r] = vf_zero();
-	for (int64_t outer = 0; outer < t->n_units; outer += inner) {
+	for (int64_t left = t->n_units; left > 0; left -= SPAN_UNITS) {
+		const int n = super || left > SPAN_UNITS ? SPAN_UNITS : (int)left;
+		const char *s = p;
 		vf d = vf_zero(), dmin = vf_zero();
+		p += (super_scales + n * unit_scales + VB - 1) & -VB;
+		/* All scales before the planes, so that memory sees one ascending stream. */
+		for (const char *line = s; line < p; line += 64)
+			_mm_prefetch(line, _MM_HINT_T0);
 		if (super) {
 			d = vf_load_half(s);
 			s += 2 * LANES;
@@ -174,7 +207,7 @@ INLINE void tile_quantised(const struct tile_job *t, int rows, enum pack_planes 
 			dmin = vf_load_half(s);
 			s += 2 * LANES;
 		}
-		for (int64_t u = 0; u < inner; u++, p += unit_bytes(planes), a += rows, f += rows) {
+		for (int u = 0; u < n; u++, p += unit_bytes(planes), a += rows, f += rows) {
 			const bool fine = a->fine;
 			UNROLL
 			for (int g = 0; g < groups; g++) {
@@ -190,18 +223,23 @@ INLINE void tile_quantised(const struct tile_job *t, int rows, enum pack_planes 
 				UNROLL
 				for (int r = 0; r < rows; r++)
 					sum[r] = begin_sum(a[r].minus_sum[which], offset);
-				add_products(sum, p, rows, planes, g, groups, a->q, sizeof *a);
-				if (fine) {
+				const int8_t *q = a->q;
+				const float *da = &a->d;
+				for (bool again = fine;; again = false) {
+					add_products(sum, p, rows, planes, g, groups, q);
+					if (!again)
+						break;
 					UNROLL
 					for (int r = 0; r < rows; r++)
 						sum[r] = vi_add(vi_shl(sum[r], 8), begin_sum(f[r].minus_sum[which], offset));
-					add_products(sum, p, rows, planes, g, groups, f->q, sizeof *f);
+					q = f->q;
+					da = &f->d;
 				}
 				UNROLL
 				for (int r = 0; r < rows; r++) {
-					/* A power of two: the result is the same for a row that has no fine part. */
-					vf da = vf_set1(fine ? a[r].d * (1.0f / 256) : a[r].d);
-					acc[r] = vf_fma(vf_mul(vi_to_float(sum[r]), scale), da, acc[r]);
+					/* 256 times the sum times d / 256: the same, bit for bit, as without a fine part. */
+					vf d_row = vf_set1(da[r * ROW_STRIDE / (int)sizeof *da]);
+					acc[r] = vf_fma(vf_mul(vi_to_float(sum[r]), scale), d_row, acc[r]);
 					if (has_min)
 						acc[r] = vf_fma(min, vf_set1(a[r].sum[which]), acc[r]);
 				}

@@ -209,15 +209,25 @@ static size_t element_bytes(enum pack_planes planes)
 	return planes == PLANES_F32 ? 4 : 2;
 }
 
-/* Bytes of scales per output for one unit, and for one super-block beyond its units. */
-static size_t unit_scale_bytes(const struct pack_format *f)
+/* Bytes of a vector, to which the scales of a span are padded. */
+static size_t vector_bytes(int lanes)
 {
-	return (size_t)f->groups * (f->super ? 1 : 2) * (f->has_min ? 2 : 1);
+	return 4 * (size_t)lanes;
 }
 
-static size_t super_scale_bytes(const struct pack_format *f)
+/* Bytes of the scales of a span. */
+static size_t span_scale_bytes(const struct pack_format *f, int64_t n_units, int lanes)
 {
-	return f->super ? f->has_min ? 4 : 2 : 0;
+	size_t per_output = (size_t)f->groups * (f->super ? 1 : 2) * (f->has_min ? 2 : 1) * (size_t)n_units;
+	per_output += f->super ? f->has_min ? 4 : 2 : 0;
+	size_t vector = vector_bytes(lanes);
+	return (per_output * (size_t)lanes + vector - 1) / vector * vector;
+}
+
+static size_t span_bytes(const struct pack_format *f, int64_t n_units, int lanes)
+{
+	return span_scale_bytes(f, n_units, lanes) +
+	       (size_t)n_units * (size_t)plane_vectors(f->planes) * vector_bytes(lanes);
 }
 
 enum status pack_layout(struct weight *w, int lanes, int tile_floats)
@@ -227,14 +237,12 @@ enum status pack_layout(struct weight *w, int lanes, int tile_floats)
 	w->n_tiles = (w->desc.n_out + w->tile_outs - 1) / w->tile_outs;
 	if (pack_is_float(f)) {
 		w->n_units = 0;
-		w->plane_bytes = (size_t)w->desc.n_in * (size_t)tile_floats * element_bytes(f->planes);
-		w->tile_bytes = w->plane_bytes;
+		w->tile_bytes = (size_t)w->desc.n_in * (size_t)tile_floats * element_bytes(f->planes);
 	} else {
 		w->n_units = w->desc.n_in / UNIT;
-		size_t units = (size_t)w->n_units, supers = units / SUPER_UNITS;
-		w->plane_bytes = units * (size_t)plane_vectors(f->planes) * 4 * (size_t)lanes;
-		w->tile_bytes = w->plane_bytes + (units * unit_scale_bytes(f) + supers * super_scale_bytes(f)) * (size_t)lanes;
-		w->tile_bytes = (w->tile_bytes + 63) & ~(size_t)63;
+		int64_t rest = w->n_units % SPAN_UNITS;
+		w->tile_bytes = (size_t)(w->n_units / SPAN_UNITS) * span_bytes(f, SPAN_UNITS, lanes) +
+		                (rest ? span_bytes(f, rest, lanes) : 0);
 	}
 	return __builtin_mul_overflow(w->tile_bytes, (size_t)w->n_tiles, &w->bytes) ? STATUS_INVALID : STATUS_OK;
 }
@@ -281,36 +289,46 @@ static char *place_byte(char *scales, int lanes, int lane, int8_t value)
 	return scales + lanes;
 }
 
+/* Places the scales of a unit; r holds the unit's block, in which it is the `unit`th. */
+static char *place_scales(const struct pack_format *f, const struct raw *r, int unit, char *scales, int lanes, int lane)
+{
+	if (!f->super) {
+		scales = place_half(scales, lanes, lane, r->d);
+		return f->has_min ? place_half(scales, lanes, lane, r->min) : scales;
+	}
+	for (int g = unit * f->groups; g < (unit + 1) * f->groups; g++) {
+		scales = place_byte(scales, lanes, lane, r->scale[g]);
+		if (f->has_min)
+			scales = place_byte(scales, lanes, lane, r->min_scale[g]);
+	}
+	return scales;
+}
+
 /* One output's row of blocks, into its lane of a tile. */
 static void pack_quantised_row(const struct weight *w, const struct format_row *row, const uint8_t *block, char *tile,
                                int lanes, int lane)
 {
 	const struct pack_format *f = &row->format;
-	int units = (int)w->desc.format->block_elems / UNIT;
-	size_t unit_planes = (size_t)plane_vectors(f->planes) * 4 * (size_t)lanes;
-	char *planes = tile, *scales = tile + w->plane_bytes;
+	int block_units = (int)w->desc.format->block_elems / UNIT; /* 1, or those of a span */
+	size_t unit_planes = (size_t)plane_vectors(f->planes) * vector_bytes(lanes);
+	char *scales = NULL, *planes = tile;
 	struct raw r = {0};
-	for (int64_t u = 0; u < w->n_units; u += units, block += w->desc.format->block_bytes) {
-		row->read(block, &r);
-		if (f->super) {
-			scales = place_half(scales, lanes, lane, r.d);
-			if (f->has_min)
+	for (int64_t u = 0; u < w->n_units; u++, planes += unit_planes) {
+		if (u % SPAN_UNITS == 0) {
+			int64_t left = w->n_units - u;
+			scales = planes;
+			planes += span_scale_bytes(f, left < SPAN_UNITS ? left : SPAN_UNITS, lanes);
+		}
+		if (u % block_units == 0) {
+			row->read(block, &r);
+			block += w->desc.format->block_bytes;
+			if (f->super)
+				scales = place_half(scales, lanes, lane, r.d);
+			if (f->super && f->has_min)
 				scales = place_half(scales, lanes, lane, r.min);
 		}
-		for (int i = 0; i < units; i++, planes += unit_planes) {
-			place_integers(planes, f->planes, lanes, lane, r.q + i * UNIT);
-			if (!f->super) {
-				scales = place_half(scales, lanes, lane, r.d);
-				if (f->has_min)
-					scales = place_half(scales, lanes, lane, r.min);
-				continue;
-			}
-			for (int g = 0; g < f->groups; g++) {
-				scales = place_byte(scales, lanes, lane, r.scale[i * f->groups + g]);
-				if (f->has_min)
-					scales = place_byte(scales, lanes, lane, r.min_scale[i * f->groups + g]);
-			}
-		}
+		scales = place_scales(f, &r, (int)(u % block_units), scales, lanes, lane);
+		place_integers(planes, f->planes, lanes, lane, r.q + u % block_units * UNIT);
 	}
 }
 

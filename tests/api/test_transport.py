@@ -92,7 +92,8 @@ def test_probe_in_a_pipeline(echo):
 
 def test_refusals_are_json(echo):
     for data in (b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01", b"GET / HTTP/2.0\r\n",
-                 b"FOO / HTTP/1.1\r\nHost: a\r\n\r\n", POST + b"Transfer-Encoding: gzip\r\n\r\n", POST + b"Expect: tea\r\n\r\n",
+                 b"FOO / HTTP/1.1\r\nHost: a\r\n\r\n", POST + b"Transfer-Encoding: gzip\r\n\r\n",
+                 POST + b"Expect: tea\r\n\r\n",
                  POST + b"Content-Length: 99999999999\r\n\r\n", GET + b"X: " + b"y" * 100000 + b"\r\n\r\n"):
         status, headers, body = echo.ask(data)
         assert 400 <= status < 600
@@ -540,6 +541,17 @@ def test_slow_reader_is_dropped():
         assert how == "reset" and not out.endswith(b"0\r\n\r\n")
 
 
+@pytest.mark.parametrize("size", [200, 5000])
+def test_little_is_written_for_nobody(size):
+    """The kernel's buffers are bounded as well: a client that stops reading is found out within a megabyte, not after many."""
+    with Echo(stream_buffer=4096) as e:
+        s = e.connect(receive_buffer=4096)
+        s.sendall(b"GET /stream?n=1000000&ms=0&size=%d HTTP/1.1\r\nHost: a\r\n\r\n" % size)
+        eventually(lambda: e.stats()["dropped_slow"] == 1, 20, "it was dropped")
+        assert e.stats()["written"] < 1 << 20
+        s.close()
+
+
 def test_slow_reader_that_keeps_up_is_served():
     """Back pressure passes through: a reader that is slow but reads gets every byte."""
     with Echo(stream_buffer=16 << 20) as e:
@@ -711,7 +723,8 @@ def test_ws_after_other_requests(echo):
         cookie = b"Cookie: " + b"c" * 20000 + b"\r\n"
         s.sendall(post(b"hello") + GET + cookie + b"\r\n" +
                   b"GET /v1/responses HTTP/1.1\r\nHost: a\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n" + cookie +
-                  b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n" + frame(TEXT, b"early"))
+                  b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n" +
+                  frame(TEXT, b"early"))
         out = b""
         while not out.endswith(b"\x81\x05early"):
             out += s.recv(65536)

@@ -103,6 +103,13 @@ BODIES = [
                   {"role": "user", "content": [{"type": "text", "text": "caf\u00e9 \U0001f600"}]}],
      "n": 2, "seed": -1, "logit_bias": {"50256": -100}, "logprobs": True, "top_logprobs": 5, "user": None},
     {"prompt": [[1, 2, 3], [4]], "echo": True, "logprobs": 0, "max_tokens": 0},
+    {"input": [{"role": "user", "content": [{"type": "input_text", "text": "a"}]},
+               {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{\"x\": 1}"},
+               {"type": "function_call_output", "call_id": "c", "output": "r"}],
+     "tools": [{"type": "function", "name": "f", "parameters": {}}], "instructions": "be brief", "metadata": {"k": "v"},
+     "include": ["message.output_text.logprobs"], "top_logprobs": 1, "type": "response.create", "max_output_tokens": 3},
+    {"tokens": [104, 105], "content": "<s>hi", "parse_special": True, "id": "one", "ttl": 1.5, "heartbeat_timeout": 2},
+    {"type": "response.cancel", "response_id": "resp_1", "stream_id": "a"},
     {"type": "response.create", "stream_id": "a.b", "input": "hello", "previous_response_id": "resp_1", "generate": False},
     [1e308, -0.0, 18446744073709551615, {"a": {"b": [[[]]]}}, "\u0000\ud800\"\\/"],
 ]

@@ -21,6 +21,7 @@ struct state {
 	struct listener *listener;
 	struct loop_timer *drain;
 	uv_signal_t term;
+	int64_t written; /* bytes into streams */
 	int64_t started, closed, ws_opened, ws_closed, alive;
 };
 
@@ -89,10 +90,11 @@ static void get_stats(struct http_exchange *x, void *app)
 	buf_printf(&out,
 		   "{\"started\":%lld,\"closed\":%lld,\"active\":%d,\"connections\":%d,\"websockets\":%d,\"dropped_"
 		   "slow\":%llu,"
-		   "\"refused\":%llu,\"ws_opened\":%lld,\"ws_closed\":%lld,\"alive\":%lld}",
+		   "\"refused\":%llu,\"ws_opened\":%lld,\"ws_closed\":%lld,\"alive\":%lld,\"written\":%lld}",
 		   (long long)state.started, (long long)state.closed, listener_active(state.listener), s.connections,
 		   s.websockets, (unsigned long long)s.dropped_slow, (unsigned long long)s.refused,
-		   (long long)state.ws_opened, (long long)state.ws_closed, (long long)state.alive);
+		   (long long)state.ws_opened, (long long)state.ws_closed, (long long)state.alive,
+		   (long long)state.written);
 	http_reply(x, 200, "application/json", &out);
 }
 
@@ -159,6 +161,7 @@ static void on_stream(void *arg)
 	buf_puts(&event, "\"}\n\n");
 	struct http_exchange *x = p->x;
 	enum status status = http_stream_write(x, event.data, event.len);
+	state.written += (int64_t)event.len;
 	buf_free(&event);
 	if (status != STATUS_OK) {
 		loop_timer_stop(p->timer);

@@ -7,7 +7,7 @@
 #include "engine/base/utf8.h"
 #include "tests/support/fake_value.h"
 
-enum { MAX_SESSIONS = 64, MAX_RUNS = 2048 };
+enum { MAX_SESSIONS = 64 };
 
 struct tokens {
 	int32_t *ids;
@@ -37,7 +37,7 @@ struct engine {
 	const char *reply;
 	int queue_limit, max_sessions, n_heartbeats;
 	struct list events;
-	struct run runs[MAX_RUNS];
+	struct run *runs; /* [n_runs], in the order of submission */
 	size_t n_runs;
 	struct session sessions[MAX_SESSIONS];
 	struct engine_stats stats;
@@ -309,8 +309,12 @@ struct engine_request *engine_request_create(struct engine *e)
 		return NULL;
 	r->id = engine_next_id(e);
 	r->max_tokens = -1;
-	r->sampling = (struct sampling_params){
-	        .temperature = 1, .top_p = 1, .typical_p = 1, .repeat_penalty = 1, .penalty_last_n = 64, .n_logprobs = -1};
+	r->sampling = (struct sampling_params){.temperature = 1,
+					       .top_p = 1,
+					       .typical_p = 1,
+					       .repeat_penalty = 1,
+					       .penalty_last_n = 64,
+					       .n_logprobs = -1};
 	return r;
 }
 
@@ -365,7 +369,7 @@ static bool accept(struct engine *e, struct run *run, char *why, size_t cap, enu
 	if ((int64_t)run->prompt.n + wanted > e->info.n_ctx) {
 		*status = STATUS_CONTEXT_LENGTH;
 		snprintf(why, cap, "This model's context is %d tokens, but %zu are asked for.", e->info.n_ctx,
-		         run->prompt.n + (size_t)wanted);
+			 run->prompt.n + (size_t)wanted);
 		return false;
 	}
 	for (size_t i = 0; i < run->prompt.n; i++) {
@@ -385,12 +389,14 @@ static bool accept(struct engine *e, struct run *run, char *why, size_t cap, enu
 
 void engine_submit(struct engine *e, struct engine_request *r)
 {
-	struct run *run = &e->runs[e->n_runs++];
+	struct run *run;
 	char why[200];
 	enum status status;
 
-	if (e->n_runs > MAX_RUNS)
+	e->runs = realloc(e->runs, (e->n_runs + 1) * sizeof *e->runs);
+	if (!e->runs)
 		abort();
+	run = &e->runs[e->n_runs++];
 	*run = (struct run){.r = r};
 	switch (r->input) {
 	case ENGINE_INPUT_TEXT:
@@ -453,12 +459,12 @@ static void end_run(struct engine *e, struct run *run, enum engine_finish finish
 	ev->finish = finish;
 	ev->detail = detail;
 	ev->usage = (struct engine_usage){.prompt_tokens = (int32_t)run->n_prompt,
-	                                  .cached_tokens = (int32_t)run->n_cached,
-	                                  .completion_tokens = (int32_t)run->n_out,
-	                                  .queue_ns = 1000000,
-	                                  .prefill_ns = 2000000,
-	                                  .decode_ns = 3000000,
-	                                  .ttft_ns = run->n_out ? 3000000 : 0};
+					  .cached_tokens = (int32_t)run->n_cached,
+					  .completion_tokens = (int32_t)run->n_out,
+					  .queue_ns = 1000000,
+					  .prefill_ns = 2000000,
+					  .decode_ns = 3000000,
+					  .ttft_ns = run->n_out ? 3000000 : 0};
 	buf_append(&ev->text, run->held.data, run->held.len);
 	buf_clear(&run->held);
 	if (finish == ENGINE_FINISH_STOP)
@@ -548,7 +554,8 @@ static void step_run(struct engine *e, struct run *run)
 static bool is_blocked(const struct engine *e, size_t i)
 {
 	for (size_t k = 0; k < i; k++)
-		if (!e->runs[k].ended && e->runs[i].r->session[0] && strcmp(e->runs[k].r->session, e->runs[i].r->session) == 0)
+		if (!e->runs[k].ended && e->runs[i].r->session[0] &&
+		    strcmp(e->runs[k].r->session, e->runs[i].r->session) == 0)
 			return true;
 	return false;
 }
@@ -627,23 +634,23 @@ enum status engine_create(const struct engine_options *options, struct engine **
 	e->state = ENGINE_READY;
 	e->reply = "Hello there";
 	e->info = (struct engine_info){.model_name = "Fake Model",
-	                               .file_name = "fake.gguf",
-	                               .arch = "llama",
-	                               .backend = "fake",
-	                               .quantization = "F32",
-	                               .n_params = 1000,
-	                               .file_bytes = 4000,
-	                               .n_ctx = 1000,
-	                               .n_ctx_train = 2000,
-	                               .n_vocab = FAKE_VOCAB,
-	                               .n_embd = 8,
-	                               .n_layer = 1,
-	                               .page_tokens = 16,
-	                               .n_pages = 64,
-	                               .bos_token = FAKE_BOS,
-	                               .eos_token = FAKE_EOS,
-	                               .has_chat_template = true,
-	                               .chat_template = ""};
+				       .file_name = "fake.gguf",
+				       .arch = "llama",
+				       .backend = "fake",
+				       .quantization = "F32",
+				       .n_params = 1000,
+				       .file_bytes = 4000,
+				       .n_ctx = 1000,
+				       .n_ctx_train = 2000,
+				       .n_vocab = FAKE_VOCAB,
+				       .n_embd = 8,
+				       .n_layer = 1,
+				       .page_tokens = 16,
+				       .n_pages = 64,
+				       .bos_token = FAKE_BOS,
+				       .eos_token = FAKE_EOS,
+				       .has_chat_template = true,
+				       .chat_template = ""};
 	e->stats.pages_total = e->stats.pages_free = 64;
 	return STATUS_OK;
 }
@@ -663,6 +670,7 @@ void engine_destroy(struct engine *e)
 	}
 	for (size_t i = 0; i < MAX_SESSIONS; i++)
 		free(e->sessions[i].held.ids);
+	free(e->runs);
 	free(e);
 }
 

@@ -1,7 +1,7 @@
 /*
- * An engine without a model, for tests of the server: everything in engine.h, deterministic and in one thread. A token is one byte (ids
- * 0-255), then come <s>, </s>, <|im_start|> and <|im_end|>. An answer is a fixed text that grows by one token per request
- * and step; nothing moves unless the test says so.
+ * An engine without a model, for tests of the server: everything in engine.h, deterministic and in one thread. A token
+ * is one byte (ids 0-255), then come <s>, </s>, <|im_start|> and <|im_end|>. An answer is a fixed text that grows by
+ * one token per request and step; nothing moves unless the test says so.
  */
 #pragma once
 

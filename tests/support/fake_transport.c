@@ -251,8 +251,8 @@ static void read_headers(struct http_exchange *x, const char *headers)
 	}
 }
 
-struct http_exchange *http_fake_request(struct fake_server *s, enum http_method method, const char *path, const char *headers,
-                                        const char *body)
+struct http_exchange *http_fake_request(struct fake_server *s, enum http_method method, const char *path,
+					const char *headers, const char *body)
 {
 	struct http_exchange *x = calloc(1, sizeof *x);
 	const struct http_app *http = app_http(s->app);

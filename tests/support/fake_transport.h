@@ -1,6 +1,6 @@
 /*
- * The transport without sockets: http.h and ws.h implemented in memory, for tests of the API. A request goes through dispatch to its
- * handler as in http.c; what is answered is kept to be looked at.
+ * The transport without sockets: http.h and ws.h implemented in memory, for tests of the API. A request goes through
+ * dispatch to its handler as in http.c; what is answered is kept to be looked at.
  */
 #pragma once
 
@@ -25,8 +25,8 @@ void fake_server_run(struct fake_server *s);
 /* ---- HTTP ---- */
 
 /* `headers`: "name: value\n..." or NULL. The exchange lives until http_fake_close(). */
-struct http_exchange *http_fake_request(struct fake_server *s, enum http_method method, const char *path, const char *headers,
-                                        const char *body);
+struct http_exchange *http_fake_request(struct fake_server *s, enum http_method method, const char *path,
+					const char *headers, const char *body);
 /* POST with a JSON body, run to its end. */
 struct http_exchange *http_fake_post(struct fake_server *s, const char *path, const char *body);
 struct http_exchange *http_fake_get(struct fake_server *s, const char *path);

@@ -15,7 +15,7 @@ struct value {
 		struct entry *next;
 		struct str key;
 		struct value *item;
-	} *first, *last;
+	} * first, *last;
 };
 
 static struct value *make(struct arena *a, enum kind kind)

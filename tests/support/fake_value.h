@@ -1,4 +1,5 @@
-/* The builders of value.h, recording: what was built can be written as JSON, with a mark on text that is not VALUE_DATA. */
+/* The builders of value.h, recording: what was built can be written as JSON, with a mark on text that is not
+ * VALUE_DATA. */
 #pragma once
 
 #include "engine/base/buf.h"

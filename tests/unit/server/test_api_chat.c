@@ -60,8 +60,8 @@ static void an_answer_has_every_required_key(void **state)
 	assert_json(body, "object", "\"chat.completion\"");
 	assert_json(body, "model", "\"fake.gguf\"");
 	assert_json(body, "choices",
-	            "[{\"index\":0,\"message\":{\"role\":\"assistant\",\"content\":\"Hello there\",\"refusal\":null},"
-	            "\"logprobs\":null,\"finish_reason\":\"stop\"}]");
+		    "[{\"index\":0,\"message\":{\"role\":\"assistant\",\"content\":\"Hello there\",\"refusal\":null},"
+		    "\"logprobs\":null,\"finish_reason\":\"stop\"}]");
 	assert_string_equal(json_at_path(body, "usage.completion_tokens"), "11");
 	assert_json(body, "usage.prompt_tokens_details.cached_tokens", "0");
 	assert_true(strncmp(json_at_path(body, "id"), "\"chatcmpl-", 10) == 0); /* 18 */
@@ -138,10 +138,12 @@ static void a_stream_has_the_shape_that_clients_expect(void **state)
 	assert_string_equal(http_fake_header(x, "X-Accel-Buffering"), "no");
 	assert_int_equal(http_fake_n_writes(x), 5);
 	assert_json(http_fake_event(x, 0), "choices",
-	            "[{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"logprobs\":null,\"finish_reason\":null}]");
+		    "[{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"logprobs\":null,\"finish_"
+		    "reason\":null}]");
 	assert_json(http_fake_event(x, 1), "choices",
-	            "[{\"index\":0,\"delta\":{\"content\":\"H\"},\"logprobs\":null,\"finish_reason\":null}]");
-	assert_json(http_fake_event(x, 3), "choices", "[{\"index\":0,\"delta\":{},\"logprobs\":null,\"finish_reason\":\"stop\"}]");
+		    "[{\"index\":0,\"delta\":{\"content\":\"H\"},\"logprobs\":null,\"finish_reason\":null}]");
+	assert_json(http_fake_event(x, 3), "choices",
+		    "[{\"index\":0,\"delta\":{},\"logprobs\":null,\"finish_reason\":\"stop\"}]");
 	expect_last_write_done(x);
 	snprintf(id, sizeof id, "%s", json_at_path(http_fake_event(x, 0), "id"));
 	for (size_t i = 0; i < 4; i++) {
@@ -167,7 +169,10 @@ static void usage_comes_in_a_chunk_of_its_own(void **state)
 /* 11 */
 static void continuous_usage_rises(void **state)
 {
-	struct http_exchange *x = post(*state, "{" USER ",\"stream\":true,\"stream_options\":{\"include_usage\":true,\"continuous_usage_stats\":true}}");
+	struct http_exchange *x =
+		post(*state,
+		     "{" USER
+		     ",\"stream\":true,\"stream_options\":{\"include_usage\":true,\"continuous_usage_stats\":true}}");
 	int before = -1;
 	for (size_t i = 0; i + 1 < http_fake_n_writes(x); i++) {
 		int n = atoi(json_at_path(http_fake_event(x, i), "usage.completion_tokens"));
@@ -258,7 +263,8 @@ static void a_failure_in_mid_stream_is_an_event(void **state)
 	fake_server_run(s);
 	n = http_fake_n_writes(x);
 	assert_json(http_fake_event(x, n - 2), "",
-	            "{\"error\":{\"message\":\"the device is gone\",\"type\":\"server_error\",\"param\":null,\"code\":\"internal_error\"}}");
+		    "{\"error\":{\"message\":\"the device is "
+		    "gone\",\"type\":\"server_error\",\"param\":null,\"code\":\"internal_error\"}}");
 	expect_last_write_done(x);
 }
 
@@ -323,38 +329,44 @@ static void a_reader_that_stalls_loses_its_work(void **state)
 static void messages_reach_the_template_as_data(void **state)
 {
 	struct fake_server *s = *state;
-	post(s, "{\"messages\":[{\"role\":\"developer\",\"content\":\"be <|im_end|>\"},{\"role\":\"user\",\"content\":\"hi\",\"name\":\"bob\"}]}");
+	post(s, "{\"messages\":[{\"role\":\"developer\",\"content\":\"be "
+		"<|im_end|>\"},{\"role\":\"user\",\"content\":\"hi\",\"name\":\"bob\"}]}");
 	/* The fake puts a ! before text that is not marked as data: there is none. 27: developer is system. */
 	expect_template(s, 0,
-	                "{\"messages\":[{\"role\":\"system\",\"content\":\"be <|im_end|>\"},"
-	                "{\"role\":\"user\",\"content\":\"hi\",\"name\":\"bob\"}],\"add_generation_prompt\":true}");
+			"{\"messages\":[{\"role\":\"system\",\"content\":\"be <|im_end|>\"},"
+			"{\"role\":\"user\",\"content\":\"hi\",\"name\":\"bob\"}],\"add_generation_prompt\":true}");
 }
 
 /* 28 */
 static void content_may_be_parts_or_null(void **state)
 {
 	struct fake_server *s = *state;
-	post(s, "{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"a\"},{\"type\":\"text\",\"text\":\"b\"}]},"
-	        "{\"role\":\"assistant\",\"content\":null,\"tool_calls\":[{\"id\":\"c1\",\"type\":\"function\",\"function\":"
-	        "{\"name\":\"f\",\"arguments\":\"{\\\"x\\\":1}\"}}]},"
-	        "{\"role\":\"tool\",\"tool_call_id\":\"c1\",\"content\":\"\"},"
-	        "{\"role\":\"assistant\",\"tool_calls\":null,\"content\":\"\"}]}");
+	post(s, "{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"a\"},{\"type\":\"text\","
+		"\"text\":\"b\"}]},"
+		"{\"role\":\"assistant\",\"content\":null,\"tool_calls\":[{\"id\":\"c1\",\"type\":\"function\","
+		"\"function\":"
+		"{\"name\":\"f\",\"arguments\":\"{\\\"x\\\":1}\"}}]},"
+		"{\"role\":\"tool\",\"tool_call_id\":\"c1\",\"content\":\"\"},"
+		"{\"role\":\"assistant\",\"tool_calls\":null,\"content\":\"\"}]}");
 	expect_template(s, 0,
-	                "{\"messages\":[{\"role\":\"user\",\"content\":\"a\\nb\"},"
-	                "{\"role\":\"assistant\",\"content\":\"\",\"tool_calls\":[{\"id\":\"c1\",\"type\":\"function\",\"function\":"
-	                "{\"name\":\"f\",\"arguments\":{\"x\":1}}}]},"
-	                "{\"role\":\"tool\",\"content\":\"\",\"tool_call_id\":\"c1\"},"
-	                "{\"role\":\"assistant\",\"content\":\"\"}],\"add_generation_prompt\":true}");
+			"{\"messages\":[{\"role\":\"user\",\"content\":\"a\\nb\"},"
+			"{\"role\":\"assistant\",\"content\":\"\",\"tool_calls\":[{\"id\":\"c1\",\"type\":\"function\","
+			"\"function\":"
+			"{\"name\":\"f\",\"arguments\":{\"x\":1}}}]},"
+			"{\"role\":\"tool\",\"content\":\"\",\"tool_call_id\":\"c1\"},"
+			"{\"role\":\"assistant\",\"content\":\"\"}],\"add_generation_prompt\":true}");
 }
 
 static void tools_and_template_variables_are_passed_on(void **state)
 {
 	struct fake_server *s = *state;
-	post(s, "{" USER ",\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\"}}],\"add_generation_prompt\":false,"
-	        "\"chat_template_kwargs\":{\"enable_thinking\":false,\"messages\":\"no\"}}");
-	expect_template(s, 0,
-	                "{\"enable_thinking\":false,\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}],"
-	                "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\"}}],\"add_generation_prompt\":false}");
+	post(s, "{" USER
+		",\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\"}}],\"add_generation_prompt\":false,"
+		"\"chat_template_kwargs\":{\"enable_thinking\":false,\"messages\":\"no\"}}");
+	expect_template(
+		s, 0,
+		"{\"enable_thinking\":false,\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}],"
+		"\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\"}}],\"add_generation_prompt\":false}");
 	post(s, "{" USER ",\"tools\":[{\"type\":\"function\"}],\"tool_choice\":\"none\"}");
 	expect_template(s, 1, "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}],\"add_generation_prompt\":true}");
 }
@@ -364,26 +376,28 @@ static void wrong_messages_are_named(void **state)
 	static const struct {
 		const char *body, *param;
 	} cases[] = {
-	        {"{}", "messages"},
-	        {"{\"messages\":[]}", "messages"},
-	        {"{\"messages\":{}}", "messages"},
-	        {"{\"messages\":null}", "messages"},
-	        {"{\"messages\":[5]}", "messages[0]"},
-	        {"{\"messages\":[null]}", "messages[0]"},
-	        {"{\"messages\":[{\"content\":\"x\"}]}", "messages[0].role"},
-	        {"{\"messages\":[{\"role\":5,\"content\":\"x\"}]}", "messages[0].role"},
-	        {"{\"messages\":[{\"role\":\"wizard\",\"content\":\"x\"}]}", "messages[0].role"},
-	        {"{\"messages\":[{\"role\":\"user\",\"content\":\"x\"},{\"role\":\"user\"}]}", "messages[1].content"},
-	        {"{\"messages\":[{\"role\":\"user\",\"content\":null}]}", "messages[0].content"},
-	        {"{\"messages\":[{\"role\":\"user\",\"content\":5}]}", "messages[0].content"},
-	        {"{\"messages\":[{\"role\":\"user\",\"content\":{}}]}", "messages[0].content"},
-	        {"{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"image_url\"}]}]}", "messages[0].content[0].type"},
-	        {"{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"text\"}]}]}", "messages[0].content[0].text"},
-	        {"{\"messages\":[{\"role\":\"user\",\"content\":[\"x\"]}]}", "messages[0].content[0]"},
-	        {"{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":5}]}", "messages[0].tool_calls"},
-	        {"{" USER ",\"tools\":5}", "tools"},
-	        {"{" USER ",\"chat_template_kwargs\":[]}", "chat_template_kwargs"},
-	        {"{" USER ",\"add_generation_prompt\":1}", "add_generation_prompt"},
+		{"{}", "messages"},
+		{"{\"messages\":[]}", "messages"},
+		{"{\"messages\":{}}", "messages"},
+		{"{\"messages\":null}", "messages"},
+		{"{\"messages\":[5]}", "messages[0]"},
+		{"{\"messages\":[null]}", "messages[0]"},
+		{"{\"messages\":[{\"content\":\"x\"}]}", "messages[0].role"},
+		{"{\"messages\":[{\"role\":5,\"content\":\"x\"}]}", "messages[0].role"},
+		{"{\"messages\":[{\"role\":\"wizard\",\"content\":\"x\"}]}", "messages[0].role"},
+		{"{\"messages\":[{\"role\":\"user\",\"content\":\"x\"},{\"role\":\"user\"}]}", "messages[1].content"},
+		{"{\"messages\":[{\"role\":\"user\",\"content\":null}]}", "messages[0].content"},
+		{"{\"messages\":[{\"role\":\"user\",\"content\":5}]}", "messages[0].content"},
+		{"{\"messages\":[{\"role\":\"user\",\"content\":{}}]}", "messages[0].content"},
+		{"{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"image_url\"}]}]}",
+		 "messages[0].content[0].type"},
+		{"{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"text\"}]}]}",
+		 "messages[0].content[0].text"},
+		{"{\"messages\":[{\"role\":\"user\",\"content\":[\"x\"]}]}", "messages[0].content[0]"},
+		{"{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":5}]}", "messages[0].tool_calls"},
+		{"{" USER ",\"tools\":5}", "tools"},
+		{"{" USER ",\"chat_template_kwargs\":[]}", "chat_template_kwargs"},
+		{"{" USER ",\"add_generation_prompt\":1}", "add_generation_prompt"},
 	};
 	for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
 		struct http_exchange *x = post(*state, cases[i].body);
@@ -401,19 +415,20 @@ static void the_second_turn_of_a_session_tells_what_was_cached(void **state)
 	struct http_exchange *x;
 	http_fake_post(s, "/v1/sessions", "{\"id\":\"one\"}");
 	post(s, "{" USER ",\"session_id\":\"one\"}");
-	x = post(s, "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"},{\"role\":\"assistant\",\"content\":\"Hello there\"},"
-	            "{\"role\":\"user\",\"content\":\"more\"}],\"session_id\":\"one\"}");
+	x = post(s, "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"},{\"role\":\"assistant\",\"content\":\"Hello "
+		    "there\"},"
+		    "{\"role\":\"user\",\"content\":\"more\"}],\"session_id\":\"one\"}");
 	assert_true(atoi(json_at_path(http_fake_body(x), "usage.prompt_tokens_details.cached_tokens")) > 30);
 }
 
 #define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 UNIT_MAIN(T(an_answer_has_every_required_key), T(length_is_told_from_stop), T(choices_share_one_prompt_in_the_usage),
-          T(logprobs_carry_bytes), T(token_ids_come_when_asked_for), T(a_stream_has_the_shape_that_clients_expect),
-          T(usage_comes_in_a_chunk_of_its_own), T(continuous_usage_rises), T(a_code_point_is_never_split),
-          T(held_back_text_comes_before_the_finish), T(choices_are_streamed_side_by_side),
-          T(what_is_known_before_the_first_token_is_a_real_status), T(one_choice_that_fails_early_fails_the_request),
-          T(a_failure_in_mid_stream_is_an_event), T(a_failure_of_a_whole_answer_is_a_status),
-          T(a_session_that_ends_is_an_error_not_a_finish_reason), T(a_client_that_leaves_cancels_its_work),
-          T(a_reader_that_stalls_loses_its_work), T(messages_reach_the_template_as_data), T(content_may_be_parts_or_null),
-          T(tools_and_template_variables_are_passed_on), T(wrong_messages_are_named),
-          T(the_second_turn_of_a_session_tells_what_was_cached))
+	  T(logprobs_carry_bytes), T(token_ids_come_when_asked_for), T(a_stream_has_the_shape_that_clients_expect),
+	  T(usage_comes_in_a_chunk_of_its_own), T(continuous_usage_rises), T(a_code_point_is_never_split),
+	  T(held_back_text_comes_before_the_finish), T(choices_are_streamed_side_by_side),
+	  T(what_is_known_before_the_first_token_is_a_real_status), T(one_choice_that_fails_early_fails_the_request),
+	  T(a_failure_in_mid_stream_is_an_event), T(a_failure_of_a_whole_answer_is_a_status),
+	  T(a_session_that_ends_is_an_error_not_a_finish_reason), T(a_client_that_leaves_cancels_its_work),
+	  T(a_reader_that_stalls_loses_its_work), T(messages_reach_the_template_as_data),
+	  T(content_may_be_parts_or_null), T(tools_and_template_variables_are_passed_on), T(wrong_messages_are_named),
+	  T(the_second_turn_of_a_session_tells_what_was_cached))

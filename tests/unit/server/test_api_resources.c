@@ -63,10 +63,12 @@ static void text_becomes_tokens_and_back(void **state)
 
 static void a_chat_can_be_tokenized(void **state)
 {
-	struct http_exchange *x = http_fake_post(*state, "/tokenize",
-	                                         "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}],\"add_generation_prompt\":false}");
+	struct http_exchange *x = http_fake_post(
+		*state, "/tokenize",
+		"{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}],\"add_generation_prompt\":false}");
 	assert_json(http_fake_body(x), "prompt",
-	            "\"{\\\"messages\\\":[{\\\"role\\\":\\\"user\\\",\\\"content\\\":\\\"hi\\\"}],\\\"add_generation_prompt\\\":false}\"");
+		    "\"{\\\"messages\\\":[{\\\"role\\\":\\\"user\\\",\\\"content\\\":\\\"hi\\\"}],\\\"add_generation_"
+		    "prompt\\\":false}\"");
 }
 
 static void wrong_texts_and_ids_are_named(void **state)
@@ -74,15 +76,15 @@ static void wrong_texts_and_ids_are_named(void **state)
 	static const struct {
 		const char *path, *body, *param;
 	} cases[] = {
-	        {"/tokenize", "{}", "\"content\""},
-	        {"/tokenize", "{\"content\":5}", "\"content\""},
-	        {"/tokenize", "{\"prompt\":5}", "\"prompt\""},
-	        {"/tokenize", "{\"content\":\"a\",\"add_special\":1}", "\"add_special\""},
-	        {"/tokenize", "{\"messages\":[{}]}", "\"messages[0].role\""},
-	        {"/detokenize", "{}", "\"tokens\""},
-	        {"/detokenize", "{\"tokens\":[1,\"a\"]}", "\"tokens[1]\""},
-	        {"/detokenize", "{\"tokens\":[-1]}", "\"tokens[0]\""},
-	        {"/detokenize", "{\"tokens\":[null]}", "\"tokens[0]\""},
+		{"/tokenize", "{}", "\"content\""},
+		{"/tokenize", "{\"content\":5}", "\"content\""},
+		{"/tokenize", "{\"prompt\":5}", "\"prompt\""},
+		{"/tokenize", "{\"content\":\"a\",\"add_special\":1}", "\"add_special\""},
+		{"/tokenize", "{\"messages\":[{}]}", "\"messages[0].role\""},
+		{"/detokenize", "{}", "\"tokens\""},
+		{"/detokenize", "{\"tokens\":[1,\"a\"]}", "\"tokens[1]\""},
+		{"/detokenize", "{\"tokens\":[-1]}", "\"tokens[0]\""},
+		{"/detokenize", "{\"tokens\":[null]}", "\"tokens[0]\""},
 	};
 	for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
 		struct http_exchange *x = http_fake_post(*state, cases[i].path, cases[i].body);
@@ -126,7 +128,8 @@ static void metrics_count_what_ran(void **state)
 	x = http_fake_get(s, "/metrics");
 	assert_true(strncmp(http_fake_type(x), "text/plain; version=0.0.4", 25) == 0);
 	assert_non_null(strstr(http_fake_body(x), "\nvllm:generation_tokens_total{model_name=\"fake.gguf\"} 4\n"));
-	assert_non_null(strstr(http_fake_body(x), "\nvllm:time_to_first_token_seconds_count{model_name=\"fake.gguf\"} 1\n"));
+	assert_non_null(
+		strstr(http_fake_body(x), "\nvllm:time_to_first_token_seconds_count{model_name=\"fake.gguf\"} 1\n"));
 	assert_non_null(strstr(http_fake_body(x), "\nkvasir:api_requests_total{model_name=\"fake.gguf\"} 3\n"));
 	assert_non_null(strstr(http_fake_body(x), "\nkvasir:api_client_errors_total{model_name=\"fake.gguf\"} 1\n"));
 	assert_non_null(strstr(http_fake_body(x), "\nkvasir:api_cancelled_total{model_name=\"fake.gguf\"} 1\n"));
@@ -137,8 +140,10 @@ static void metrics_count_what_ran(void **state)
 static void sessions_are_made_found_and_deleted(void **state)
 {
 	struct fake_server *s = *state;
-	struct http_exchange *x = http_fake_post(s, "/v1/sessions", "{\"id\":\"a.b-c_1\",\"heartbeat_timeout\":1.5,\"ttl\":60}");
-	const char *keys[] = {"created", "age", "idle", "expires_in", "tokens", "pages", "kv_bytes", "running", "waiting", "requests"};
+	struct http_exchange *x =
+		http_fake_post(s, "/v1/sessions", "{\"id\":\"a.b-c_1\",\"heartbeat_timeout\":1.5,\"ttl\":60}");
+	const char *keys[] = {"created", "age",	     "idle",	"expires_in", "tokens",
+			      "pages",	 "kv_bytes", "running", "waiting",    "requests"};
 	assert_int_equal(http_fake_status(x), 200);
 	assert_json(http_fake_body(x), "id", "\"a.b-c_1\"");
 	assert_json(http_fake_body(x), "object", "\"session\"");
@@ -166,11 +171,11 @@ static void wrong_sessions_are_named(void **state)
 	static const struct {
 		const char *body, *param;
 	} cases[] = {
-	        {"{\"id\":\"a b\"}", "\"id\""},
-	        {"{\"id\":5}", "\"id\""},
-	        {"{\"ttl\":0}", "\"ttl\""},
-	        {"{\"ttl\":-1}", "\"ttl\""},
-	        {"{\"heartbeat_timeout\":\"5\"}", "\"heartbeat_timeout\""},
+		{"{\"id\":\"a b\"}", "\"id\""},
+		{"{\"id\":5}", "\"id\""},
+		{"{\"ttl\":0}", "\"ttl\""},
+		{"{\"ttl\":-1}", "\"ttl\""},
+		{"{\"heartbeat_timeout\":\"5\"}", "\"heartbeat_timeout\""},
 	};
 	for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
 		struct http_exchange *x = http_fake_post(*state, "/v1/sessions", cases[i].body);
@@ -198,6 +203,6 @@ static void the_page_is_served_with_a_strict_policy(void **state)
 
 #define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 UNIT_MAIN(T(models_tell_their_context), T(a_model_is_found_by_its_id), T(text_becomes_tokens_and_back),
-          T(a_chat_can_be_tokenized), T(wrong_texts_and_ids_are_named), T(live_ready_and_draining_are_three_answers),
-          T(metrics_count_what_ran), T(sessions_are_made_found_and_deleted), T(wrong_sessions_are_named),
-          T(a_client_may_leave_while_the_engine_thinks), T(the_page_is_served_with_a_strict_policy))
+	  T(a_chat_can_be_tokenized), T(wrong_texts_and_ids_are_named), T(live_ready_and_draining_are_three_answers),
+	  T(metrics_count_what_ran), T(sessions_are_made_found_and_deleted), T(wrong_sessions_are_named),
+	  T(a_client_may_leave_while_the_engine_thinks), T(the_page_is_served_with_a_strict_policy))

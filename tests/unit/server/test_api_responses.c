@@ -37,7 +37,8 @@ static void expect_prompt(struct fake_server *s, const char *expected)
 /* client-quirks.md 23 */
 static void a_whole_response_has_every_key(void **state)
 {
-	struct http_exchange *x = post(*state, "{\"input\":\"hello\",\"instructions\":\"be \\\"brief\\\"\",\"metadata\":{\"k\":\"v\"},\"temperature\":0.5}");
+	struct http_exchange *x = post(*state, "{\"input\":\"hello\",\"instructions\":\"be "
+					       "\\\"brief\\\"\",\"metadata\":{\"k\":\"v\"},\"temperature\":0.5}");
 	const char *body = http_fake_body(x);
 	assert_int_equal(http_fake_status(x), 200);
 	assert_json(body, "object", "\"response\"");
@@ -50,7 +51,8 @@ static void a_whole_response_has_every_key(void **state)
 	assert_json(body, "previous_response_id", "null");
 	assert_json(body, "output.0.type", "\"message\"");
 	assert_json(body, "output.0.status", "\"completed\"");
-	assert_json(body, "output.0.content", "[{\"type\":\"output_text\",\"text\":\"Hi\",\"annotations\":[],\"logprobs\":[]}]");
+	assert_json(body, "output.0.content",
+		    "[{\"type\":\"output_text\",\"text\":\"Hi\",\"annotations\":[],\"logprobs\":[]}]");
 	assert_json(body, "usage.output_tokens", "2");
 	assert_json(body, "usage.input_tokens_details.cached_tokens", "0");
 	assert_json(body, "usage.output_tokens_details.reasoning_tokens", "0");
@@ -60,11 +62,11 @@ static void a_whole_response_has_every_key(void **state)
 
 static void a_stream_has_the_events_in_order(void **state)
 {
-	static const char *const types[] = {
-	        "response.created",           "response.in_progress",       "response.output_item.added",
-	        "response.content_part.added", "response.output_text.delta", "response.output_text.delta",
-	        "response.output_text.done",  "response.content_part.done", "response.output_item.done",
-	        "response.completed"};
+	static const char *const types[] = {"response.created",		  "response.in_progress",
+					    "response.output_item.added", "response.content_part.added",
+					    "response.output_text.delta", "response.output_text.delta",
+					    "response.output_text.done",  "response.content_part.done",
+					    "response.output_item.done",  "response.completed"};
 	struct http_exchange *x = post(*state, "{\"input\":\"hello\",\"stream\":true}");
 	size_t n = sizeof types / sizeof *types;
 	char item[64], quoted[64], line[64];
@@ -111,27 +113,31 @@ static void items_become_messages(void **state)
 {
 	struct fake_server *s = *state;
 	post(s, "{\"instructions\":\"sys\",\"input\":["
-	        "{\"role\":\"user\",\"content\":[{\"type\":\"input_text\",\"text\":\"a\"}]},"
-	        "{\"type\":\"message\",\"id\":\"msg_1\",\"role\":\"assistant\",\"status\":\"completed\","
-	        "\"content\":[{\"type\":\"output_text\",\"text\":\"b\",\"annotations\":[]}]},"
-	        "{\"type\":\"reasoning\",\"summary\":[]},"
-	        "{\"type\":\"function_call\",\"call_id\":\"c1\",\"name\":\"f\",\"arguments\":\"{\\\"x\\\":1}\"},"
-	        "{\"type\":\"function_call\",\"call_id\":\"c2\",\"name\":\"g\",\"arguments\":\"{}\"},"
-	        "{\"type\":\"function_call_output\",\"call_id\":\"c1\",\"output\":\"r\"}],"
-	        "\"tools\":[{\"type\":\"function\",\"name\":\"f\",\"parameters\":{\"type\":\"object\"},\"strict\":null}]}");
+		"{\"role\":\"user\",\"content\":[{\"type\":\"input_text\",\"text\":\"a\"}]},"
+		"{\"type\":\"message\",\"id\":\"msg_1\",\"role\":\"assistant\",\"status\":\"completed\","
+		"\"content\":[{\"type\":\"output_text\",\"text\":\"b\",\"annotations\":[]}]},"
+		"{\"type\":\"reasoning\",\"summary\":[]},"
+		"{\"type\":\"function_call\",\"call_id\":\"c1\",\"name\":\"f\",\"arguments\":\"{\\\"x\\\":1}\"},"
+		"{\"type\":\"function_call\",\"call_id\":\"c2\",\"name\":\"g\",\"arguments\":\"{}\"},"
+		"{\"type\":\"function_call_output\",\"call_id\":\"c1\",\"output\":\"r\"}],"
+		"\"tools\":[{\"type\":\"function\",\"name\":\"f\",\"parameters\":{\"type\":\"object\"},\"strict\":null}"
+		"]}");
 	expect_prompt(s,
-	              "{\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{\"type\":\"object\"}}}],"
-	              "\"messages\":[{\"role\":\"system\",\"content\":\"sys\"},{\"role\":\"user\",\"content\":\"a\"},"
-	              "{\"role\":\"assistant\",\"content\":\"b\"},"
-	              "{\"role\":\"assistant\",\"content\":\"\",\"tool_calls\":["
-	              "{\"type\":\"function\",\"id\":\"c1\",\"function\":{\"name\":\"f\",\"arguments\":{\"x\":1}}},"
-	              "{\"type\":\"function\",\"id\":\"c2\",\"function\":{\"name\":\"g\",\"arguments\":{}}}]},"
-	              "{\"role\":\"tool\",\"content\":\"r\",\"tool_call_id\":\"c1\"}],\"add_generation_prompt\":true}");
+		      "{\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{\"type\":"
+		      "\"object\"}}}],"
+		      "\"messages\":[{\"role\":\"system\",\"content\":\"sys\"},{\"role\":\"user\",\"content\":\"a\"},"
+		      "{\"role\":\"assistant\",\"content\":\"b\"},"
+		      "{\"role\":\"assistant\",\"content\":\"\",\"tool_calls\":["
+		      "{\"type\":\"function\",\"id\":\"c1\",\"function\":{\"name\":\"f\",\"arguments\":{\"x\":1}}},"
+		      "{\"type\":\"function\",\"id\":\"c2\",\"function\":{\"name\":\"g\",\"arguments\":{}}}]},"
+		      "{\"role\":\"tool\",\"content\":\"r\",\"tool_call_id\":\"c1\"}],\"add_generation_prompt\":true}");
 }
 
 static void logprobs_are_included_on_request(void **state)
 {
-	struct http_exchange *x = post(*state, "{\"input\":\"a\",\"include\":[\"message.output_text.logprobs\"],\"top_logprobs\":1,\"stream\":true}");
+	struct http_exchange *x = post(
+		*state,
+		"{\"input\":\"a\",\"include\":[\"message.output_text.logprobs\"],\"top_logprobs\":1,\"stream\":true}");
 	assert_json(http_fake_event(x, 4), "logprobs.0.token", "\"H\"");
 	assert_json(http_fake_event(x, 4), "logprobs.0.top_logprobs.0.logprob", "-0.5");
 	assert_json(http_fake_event(x, 6), "logprobs.1.token", "\"i\"");
@@ -144,28 +150,29 @@ static void wrong_requests_are_named(void **state)
 	static const struct {
 		const char *body, *param;
 	} cases[] = {
-	        {"{}", "input"},
-	        {"{\"input\":[]}", "input"},
-	        {"{\"input\":5}", "input"},
-	        {"{\"input\":[5]}", "input[0]"},
-	        {"{\"input\":[{\"role\":\"wizard\",\"content\":\"a\"}]}", "input[0].role"},
-	        {"{\"input\":[{\"role\":\"user\"}]}", "input[0].content"},
-	        {"{\"input\":[{\"role\":\"user\",\"content\":[{\"type\":\"input_image\"}]}]}", "input[0].content[0].type"},
-	        {"{\"input\":[{\"type\":\"item_reference\",\"id\":\"x\"}]}", "input[0].type"},
-	        {"{\"input\":[{\"type\":\"function_call\",\"name\":\"f\"}]}", "input[0].call_id"},
-	        {"{\"input\":[{\"type\":\"function_call_output\",\"call_id\":\"x\"}]}", "input[0].output"},
-	        {"{\"input\":\"a\",\"instructions\":5}", "instructions"},
-	        {"{\"input\":\"a\",\"metadata\":[]}", "metadata"},
-	        {"{\"input\":\"a\",\"temperature\":5}", "temperature"},
-	        {"{\"input\":\"a\",\"max_output_tokens\":0}", "max_output_tokens"},
-	        {"{\"input\":\"a\",\"tools\":[{\"type\":\"web_search\"}]}", "tools[0].type"},
-	        {"{\"input\":\"a\",\"background\":true}", "background"},
-	        {"{\"input\":\"a\",\"truncation\":\"auto\"}", "truncation"},
-	        {"{\"input\":\"a\",\"text\":{\"format\":{\"type\":\"json_schema\"}}}", "text.format"},
-	        {"{\"input\":\"a\",\"conversation\":\"c\"}", "conversation"},
-	        {"{\"input\":\"a\",\"previous_response_id\":5}", "previous_response_id"},
-	        {"{\"input\":\"a\",\"previous_response_id\":\"resp_1\"}", "previous_response_id"},
-	        {"{\"input\":\"a\",\"session_id\":\"?\"}", "session_id"},
+		{"{}", "input"},
+		{"{\"input\":[]}", "input"},
+		{"{\"input\":5}", "input"},
+		{"{\"input\":[5]}", "input[0]"},
+		{"{\"input\":[{\"role\":\"wizard\",\"content\":\"a\"}]}", "input[0].role"},
+		{"{\"input\":[{\"role\":\"user\"}]}", "input[0].content"},
+		{"{\"input\":[{\"role\":\"user\",\"content\":[{\"type\":\"input_image\"}]}]}",
+		 "input[0].content[0].type"},
+		{"{\"input\":[{\"type\":\"item_reference\",\"id\":\"x\"}]}", "input[0].type"},
+		{"{\"input\":[{\"type\":\"function_call\",\"name\":\"f\"}]}", "input[0].call_id"},
+		{"{\"input\":[{\"type\":\"function_call_output\",\"call_id\":\"x\"}]}", "input[0].output"},
+		{"{\"input\":\"a\",\"instructions\":5}", "instructions"},
+		{"{\"input\":\"a\",\"metadata\":[]}", "metadata"},
+		{"{\"input\":\"a\",\"temperature\":5}", "temperature"},
+		{"{\"input\":\"a\",\"max_output_tokens\":0}", "max_output_tokens"},
+		{"{\"input\":\"a\",\"tools\":[{\"type\":\"web_search\"}]}", "tools[0].type"},
+		{"{\"input\":\"a\",\"background\":true}", "background"},
+		{"{\"input\":\"a\",\"truncation\":\"auto\"}", "truncation"},
+		{"{\"input\":\"a\",\"text\":{\"format\":{\"type\":\"json_schema\"}}}", "text.format"},
+		{"{\"input\":\"a\",\"conversation\":\"c\"}", "conversation"},
+		{"{\"input\":\"a\",\"previous_response_id\":5}", "previous_response_id"},
+		{"{\"input\":\"a\",\"previous_response_id\":\"resp_1\"}", "previous_response_id"},
+		{"{\"input\":\"a\",\"session_id\":\"?\"}", "session_id"},
 	};
 	for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
 		struct http_exchange *x = post(*state, cases[i].body);
@@ -175,7 +182,10 @@ static void wrong_requests_are_named(void **state)
 			fail_msg("%s: status %d", cases[i].body, http_fake_status(x));
 		assert_json(http_fake_body(x), "error.param", expected);
 	}
-	assert_int_equal(http_fake_status(post(*state, "{\"input\":\"a\",\"truncation\":\"disabled\",\"store\":true,\"reasoning\":null}")), 200);
+	assert_int_equal(
+		http_fake_status(post(
+			*state, "{\"input\":\"a\",\"truncation\":\"disabled\",\"store\":true,\"reasoning\":null}")),
+		200);
 }
 
 static void failures_before_the_first_token_are_statuses(void **state)
@@ -190,7 +200,9 @@ static void failures_before_the_first_token_are_statuses(void **state)
 static void a_failure_in_mid_stream_is_a_terminal_event(void **state)
 {
 	struct fake_server *s = *state;
-	struct http_exchange *x = http_fake_request(s, HTTP_POST, "/v1/responses", NULL, "{\"input\":\"hello\",\"stream\":true}"), *y;
+	struct http_exchange *x = http_fake_request(s, HTTP_POST, "/v1/responses", NULL,
+						    "{\"input\":\"hello\",\"stream\":true}"),
+			     *y;
 	y = http_fake_request(s, HTTP_POST, "/v1/responses", NULL, "{\"input\":\"hello\"}");
 	fake_server_step(s);
 	fake_server_step(s);
@@ -199,7 +211,7 @@ static void a_failure_in_mid_stream_is_a_terminal_event(void **state)
 	assert_json(http_fake_event(x, http_fake_n_writes(x) - 1), "type", "\"response.failed\"");
 	assert_json(http_fake_event(x, http_fake_n_writes(x) - 1), "response.status", "\"failed\"");
 	assert_json(http_fake_event(x, http_fake_n_writes(x) - 1), "response.error",
-	            "{\"code\":\"internal_error\",\"message\":\"the device is gone\"}");
+		    "{\"code\":\"internal_error\",\"message\":\"the device is gone\"}");
 	assert_true(http_fake_ended(x));
 	assert_int_equal(http_fake_status(y), 500);
 }
@@ -207,7 +219,8 @@ static void a_failure_in_mid_stream_is_a_terminal_event(void **state)
 static void a_client_that_leaves_cancels_its_work(void **state)
 {
 	struct fake_server *s = *state;
-	struct http_exchange *x = http_fake_request(s, HTTP_POST, "/v1/responses", NULL, "{\"input\":\"hello\",\"stream\":true}");
+	struct http_exchange *x =
+		http_fake_request(s, HTTP_POST, "/v1/responses", NULL, "{\"input\":\"hello\",\"stream\":true}");
 	fake_server_step(s);
 	http_fake_close(x);
 	assert_int_equal(fake_engine_active(s->engine), 0);
@@ -225,6 +238,6 @@ static void responses_are_not_stored(void **state)
 
 #define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 UNIT_MAIN(T(a_whole_response_has_every_key), T(a_stream_has_the_events_in_order), T(length_makes_a_response_incomplete),
-          T(items_become_messages), T(logprobs_are_included_on_request), T(wrong_requests_are_named),
-          T(failures_before_the_first_token_are_statuses), T(a_failure_in_mid_stream_is_a_terminal_event),
-          T(a_client_that_leaves_cancels_its_work), T(responses_are_not_stored))
+	  T(items_become_messages), T(logprobs_are_included_on_request), T(wrong_requests_are_named),
+	  T(failures_before_the_first_token_are_statuses), T(a_failure_in_mid_stream_is_a_terminal_event),
+	  T(a_client_that_leaves_cancels_its_work), T(responses_are_not_stored))

@@ -47,8 +47,8 @@ static void errors_have_four_keys(void **state)
 	assert_int_equal(http_fake_status(x), 404);
 	assert_string_equal(http_fake_type(x), "application/json");
 	assert_json(http_fake_body(x), "",
-	            "{\"error\":{\"message\":\"There is nothing at /nothing/here.\",\"type\":\"invalid_request_error\","
-	            "\"param\":null,\"code\":\"unknown_url\"}}");
+		    "{\"error\":{\"message\":\"There is nothing at /nothing/here.\",\"type\":\"invalid_request_error\","
+		    "\"param\":null,\"code\":\"unknown_url\"}}");
 }
 
 static void a_wrong_method_names_the_right_ones(void **state)
@@ -76,16 +76,17 @@ static void head_works_wherever_get_does(void **state)
 static void preflight_allows_what_it_is_asked_for(void **state)
 {
 	struct http_exchange *x = http_fake_request(*state, HTTP_OPTIONS, "/v1/chat/completions",
-	                                            "Origin: https://app.example\n"
-	                                            "Access-Control-Request-Headers: authorization, x-stainless-os\n",
-	                                            NULL);
+						    "Origin: https://app.example\n"
+						    "Access-Control-Request-Headers: authorization, x-stainless-os\n",
+						    NULL);
 	assert_int_equal(http_fake_status(x), 204);
 	assert_string_equal(http_fake_header(x, "Access-Control-Allow-Origin"), "*");
 	assert_string_equal(http_fake_header(x, "Access-Control-Allow-Headers"), "authorization, x-stainless-os");
 	assert_string_equal(http_fake_header(x, "Access-Control-Allow-Methods"), "POST, OPTIONS");
 	assert_string_equal(http_fake_body(x), "");
 	/* What is no list of names is not echoed. */
-	x = http_fake_request(*state, HTTP_OPTIONS, "/v1/chat/completions", "Access-Control-Request-Headers: a: <b>\n", NULL);
+	x = http_fake_request(*state, HTTP_OPTIONS, "/v1/chat/completions", "Access-Control-Request-Headers: a: <b>\n",
+			      NULL);
 	assert_null(strchr(http_fake_header(x, "Access-Control-Allow-Headers"), '<'));
 	assert_int_equal(status_of(*state, HTTP_OPTIONS, "/nothing"), 404);
 }
@@ -94,11 +95,11 @@ static void every_answer_carries_the_cors_header(void **state)
 {
 	struct fake_server *s = *state;
 	struct http_exchange *all[] = {
-	        http_fake_get(s, "/v1/models"),
-	        http_fake_get(s, "/nothing"),
-	        http_fake_post(s, "/v1/chat/completions", "not json"),
-	        http_fake_post(s, "/v1/chat/completions",
-	                       "{\"stream\":true,\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}]}"),
+		http_fake_get(s, "/v1/models"),
+		http_fake_get(s, "/nothing"),
+		http_fake_post(s, "/v1/chat/completions", "not json"),
+		http_fake_post(s, "/v1/chat/completions",
+			       "{\"stream\":true,\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}]}"),
 	};
 	for (size_t i = 0; i < sizeof all / sizeof *all; i++)
 		assert_string_equal(http_fake_header(all[i], "Access-Control-Allow-Origin"), "*");
@@ -146,7 +147,8 @@ static void keys_are_compared_whole(void **state)
 
 static void a_body_that_is_no_json_is_a_400(void **state)
 {
-	const char *paths[] = {"/v1/completions", "/v1/chat/completions", "/v1/responses", "/tokenize", "/detokenize", "/v1/sessions"};
+	const char *paths[] = {"/v1/completions", "/v1/chat/completions", "/v1/responses",
+			       "/tokenize",	  "/detokenize",	  "/v1/sessions"};
 	for (size_t i = 0; i < sizeof paths / sizeof *paths; i++) {
 		struct http_exchange *x = http_fake_post(*state, paths[i], "{\"a\":");
 		assert_int_equal(http_fake_status(x), 400);
@@ -160,8 +162,9 @@ static void the_transport_gets_error_bodies_of_the_same_form(void **state)
 	struct buf out = BUF_INIT;
 	app_http(s->app)->error_body(&out, 413, "body_too_large", "The body is \"too\" large.");
 	assert_json(out.data, "",
-	            "{\"error\":{\"message\":\"The body is \\\"too\\\" large.\",\"type\":\"invalid_request_error\",\"param\":null,"
-	            "\"code\":\"body_too_large\"}}");
+		    "{\"error\":{\"message\":\"The body is \\\"too\\\" "
+		    "large.\",\"type\":\"invalid_request_error\",\"param\":null,"
+		    "\"code\":\"body_too_large\"}}");
 	buf_free(&out);
 	app_http(s->app)->error_body(&out, 500, NULL, "x");
 	assert_json(out.data, "error.type", "\"server_error\"");
@@ -212,14 +215,15 @@ static void work_waits_for_the_model(void **state)
 		fake_engine_set_state(s->engine, ENGINE_FAILED, "tensor blk.0 lies outside the file");
 		x = http_fake_post(s, paths[i], "{}");
 		assert_json(http_fake_body(x), "error.message",
-		            "\"The model could not be loaded: tensor blk.0 lies outside the file\"");
+			    "\"The model could not be loaded: tensor blk.0 lies outside the file\"");
 	}
 	fake_engine_set_state(s->engine, ENGINE_READY, NULL);
 }
 
 #define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 UNIT_MAIN(T(v1_and_a_trailing_slash_are_optional), T(errors_have_four_keys), T(a_wrong_method_names_the_right_ones),
-          T(head_works_wherever_get_does), T(preflight_allows_what_it_is_asked_for), T(every_answer_carries_the_cors_header),
-          T(keys_are_asked_for_when_there_is_one), T(keys_are_compared_whole), T(a_body_that_is_no_json_is_a_400),
-          T(the_transport_gets_error_bodies_of_the_same_form), T(a_draining_server_sends_clients_elsewhere),
-          T(the_drain_deadline_ends_what_runs), T(work_waits_for_the_model))
+	  T(head_works_wherever_get_does), T(preflight_allows_what_it_is_asked_for),
+	  T(every_answer_carries_the_cors_header), T(keys_are_asked_for_when_there_is_one), T(keys_are_compared_whole),
+	  T(a_body_that_is_no_json_is_a_400), T(the_transport_gets_error_bodies_of_the_same_form),
+	  T(a_draining_server_sends_clients_elsewhere), T(the_drain_deadline_ends_what_runs),
+	  T(work_waits_for_the_model))

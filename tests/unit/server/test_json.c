@@ -118,7 +118,8 @@ static void integers_may_be_written_with_a_zero_fraction(void **state)
 {
 	(void)state;
 	struct json root;
-	struct json_doc *doc = parse("{\"a\":16.0,\"b\":1.5,\"c\":1e18,\"d\":9223372036854775807,\"e\":true,\"f\":\"1\"}", &root);
+	struct json_doc *doc =
+		parse("{\"a\":16.0,\"b\":1.5,\"c\":1e18,\"d\":9223372036854775807,\"e\":true,\"f\":\"1\"}", &root);
 	struct json a = json_get(&root, "a"), b = json_get(&root, "b"), c = json_get(&root, "c");
 	struct json d = json_get(&root, "d"), e = json_get(&root, "e"), f = json_get(&root, "f");
 	int64_t n = 0;
@@ -144,7 +145,8 @@ static void errors_name_the_place(void **state)
 	(void)state;
 	struct json root;
 	struct json_doc *doc = parse("{\"messages\":[1,2,{\"content\":[{\"type\":5}]}]}", &root);
-	struct json messages = json_get(&root, "messages"), m = json_at(&messages, 2), content = json_get(&m, "content");
+	struct json messages = json_get(&root, "messages"), m = json_at(&messages, 2),
+		    content = json_get(&m, "content");
 	struct json part = json_at(&content, 0), type = json_get(&part, "type");
 	struct error err = {0};
 	struct str s;
@@ -209,8 +211,10 @@ static void members_are_visited_in_order(void **state)
 	json_doc_free(doc);
 }
 
-UNIT_MAIN(cmocka_unit_test(only_an_object_is_a_body), cmocka_unit_test(numbers_that_no_double_holds_are_refused_by_name),
-          cmocka_unit_test(a_key_that_occurs_twice_is_refused), cmocka_unit_test(depth_and_size_are_bounded_before_parsing),
-          cmocka_unit_test(null_and_absent_are_the_same), cmocka_unit_test(integers_may_be_written_with_a_zero_fraction),
-          cmocka_unit_test(errors_name_the_place), cmocka_unit_test(strings_keep_their_nul),
-          cmocka_unit_test(values_keep_order_and_are_marked_as_data), cmocka_unit_test(members_are_visited_in_order))
+UNIT_MAIN(cmocka_unit_test(only_an_object_is_a_body),
+	  cmocka_unit_test(numbers_that_no_double_holds_are_refused_by_name),
+	  cmocka_unit_test(a_key_that_occurs_twice_is_refused),
+	  cmocka_unit_test(depth_and_size_are_bounded_before_parsing), cmocka_unit_test(null_and_absent_are_the_same),
+	  cmocka_unit_test(integers_may_be_written_with_a_zero_fraction), cmocka_unit_test(errors_name_the_place),
+	  cmocka_unit_test(strings_keep_their_nul), cmocka_unit_test(values_keep_order_and_are_marked_as_data),
+	  cmocka_unit_test(members_are_visited_in_order))

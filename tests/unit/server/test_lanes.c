@@ -78,11 +78,11 @@ static int count(const struct ws_conn *c, const char *type)
 
 static void a_turn_has_the_events_of_the_stream(void **state)
 {
-	static const char *const types[] = {
-	        "response.created",           "response.in_progress",       "response.output_item.added",
-	        "response.content_part.added", "response.output_text.delta", "response.output_text.delta",
-	        "response.output_text.done",  "response.content_part.done", "response.output_item.done",
-	        "response.completed"};
+	static const char *const types[] = {"response.created",		  "response.in_progress",
+					    "response.output_item.added", "response.content_part.added",
+					    "response.output_text.delta", "response.output_text.delta",
+					    "response.output_text.done",  "response.content_part.done",
+					    "response.output_item.done",  "response.completed"};
 	struct fake_server *s = *state;
 	struct ws_conn *c = ws_fake_open(s);
 	size_t n = sizeof types / sizeof *types;
@@ -108,8 +108,9 @@ static void the_next_turn_sends_only_what_is_new(void **state)
 	response_id_of(c, id);
 	say_next(s, c, id, ",\"input\":\"two\"");
 	/* instructions hold for one response. */
-	expect_prompt(s, "{\"messages\":[{\"role\":\"user\",\"content\":\"one\"},{\"role\":\"assistant\",\"content\":\"Hi\"},"
-	                 "{\"role\":\"user\",\"content\":\"two\"}],\"add_generation_prompt\":true}");
+	expect_prompt(
+		s, "{\"messages\":[{\"role\":\"user\",\"content\":\"one\"},{\"role\":\"assistant\",\"content\":\"Hi\"},"
+		   "{\"role\":\"user\",\"content\":\"two\"}],\"add_generation_prompt\":true}");
 	snprintf(quoted, sizeof quoted, "\"%s\"", id);
 	assert_json(last(c), "response.previous_response_id", quoted);
 	response_id_of(c, id);
@@ -153,8 +154,9 @@ static void a_lane_forks_from_another(void **state)
 	assert_true(atoi(json_at_path(last(c), "response.usage.input_tokens_details.cached_tokens")) > 30);
 	/* main still has its own. */
 	say_next(s, c, id, ",\"input\":\"right\",\"stream_id\":\"main\"");
-	expect_prompt(s, "{\"messages\":[{\"role\":\"user\",\"content\":\"one\"},{\"role\":\"assistant\",\"content\":\"Hi\"},"
-	                 "{\"role\":\"user\",\"content\":\"right\"}],\"add_generation_prompt\":true}");
+	expect_prompt(
+		s, "{\"messages\":[{\"role\":\"user\",\"content\":\"one\"},{\"role\":\"assistant\",\"content\":\"Hi\"},"
+		   "{\"role\":\"user\",\"content\":\"right\"}],\"add_generation_prompt\":true}");
 	assert_int_equal(fake_engine_sessions(s->engine), 2);
 }
 
@@ -181,7 +183,7 @@ static void lanes_run_side_by_side_and_each_in_order(void **state)
 	}
 	assert_int_equal(completed, 2);
 	assert_true(str_is(fake_engine_prompt(s->engine, 2),
-	                   "{\"messages\":[{\"role\":\"user\",\"content\":\"a2\"}],\"add_generation_prompt\":true}"));
+			   "{\"messages\":[{\"role\":\"user\",\"content\":\"a2\"}],\"add_generation_prompt\":true}"));
 }
 
 static void a_waiting_turn_may_continue_the_one_before_it(void **state)
@@ -201,8 +203,9 @@ static void a_waiting_turn_may_continue_the_one_before_it(void **state)
 	expect_error(c, "previous_response_not_found");
 	fake_server_run(s);
 	assert_int_equal(count(c, "response.completed"), 2);
-	expect_prompt(s, "{\"messages\":[{\"role\":\"user\",\"content\":\"one\"},{\"role\":\"assistant\",\"content\":\"Hi\"},"
-	                 "{\"role\":\"user\",\"content\":\"two\"}],\"add_generation_prompt\":true}");
+	expect_prompt(
+		s, "{\"messages\":[{\"role\":\"user\",\"content\":\"one\"},{\"role\":\"assistant\",\"content\":\"Hi\"},"
+		   "{\"role\":\"user\",\"content\":\"two\"}],\"add_generation_prompt\":true}");
 }
 
 static void limits_are_said_and_survived(void **state)
@@ -257,10 +260,17 @@ static void bad_messages_are_answered_and_survived(void **state)
 {
 	struct fake_server *s = *state;
 	struct ws_conn *c = ws_fake_open(s);
-	static const char *const texts[] = {
-	        "", "not json", "[]", "{}", "{\"type\":5}", "{\"type\":\"session.update\"}", CREATE "}",
-	        CREATE ",\"input\":5}", CREATE ",\"input\":\"a\",\"temperature\":1e999}",
-	        CREATE ",\"input\":\"a\",\"temperature\":9,\"stream_id\":\"s\"}", "{\"type\":\"response.cancel\",\"response_id\":5}"};
+	static const char *const texts[] = {"",
+					    "not json",
+					    "[]",
+					    "{}",
+					    "{\"type\":5}",
+					    "{\"type\":\"session.update\"}",
+					    CREATE "}",
+					    CREATE ",\"input\":5}",
+					    CREATE ",\"input\":\"a\",\"temperature\":1e999}",
+					    CREATE ",\"input\":\"a\",\"temperature\":9,\"stream_id\":\"s\"}",
+					    "{\"type\":\"response.cancel\",\"response_id\":5}"};
 	for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
 		say(s, c, texts[i]);
 		assert_int_equal(ws_fake_n(c), i + 1);
@@ -280,15 +290,17 @@ static void a_warm_up_has_an_id_and_no_output(void **state)
 	struct fake_server *s = *state;
 	struct ws_conn *c = ws_fake_open(s);
 	char id[64];
-	say(s, c, CREATE ",\"generate\":false,\"instructions\":\"sys\",\"input\":[{\"role\":\"user\",\"content\":\"ctx\"}]}");
+	say(s, c,
+	    CREATE ",\"generate\":false,\"instructions\":\"sys\",\"input\":[{\"role\":\"user\",\"content\":\"ctx\"}]}");
 	assert_int_equal(ws_fake_n(c), 3);
 	assert_json(last(c), "type", "\"response.completed\"");
 	assert_json(last(c), "response.output", "[]");
 	assert_json(last(c), "response.usage.output_tokens", "0");
 	response_id_of(c, id);
 	say_next(s, c, id, ",\"input\":\"go\",\"instructions\":\"sys\"");
-	expect_prompt(s, "{\"messages\":[{\"role\":\"system\",\"content\":\"sys\"},{\"role\":\"user\",\"content\":\"ctx\"},"
-	                 "{\"role\":\"user\",\"content\":\"go\"}],\"add_generation_prompt\":true}");
+	expect_prompt(
+		s, "{\"messages\":[{\"role\":\"system\",\"content\":\"sys\"},{\"role\":\"user\",\"content\":\"ctx\"},"
+		   "{\"role\":\"user\",\"content\":\"go\"}],\"add_generation_prompt\":true}");
 	assert_true(atoi(json_at_path(last(c), "response.usage.input_tokens_details.cached_tokens")) > 60);
 }
 
@@ -310,8 +322,9 @@ static void a_cancelled_response_ends_with_what_it_has(void **state)
 	/* The conversation goes on from there. */
 	response_id_of(c, id);
 	say_next(s, c, id, ",\"input\":\"two\"");
-	expect_prompt(s, "{\"messages\":[{\"role\":\"user\",\"content\":\"one\"},{\"role\":\"assistant\",\"content\":\"H\"},"
-	                 "{\"role\":\"user\",\"content\":\"two\"}],\"add_generation_prompt\":true}");
+	expect_prompt(
+		s, "{\"messages\":[{\"role\":\"user\",\"content\":\"one\"},{\"role\":\"assistant\",\"content\":\"H\"},"
+		   "{\"role\":\"user\",\"content\":\"two\"}],\"add_generation_prompt\":true}");
 }
 
 static void a_cancel_finds_its_response(void **state)
@@ -343,7 +356,8 @@ static void a_cancel_finds_its_response(void **state)
 	ws_fake_say(c, CREATE ",\"input\":\"b\"}");
 	fake_server_step(s);
 	fake_server_step(s);
-	snprintf(text, sizeof text, "{\"type\":\"response.cancel\",\"response_id\":%s}", json_at_path(last(c), "response_id"));
+	snprintf(text, sizeof text, "{\"type\":\"response.cancel\",\"response_id\":%s}",
+		 json_at_path(last(c), "response_id"));
 	ws_fake_say(c, text);
 	fake_server_run(s);
 	assert_int_equal(count(c, "response.completed"), 2);
@@ -526,14 +540,14 @@ static void the_drain_deadline_fails_what_runs(void **state)
 }
 
 #define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
-UNIT_MAIN(T(a_turn_has_the_events_of_the_stream), T(the_next_turn_sends_only_what_is_new), T(an_id_that_is_not_kept_is_said_so),
-          T(a_lane_forks_from_another), T(lanes_run_side_by_side_and_each_in_order),
-          T(a_waiting_turn_may_continue_the_one_before_it), T(limits_are_said_and_survived), T(stream_ids_are_checked),
-          T(bad_messages_are_answered_and_survived), T(a_warm_up_has_an_id_and_no_output),
-          T(a_cancelled_response_ends_with_what_it_has), T(a_cancel_finds_its_response),
-          T(a_turn_that_waits_can_be_cancelled), T(what_fails_before_it_begins_is_an_error),
-          T(what_fails_later_is_a_failed_response), T(a_clients_own_session_is_used_and_kept_alive),
-          T(a_session_that_ends_in_mid_response_fails_it), T(a_lane_survives_the_loss_of_its_session),
-          T(no_room_for_a_session_is_an_error), T(closing_ends_all_work_and_all_sessions),
-          T(a_reader_that_stalls_loses_its_work), T(a_draining_server_takes_no_new_turns),
-          T(the_drain_deadline_fails_what_runs))
+UNIT_MAIN(T(a_turn_has_the_events_of_the_stream), T(the_next_turn_sends_only_what_is_new),
+	  T(an_id_that_is_not_kept_is_said_so), T(a_lane_forks_from_another),
+	  T(lanes_run_side_by_side_and_each_in_order), T(a_waiting_turn_may_continue_the_one_before_it),
+	  T(limits_are_said_and_survived), T(stream_ids_are_checked), T(bad_messages_are_answered_and_survived),
+	  T(a_warm_up_has_an_id_and_no_output), T(a_cancelled_response_ends_with_what_it_has),
+	  T(a_cancel_finds_its_response), T(a_turn_that_waits_can_be_cancelled),
+	  T(what_fails_before_it_begins_is_an_error), T(what_fails_later_is_a_failed_response),
+	  T(a_clients_own_session_is_used_and_kept_alive), T(a_session_that_ends_in_mid_response_fails_it),
+	  T(a_lane_survives_the_loss_of_its_session), T(no_room_for_a_session_is_an_error),
+	  T(closing_ends_all_work_and_all_sessions), T(a_reader_that_stalls_loses_its_work),
+	  T(a_draining_server_takes_no_new_turns), T(the_drain_deadline_fails_what_runs))
