@@ -16,7 +16,7 @@
 #include "engine/base/buf.h"
 #include "engine/base/status.h"
 #include "engine/base/str.h"
-#include "engine/text/value.h"
+#include "engine/engine.h"
 
 enum { JSON_MAX_DEPTH = 128, JSON_MAX_VALUES = 2000000 };
 

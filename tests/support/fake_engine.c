@@ -5,7 +5,7 @@
 #include <stdlib.h>
 
 #include "engine/base/utf8.h"
-#include "tests/support/fake_value.h"
+#include "tests/support/value_text.h"
 
 enum { MAX_SESSIONS = 64 };
 
@@ -170,7 +170,7 @@ void engine_tokenize_chat(struct engine *e, uint64_t id, struct arena *arena, st
 {
 	struct engine_event *ev = event(e, ENGINE_EVENT_TOKENS, id);
 	struct tokens t = {0};
-	fake_value_write(chat, &ev->text);
+	value_text_write(chat, &ev->text);
 	encode(&t, ev->text.data, ev->text.len, false);
 	ev->tokens = t.ids;
 	ev->n_tokens = t.n;
@@ -409,7 +409,7 @@ void engine_submit(struct engine *e, struct engine_request *r)
 		decode(e, r->tokens, r->n_tokens, &run->prompt_text);
 		break;
 	case ENGINE_INPUT_CHAT:
-		fake_value_write(r->chat, &run->prompt_text);
+		value_text_write(r->chat, &run->prompt_text);
 		encode(&run->prompt, run->prompt_text.data, run->prompt_text.len, false);
 		break;
 	}

@@ -35,5 +35,5 @@ int fake_engine_heartbeats(const struct engine *e);
 /* What was submitted, in order; the request itself stays until the engine is destroyed. */
 size_t fake_engine_n_submitted(const struct engine *e);
 const struct engine_request *fake_engine_submitted(const struct engine *e, size_t i);
-/* The prompt of a submitted request as text; a chat's variables as JSON (see fake_value.h). */
+/* The prompt of a submitted request as text; a chat's variables as JSON (see value_text.h). */
 struct str fake_engine_prompt(const struct engine *e, size_t i);

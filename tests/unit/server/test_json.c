@@ -1,7 +1,7 @@
 #include "tests/unit/unit.h"
 
 #include "server/json.h"
-#include "tests/support/fake_value.h"
+#include "tests/support/value_text.h"
 
 /* Parses, expects success. */
 static struct json_doc *parse(const char *text, struct json *root)
@@ -176,7 +176,7 @@ static void values_keep_order_and_are_marked_as_data(void **state)
 	struct arena *arena = arena_create(1 << 20);
 	struct buf out = BUF_INIT;
 	/* The fake's writer would put a ! before text that is trusted. */
-	fake_value_write(json_to_value(arena, &root), &out);
+	value_text_write(json_to_value(arena, &root), &out);
 	assert_string_equal(out.data, text);
 	buf_clear(&out);
 	json_write(&out, &root);
