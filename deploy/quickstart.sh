@@ -56,7 +56,7 @@ ninja -C "$prefix/build"
 install -D -m 755 "$prefix/build/server/kvasir" "$prefix/bin/kvasir"
 
 step 3 "The model, about 100 MB"
-model=$("$source_dir/deploy/fetch-model.sh" "$prefix/models")
+model=$(python3 "$source_dir/tests/tools/fetch_models.py" "$prefix/models")
 echo "$model"
 
 step 4 "Serving on port $port"
