@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 enum {
-	SPINS = 4000,        /* pauses before sleeping: some 50 us, longer than the gap between two operations of a step */
+	SPINS = 4000,          /* pauses before sleeping: some 50 us, longer than the gap between two operations of a step */
 	PIECES_PER_THREAD = 8, /* how finely threads_for() cuts, so that a thread that was held up does not hold up all */
 };
 
@@ -20,19 +20,30 @@ struct worker {
 	int index;
 };
 
-/* Words written by different threads sit in cache lines of their own. */
+struct section {
+	int64_t n, piece;
+	threads_range_fn *fn;
+	void *arg;
+};
+
+/*
+ * The gate counts the workers inside a section, and is closed while there is none. A worker may be late and enter the section
+ * after the one that woke it, or the same one twice: either is harmless, since all it does there is to take pieces while they last.
+ * Words written by different threads sit in cache lines of their own.
+ */
+enum { GATE_CLOSED = 1u << 30 };
+
 struct threads {
 	int n;
 	int n_started;
 	struct worker *workers; /* [n - 1] */
-	threads_fn *fn;
-	void *arg;
-	_Alignas(64) _Atomic uint32_t section; /* counts sections: a change means work */
-	_Alignas(64) _Atomic uint32_t running; /* workers that have not finished the section */
-	_Atomic bool stop;
-	_Alignas(64) _Atomic uint32_t sleepers; /* workers inside, or about to enter, a wait on `section` */
+	struct section section; /* the owner writes it while the gate is closed and nobody is inside */
+	_Alignas(64) _Atomic uint32_t gate;
 	_Atomic bool owner_sleeps;
-	_Alignas(64) _Atomic int64_t next; /* of threads_for() */
+	_Alignas(64) _Atomic uint32_t round; /* counts sections: a change means work, or the end */
+	_Atomic bool stop;
+	_Alignas(64) _Atomic uint32_t sleepers; /* workers inside, or about to enter, a wait on `round` */
+	_Alignas(64) _Atomic int64_t next;      /* first item that nobody has taken */
 };
 
 static void relax(void)
@@ -54,20 +65,48 @@ static void futex_wake(_Atomic uint32_t *word)
 	syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
 }
 
-static uint32_t wait_for_section(struct threads *t, uint32_t seen)
+static uint32_t wait_for_round(struct threads *t, uint32_t seen)
 {
 	uint32_t now;
 	for (int i = 0; i < SPINS; i++) {
-		now = atomic_load_explicit(&t->section, memory_order_acquire);
+		now = atomic_load_explicit(&t->round, memory_order_acquire);
 		if (now != seen)
 			return now;
 		relax();
 	}
 	atomic_fetch_add(&t->sleepers, 1);
-	while ((now = atomic_load(&t->section)) == seen)
-		futex_wait(&t->section, seen);
+	while ((now = atomic_load(&t->round)) == seen)
+		futex_wait(&t->round, seen);
 	atomic_fetch_sub(&t->sleepers, 1);
 	return now;
+}
+
+static void take_pieces(struct threads *t, int thread)
+{
+	const struct section *s = &t->section;
+	for (;;) {
+		int64_t begin = atomic_fetch_add_explicit(&t->next, s->piece, memory_order_relaxed);
+		if (begin >= s->n)
+			return;
+		s->fn(s->arg, begin, begin + s->piece < s->n ? begin + s->piece : s->n, thread);
+	}
+}
+
+static bool enter(struct threads *t)
+{
+	uint32_t gate = atomic_load_explicit(&t->gate, memory_order_relaxed);
+	while (!(gate & GATE_CLOSED))
+		if (atomic_compare_exchange_weak_explicit(&t->gate, &gate, gate + 1, memory_order_acquire,
+		                                          memory_order_relaxed))
+			return true;
+	return false;
+}
+
+static void leave(struct threads *t)
+{
+	/* The owner announces its sleep before it looks at the gate again, so one of the two sees the other. */
+	if (atomic_fetch_sub(&t->gate, 1) == GATE_CLOSED + 1 && atomic_load(&t->owner_sleeps))
+		futex_wake(&t->gate);
 }
 
 static void *worker_main(void *arg)
@@ -76,34 +115,36 @@ static void *worker_main(void *arg)
 	struct threads *t = w->pool;
 	uint32_t seen = 0;
 	for (;;) {
-		seen = wait_for_section(t, seen);
+		seen = wait_for_round(t, seen);
 		if (atomic_load_explicit(&t->stop, memory_order_acquire))
 			return NULL;
-		t->fn(t->arg, w->index);
-		/* The owner announces its sleep before it looks at `running` again, so one of the two sees the other. */
-		if (atomic_fetch_sub(&t->running, 1) == 1 && atomic_load(&t->owner_sleeps))
-			futex_wake(&t->running);
+		if (enter(t)) {
+			take_pieces(t, w->index);
+			leave(t);
+		}
 	}
 }
 
-static void start_section(struct threads *t)
+static void announce(struct threads *t)
 {
-	atomic_fetch_add(&t->section, 1);
+	atomic_fetch_add(&t->round, 1);
 	if (atomic_load(&t->sleepers))
-		futex_wake(&t->section);
+		futex_wake(&t->round);
 }
 
-static void wait_for_workers(struct threads *t)
+/* Closes the gate and waits for those inside. */
+static void close_section(struct threads *t)
 {
-	uint32_t left;
-	for (int i = 0; i < SPINS; i++) {
-		if (atomic_load_explicit(&t->running, memory_order_acquire) == 0)
-			return;
+	uint32_t gate = atomic_fetch_or(&t->gate, GATE_CLOSED) | GATE_CLOSED;
+	for (int i = 0; gate != GATE_CLOSED && i < SPINS; i++) {
 		relax();
+		gate = atomic_load_explicit(&t->gate, memory_order_acquire);
 	}
+	if (gate == GATE_CLOSED)
+		return;
 	atomic_store(&t->owner_sleeps, true);
-	while ((left = atomic_load(&t->running)) != 0)
-		futex_wait(&t->running, left);
+	while ((gate = atomic_load(&t->gate)) != GATE_CLOSED)
+		futex_wait(&t->gate, gate);
 	atomic_store(&t->owner_sleeps, false);
 }
 
@@ -112,7 +153,7 @@ enum status threads_create(int n_threads, struct threads **out)
 	struct threads *t = aligned_alloc(64, sizeof *t);
 	if (!t)
 		return STATUS_NOMEM;
-	*t = (struct threads){.n = n_threads < 1 ? 1 : n_threads};
+	*t = (struct threads){.n = n_threads < 1 ? 1 : n_threads, .gate = GATE_CLOSED};
 	t->workers = calloc((size_t)t->n, sizeof *t->workers);
 	if (!t->workers)
 		goto fail;
@@ -135,7 +176,7 @@ void threads_destroy(struct threads *t)
 	if (!t)
 		return;
 	atomic_store(&t->stop, true);
-	start_section(t);
+	announce(t);
 	for (int i = 0; i < t->n_started; i++)
 		pthread_join(t->workers[i].thread, NULL);
 	free(t->workers);
@@ -145,38 +186,6 @@ void threads_destroy(struct threads *t)
 int threads_count(const struct threads *t)
 {
 	return t->n;
-}
-
-void threads_run(struct threads *t, threads_fn *fn, void *arg)
-{
-	if (t->n == 1) {
-		fn(arg, 0);
-		return;
-	}
-	t->fn = fn;
-	t->arg = arg;
-	atomic_store_explicit(&t->running, (uint32_t)(t->n - 1), memory_order_relaxed);
-	start_section(t);
-	fn(arg, 0);
-	wait_for_workers(t);
-}
-
-struct range {
-	struct threads *pool;
-	int64_t n, piece;
-	threads_range_fn *fn;
-	void *arg;
-};
-
-static void run_range(void *arg, int thread)
-{
-	struct range *r = arg;
-	for (;;) {
-		int64_t begin = atomic_fetch_add_explicit(&r->pool->next, r->piece, memory_order_relaxed);
-		if (begin >= r->n)
-			return;
-		r->fn(r->arg, begin, begin + r->piece < r->n ? begin + r->piece : r->n, thread);
-	}
 }
 
 void threads_for(struct threads *t, int64_t n, int64_t grain, threads_range_fn *fn, void *arg)
@@ -190,7 +199,10 @@ void threads_for(struct threads *t, int64_t n, int64_t grain, threads_range_fn *
 		fn(arg, 0, n, 0);
 		return;
 	}
-	struct range r = {.pool = t, .n = n, .piece = piece, .fn = fn, .arg = arg};
+	t->section = (struct section){n, piece, fn, arg};
 	atomic_store_explicit(&t->next, 0, memory_order_relaxed);
-	threads_run(t, run_range, &r);
+	atomic_store_explicit(&t->gate, 0, memory_order_release);
+	announce(t);
+	take_pieces(t, 0);
+	close_section(t);
 }

@@ -1,7 +1,10 @@
 /*
- * The compute threads of a CPU backend. A parallel section runs one function on every thread, the caller being thread 0, and
- * returns when all are done. Between sections the others spin for a moment, so that the next operation of a step starts within
+ * The compute threads of a CPU backend. A parallel section cuts a range of work into pieces and returns when all are done; the caller
+ * takes pieces like the others. Between sections the others spin for a moment, so that the next operation of a step starts within
  * a microsecond, and then sleep.
+ *
+ * A section waits for pieces, not for threads: one that the system runs late, because something else has its core, is not waited for
+ * unless it holds a piece.
  *
  * Sections do not nest, and one thread, the owner, starts them.
  */
@@ -14,15 +17,10 @@
 
 struct threads;
 
-typedef void threads_fn(void *arg, int thread);
-
 /* n_threads >= 1, the caller included. NOMEM when the threads cannot be started. */
 enum status threads_create(int n_threads, struct threads **out);
 void threads_destroy(struct threads *t); /* NULL is allowed */
 int threads_count(const struct threads *t);
-
-/* Runs fn(arg, i) for each thread i and waits for all. */
-void threads_run(struct threads *t, threads_fn *fn, void *arg);
 
 typedef void threads_range_fn(void *arg, int64_t begin, int64_t end, int thread);
 

@@ -1,4 +1,5 @@
 /* The compute threads: every piece of work is done once, whatever its size, and idle threads cost nothing. */
+#include <sched.h>
 #include <stdatomic.h>
 #include <time.h>
 
@@ -12,33 +13,12 @@ struct tally {
 	_Atomic int calls[16];
 };
 
-static void count_call(void *arg, int thread)
-{
-	atomic_fetch_add(&((struct tally *)arg)->calls[thread], 1);
-}
-
 static void count_items(void *arg, int64_t begin, int64_t end, int thread)
 {
 	struct tally *t = arg;
 	atomic_fetch_add(&t->calls[thread], 1);
 	for (int64_t i = begin; i < end; i++)
 		atomic_fetch_add(&t->done[i], 1);
-}
-
-static void a_section_runs_once_on_every_thread(void **state)
-{
-	(void)state;
-	for (int n = 1; n <= 9; n += 4) {
-		struct tally t = {0};
-		struct threads *pool;
-		assert_int_equal(threads_create(n, &pool), STATUS_OK);
-		assert_int_equal(threads_count(pool), n);
-		for (int i = 0; i < 200; i++)
-			threads_run(pool, count_call, &t);
-		threads_destroy(pool);
-		for (int i = 0; i < 16; i++)
-			assert_int_equal(t.calls[i], i < n ? 200 : 0);
-	}
 }
 
 static void a_range_is_covered_without_gap_or_overlap(void **state)
@@ -69,6 +49,44 @@ static void small_work_stays_with_the_caller(void **state)
 	threads_destroy(pool);
 }
 
+/* Each item waits until all have begun, which they only do if each has a thread of its own. */
+static void meet(void *arg, int64_t begin, int64_t end, int thread)
+{
+	struct tally *t = arg;
+	atomic_fetch_add(&t->calls[thread], 1);
+	atomic_fetch_add(&t->done[0], (int)(end - begin));
+	while (atomic_load(&t->done[0]) < 4)
+		sched_yield();
+}
+
+static void all_threads_take_part(void **state)
+{
+	(void)state;
+	struct threads *pool;
+	assert_int_equal(threads_create(4, &pool), STATUS_OK);
+	assert_int_equal(threads_count(pool), 4);
+	for (int round = 0; round < 20; round++) {
+		struct tally t = {0};
+		threads_for(pool, 4, 1, meet, &t);
+		for (int i = 0; i < 4; i++)
+			assert_int_equal(t.calls[i], 1);
+	}
+	threads_destroy(pool);
+}
+
+static void many_short_sections_lose_nothing(void **state)
+{
+	(void)state;
+	struct threads *pool;
+	struct tally t = {0};
+	assert_int_equal(threads_create(3, &pool), STATUS_OK);
+	for (int round = 0; round < 20000; round++)
+		threads_for(pool, 5, 1, count_items, &t);
+	for (int i = 0; i < 5; i++)
+		assert_int_equal(t.done[i], 20000);
+	threads_destroy(pool);
+}
+
 static int64_t cpu_ns(void)
 {
 	struct timespec t;
@@ -82,7 +100,7 @@ static void idle_threads_sleep(void **state)
 	struct tally t = {0};
 	struct threads *pool;
 	assert_int_equal(threads_create(4, &pool), STATUS_OK);
-	threads_run(pool, count_call, &t);
+	threads_for(pool, 4, 1, meet, &t);
 	/* Real time must pass for threads to fall asleep: the one thing here that no clock can be injected into. */
 	struct timespec wait = {0, 20000000};
 	nanosleep(&wait, NULL);
@@ -90,8 +108,9 @@ static void idle_threads_sleep(void **state)
 	wait.tv_nsec = 100000000;
 	nanosleep(&wait, NULL);
 	assert_true(cpu_ns() - before < 20000000);
-	threads_run(pool, count_call, &t); /* and wake again */
-	assert_int_equal(t.calls[3], 2);
+	t = (struct tally){0};
+	threads_for(pool, 4, 1, meet, &t); /* and wake again */
+	assert_int_equal(t.done[0], 4);
 	threads_destroy(pool);
 }
 
@@ -101,7 +120,7 @@ static void there_is_at_least_one_core(void **state)
 	assert_in_range(threads_default_count(), 1, 4096);
 }
 
-UNIT_MAIN(cmocka_unit_test(a_section_runs_once_on_every_thread),
+UNIT_MAIN(cmocka_unit_test(all_threads_take_part), cmocka_unit_test(many_short_sections_lose_nothing),
           cmocka_unit_test(a_range_is_covered_without_gap_or_overlap),
           cmocka_unit_test(small_work_stays_with_the_caller), cmocka_unit_test(idle_threads_sleep),
           cmocka_unit_test(there_is_at_least_one_core))
