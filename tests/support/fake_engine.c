@@ -328,6 +328,7 @@ void engine_request_destroy(struct engine_request *r)
 	free(r->stop_tokens);
 	free(r->sampling.bias);
 	free(r->text);
+	free(r->cache_salt);
 	free(r->tokens);
 	arena_destroy(r->arena);
 	free(r);
