@@ -74,6 +74,7 @@ struct matmul {
 	const float *bias; /* device address or NULL */
 	float *y;
 	bool accumulate;
+	bool precise; /* worth more than eight bits of every activation, where the backend quantises them: the logits */
 };
 
 enum rope_pairing {
@@ -121,7 +122,10 @@ struct backend_ops {
 	/* out[n][dim] = x / sqrt(mean(x^2) + eps) * gain; out may be x. gain is a device address. */
 	enum status (*rms_norm)(struct backend *b, const float *x, int64_t n, int32_t dim, const float *gain, float eps,
 	                        float *out);
-	/* n_mm products over the same x[n_rows][n_in]; activations are quantised once where the backend does so. */
+	/*
+	 * n_mm products over the same x[n_rows][n_in]; activations are quantised once where the backend does so, with the precision
+	 * that the most demanding product wants.
+	 */
 	enum status (*matmul)(struct backend *b, const float *x, int64_t n_rows, const struct matmul *mm, int32_t n_mm);
 	/* Rotates q[n_rows][n_head][head_dim] and k[n_rows][n_head_kv][head_dim] in place by each row's position. */
 	enum status (*rope)(struct backend *b, float *q, int32_t n_head, float *k, int32_t n_head_kv, int32_t head_dim,

@@ -125,6 +125,7 @@ struct matmul_job {
 	int64_t n_rows, n_in;
 	const struct matmul *mm;
 	int32_t n_mm;
+	bool precise;
 };
 
 /* Items are groups of rows_quant rows. */
@@ -134,7 +135,7 @@ static void quantize_groups(void *arg, int64_t begin, int64_t end, int thread)
 	int64_t group = j->f->kernels->rows_quant;
 	(void)thread;
 	for (int64_t row = begin * group; row < end * group && row < j->n_rows; row += group)
-		j->f->kernels->quantize(j->x + row * j->n_in, j->n_in, (int)min_i64(group, j->n_rows - row),
+		j->f->kernels->quantize(j->x + row * j->n_in, j->n_in, (int)min_i64(group, j->n_rows - row), j->precise,
 		                        (struct act *)j->f->act.p + row * (j->n_in / UNIT),
 		                        (struct act_fine *)j->f->fine.p + row * (j->n_in / UNIT));
 }
@@ -202,6 +203,7 @@ static enum status matmul(struct backend *b, const float *x, int64_t n_rows, con
 		if (!w->tiles || w->desc.n_in != j.n_in)
 			return STATUS_INVALID;
 		quantised |= !pack_is_float(w->format);
+		j.precise |= mm[i].precise;
 		n_tiles += w->n_tiles;
 		tile_bytes = (int64_t)w->tile_bytes > tile_bytes ? (int64_t)w->tile_bytes : tile_bytes;
 	}
@@ -421,11 +423,11 @@ fail:
 	return error_set(err, STATUS_NOMEM, "no memory for the backend %s", kernels->name);
 }
 
-/* CPUID.1:ECX bit 29; clang's __builtin_cpu_supports() did not know this feature for long. */
+/* clang's __builtin_cpu_supports() does not know this name; AVX implies that the system saves the registers. */
 static bool has_f16c(void)
 {
 	unsigned a, b, c, d;
-	return __get_cpuid(1, &a, &b, &c, &d) && (c & (1u << 29));
+	return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
 }
 
 enum status cpu_avx2_create(int32_t n_threads, struct backend **out, struct error *err)

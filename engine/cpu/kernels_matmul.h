@@ -52,7 +52,7 @@ INLINE void quantize_unit(const float *x, bool fine, struct act *a, struct act_f
 		a->sum[k] = a->d * (1.0f / 256) * (float)-(256 * a->minus_sum[k] + f->minus_sum[k]);
 }
 
-static void quantize(const float *x, int64_t n_in, int rows, struct act *out, struct act_fine *fine)
+static void quantize(const float *x, int64_t n_in, int rows, bool precise, struct act *out, struct act_fine *fine)
 {
 	int64_t n_units = n_in / UNIT;
 	for (int r = 0; r < rows; r++) {
@@ -67,7 +67,7 @@ static void quantize(const float *x, int64_t n_in, int rows, struct act *out, st
 		}
 		for (int64_t u = 0; u < n_units; u++) {
 			struct act *a = out + u * rows + r;
-			bool is_fine = a->d * a->d * (float)n_units > square_sum;
+			bool is_fine = precise || a->d * a->d * (float)n_units > square_sum;
 			quantize_unit(x + r * n_in + u * UNIT, is_fine, a, fine + u * rows + r);
 			out[u * rows].fine = is_fine || (r > 0 && out[u * rows].fine);
 		}

@@ -295,7 +295,7 @@ static enum status run(struct model *m, const struct batch *batch, void *kv)
 		mixed = a->q;
 	}
 	TRY(project_and_feed_forward(m, last, n, hidden, normed, mixed));
-	const struct matmul output = {.weight = m->weights.output, .y = a->logits};
+	const struct matmul output = {.weight = m->weights.output, .y = a->logits, .precise = true};
 	TRY(ops->rms_norm(m->backend, hidden, n, p->n_embd, m->weights.output_norm, p->rms_eps, normed));
 	return ops->matmul(m->backend, normed, n, &output, 1);
 }

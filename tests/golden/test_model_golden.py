@@ -33,6 +33,8 @@ MODELS = {"smollm2": ("smollm2.json", "KVASIR_TEST_MODEL"), "qwen": ("qwen25-cod
 TOLERANCE = {"cpu-reference": (0.002, 0.006, 0.003)}
 # The other devices quantise activations, most of them to 8 bits and those that make the error to 16.
 ROUNDED_TOLERANCE = (0.035, 0.06, 0.035)
+MARGIN = 0.5
+FULL = os.environ.get("KVASIR_FULL") == "yes"
 
 
 def sha256(path):
