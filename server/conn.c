@@ -428,8 +428,12 @@ static void on_pair(uv_poll_t *handle, int status, int events)
 	struct conn *c = p->conn;
 	if (p != c->pair)
 		return;
+	/*
+	 * EPOLLERR: the library has closed its end with something of ours unread. What it wrote before is still there
+	 * to be read, its end behind it; libuv has stopped polling.
+	 */
 	if (status < 0)
-		p->ended = true;
+		p->events = 0;
 	if (events & UV_WRITABLE && !backlog_empty(&c->up)) {
 		if (!conn_send_backlog(p->fd, &c->up)) {
 			/* The library has closed its end and will not read the rest; pump() sees it. */

@@ -152,6 +152,8 @@ static int send_close(struct ws_conn *c)
 
 void ws_conn_refuse(struct ws_conn *c, int code, const char *reason)
 {
+	if (c->refused)
+		return; /* once is enough: the close frame is on its way */
 	c->refused = true;
 	if (!c->open || c->close_sent) {
 		doom(c);

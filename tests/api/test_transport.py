@@ -772,6 +772,14 @@ def test_ws_violations(echo, name):
             assert ws.ended()
 
 
+def test_ws_violation_behind_bytes_that_nobody_has_read(echo):
+    """The library closes with input unread; the close frame it wrote before still arrives."""
+    for _ in range(20):
+        with Ws(echo) as ws:
+            ws.s.sendall(frame(TEXT, b"y" * 150000, fin=False) + frame(CLOSE, close_frame(1005)))
+            assert ws.close_code() == 1002
+
+
 def test_ws_fragments(echo):
     with Ws(echo) as ws:
         ws.send(TEXT, b"\xe2\x82", fin=False)
