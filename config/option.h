@@ -37,6 +37,8 @@ struct option {
 #define OPTION_ROW_BOOL(type, field, name, help)        {OPTION_BOOL, name, offsetof(type, field), NULL, 0, 0, 0, 1, help}
 #define OPTION_ROW_INT(type, field, name, def, min, max, help)                                                         \
 	{OPTION_INT, name, offsetof(type, field), NULL, 0, def, min, max, help}
+#define OPTION_ROW_BYTES(type, field, name, def, min, max, help)                                                       \
+	{OPTION_BYTES, name, offsetof(type, field), NULL, 0, def, min, max, help}
 #define OPTION_ROW_REAL(type, field, name, def, min, max, help)                                                        \
 	{OPTION_REAL, name, offsetof(type, field), NULL, def, 0, min, max, help}
 

@@ -56,7 +56,7 @@ ninja -C "$prefix/build"
 install -D -m 755 "$prefix/build/server/kvasir" "$prefix/bin/kvasir"
 
 step 3 "The model, about 100 MB"
-model=$("$source_dir/deploy/fetch-model.sh" "$prefix/models")
+model=$(python3 "$source_dir/tests/tools/fetch_models.py" "$prefix/models")
 echo "$model"
 
 step 4 "Serving on port $port"
@@ -67,7 +67,7 @@ Once it says it is ready, try, from another terminal:
     -d '{"messages":[{"role":"user","content":"Why is the sky blue?"}],"max_tokens":80}'
 
   (echo '{"type":"response.create","input":"Why is the sky blue?","max_output_tokens":80}'; sleep 10) |
-    python3 -m websockets ws://127.0.0.1:$port/v1/responses
+    /usr/bin/python3 -m websockets ws://127.0.0.1:$port/v1/responses
 
   or open http://127.0.0.1:$port/ in a browser.
 

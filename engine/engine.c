@@ -5,27 +5,20 @@
 #include "engine/engine_internal.h"
 #include "engine/event.h"
 
-enum {
-	DEFAULT_MAX_RUNNING = 32,
-	DEFAULT_MAX_QUEUE = 1024,
-	DEFAULT_STEP_TOKENS = 512,
-	DEFAULT_MAX_SESSIONS = 10000,
-};
-
 /* ---- Life ---- */
 
 static void fill_defaults(struct engine_options *o)
 {
 	if (o->max_running == 0)
-		o->max_running = DEFAULT_MAX_RUNNING;
+		o->max_running = ENGINE_DEFAULT_MAX_RUNNING;
 	if (o->max_queue == 0)
-		o->max_queue = DEFAULT_MAX_QUEUE;
+		o->max_queue = ENGINE_DEFAULT_MAX_QUEUE;
 	if (o->step_tokens == 0)
-		o->step_tokens = DEFAULT_STEP_TOKENS;
+		o->step_tokens = ENGINE_DEFAULT_STEP_TOKENS;
 	if (o->step_tokens < o->max_running)
 		o->step_tokens = o->max_running;
 	if (o->max_sessions == 0)
-		o->max_sessions = DEFAULT_MAX_SESSIONS;
+		o->max_sessions = ENGINE_DEFAULT_MAX_SESSIONS;
 	if (o->heartbeat_timeout_ms == 0)
 		o->heartbeat_timeout_ms = 30000;
 	if (o->session_ttl_ms == 0)
@@ -36,13 +29,18 @@ static void fill_defaults(struct engine_options *o)
 		o->clock = clock_system();
 }
 
-static enum status check_options(const struct engine_options *o, struct error *err)
+/* Also replaces the name of the policy by one that lives for ever. */
+static enum status check_options(struct engine_options *o, struct error *err)
 {
 	if (!o->model_path || !o->model_path[0])
 		return error_set_param(err, STATUS_INVALID, "model", "no model file was given");
 	if (o->n_threads < 0 || o->context_tokens < 0 || o->max_running < 1 || o->max_queue < -1 || o->step_tokens < 1 ||
 	    o->max_sessions < 1 || o->heartbeat_timeout_ms < 0 || o->session_ttl_ms < 0 || o->session_gc_ms < 0)
 		return error_set(err, STATUS_INVALID, "an engine option is negative");
+	const char *policy = engine_kv_policy_find(o->kv_policy);
+	if (!policy)
+		return error_set_param(err, STATUS_INVALID, "kv-policy", "kv-policy: there is no eviction policy \"%.64s\"", o->kv_policy);
+	o->kv_policy = policy;
 	return STATUS_OK;
 }
 

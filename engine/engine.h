@@ -38,6 +38,7 @@ struct engine_options {
 	int32_t n_threads;         /* 0: one per physical core */
 	int32_t context_tokens;    /* 0: the trained length */
 	uint64_t kv_bytes;         /* cap of the device pool; 0: derived from the memory that is available */
+	const char *kv_policy;     /* which cached pages go when room is needed: of engine_kv_policy(); NULL: the default */
 	int32_t max_running;       /* generations that share steps; 0: default */
 	int32_t max_queue;         /* generations waiting beyond that before LIMIT; 0: default, -1: no bound */
 	int32_t step_tokens;       /* rows of a step; 0: default */
@@ -101,6 +102,8 @@ struct engine_request {
 	struct value *chat;
 
 	char session[ENGINE_SESSION_ID_MAX + 1];   /* "": none. Its KV is reused and kept. Requests of one session run one after the other */
+
+	char *cache_salt;                /* malloc'd or NULL: its KV is shared only with requests of the same salt */
 
 	struct sampling_params sampling; /* sampling.bias malloc'd */
 	int32_t max_tokens;              /* -1: until the context is full; 0: prompt only */
@@ -231,6 +234,7 @@ struct engine_stats {
 	uint64_t prompt_tokens, cached_tokens, computed_prompt_tokens, generated_tokens;
 	uint64_t finished_stop, finished_length, cancelled, failed;
 	uint64_t prefix_queries, prefix_hits, prefix_evictions; /* pages asked of the prefix index, found, evicted from it */
+	uint64_t prefix_evictions_decode; /* of these, for a running generation; the others for a prompt */
 	uint64_t preemptions, sessions_created, sessions_expired, sessions_deleted, session_kv_dropped;
 	uint64_t steps, step_rows;
 	int64_t step_ns;
@@ -242,6 +246,34 @@ void engine_stats(const struct engine *e, struct engine_stats *out); /* [any] */
 
 /* Appends a description of a GGUF file: text for people, or one JSON object. */
 enum status engine_inspect(const char *path, bool json, struct buf *out, struct error *err);
+
+/* What a model takes, without loading it. */
+struct engine_plan_params {
+	const char *model_path;
+	int32_t context_tokens; /* 0: as trained */
+	int32_t n_sessions;     /* conversations of that length to hold at once */
+	int32_t step_tokens, max_running; /* 0: the engine's defaults */
+	uint64_t memory_bytes;  /* for everything; 0: what the plan itself comes to */
+	double tokens_per_s;    /* KV written by all clients together; 0: not known */
+};
+
+struct engine_plan {
+	char arch[32];
+	int32_t n_ctx, n_layer, n_head, n_head_kv, head_dim, page_tokens;
+	uint64_t weights_bytes;       /* of the tensors in the file */
+	uint64_t activation_bytes;    /* of a step */
+	uint64_t kv_bytes_per_token;
+	uint64_t page_bytes;          /* with the padding to its stride */
+	uint64_t kv_bytes_per_session; /* a whole context, in whole pages */
+	uint64_t kv_bytes;            /* n_sessions of them */
+	uint64_t total_bytes;         /* weights, activations and kv_bytes */
+	uint64_t pool_bytes;          /* what memory_bytes leaves for KV, in whole pages */
+	int64_t sessions_that_fit;    /* whole contexts in pool_bytes */
+	double idle_seconds;          /* how long an idle session's pages stay at tokens_per_s; 0: not known */
+};
+
+/* IO, CORRUPT and UNSUPPORTED as for loading; INVALID for impossible numbers. */
+enum status engine_plan(const struct engine_plan_params *params, struct engine_plan *out, struct error *err);
 
 /* A vocabulary without a model. */
 struct engine_vocab;
@@ -260,3 +292,40 @@ enum status engine_template_open(const char *source, size_t n, struct engine_tem
 void engine_template_close(struct engine_template *t);
 enum status engine_template_render(const struct engine_template *t, const struct value *vars, int64_t now_unix_s,
                                    struct buf *out, struct error *err);
+
+/* Names of the policies that choose which cached pages go (engine_options.kv_policy), the default first; NULL after the last. */
+const char *engine_kv_policy(size_t i);
+/* The policy of that name as engine_kv_policy() has it, "default" included; NULL when there is none. */
+const char *engine_kv_policy_find(const char *name);
+
+/*
+ * A trace of prompts, as blocks of tokens named by their content and all before it, to replay on the code that evicts pages.
+ * Times are milliseconds, not falling.
+ */
+struct engine_trace;
+enum status engine_trace_create(struct engine_trace **out);
+void engine_trace_destroy(struct engine_trace *t); /* NULL is allowed */
+/* Adds a prompt of n blocks at a time; output_tokens were generated for it. INVALID when the time is before the last one's; NOMEM, LIMIT. */
+enum status engine_trace_add(struct engine_trace *t, int64_t time_ms, const uint64_t *blocks, size_t n, int64_t output_tokens,
+                             struct error *err);
+
+struct engine_trace_info {
+	uint64_t n_prompts, n_blocks, n_distinct_blocks;
+	int64_t span_ms; /* from the first prompt to the last */
+};
+void engine_trace_info(const struct engine_trace *t, struct engine_trace_info *out);
+
+/* The bound of engine_replay(): evicts what is used again last, knowing the trace. */
+#define ENGINE_REPLAY_BELADY "belady"
+
+struct engine_replay_result {
+	uint64_t hits;      /* blocks found, from the start of each prompt to its first miss */
+	uint64_t evictions;
+	int64_t cpu_ns;     /* of the calling thread */
+};
+/*
+ * Replays the trace over a cache of `capacity_blocks` that starts empty, with its times multiplied by time_scale. Prompts take no
+ * time; one keeps its own blocks while it is replayed, and what of it does not fit is not cached. INVALID: policy, capacity, scale.
+ */
+enum status engine_replay(const struct engine_trace *t, const char *policy, int32_t capacity_blocks, double time_scale,
+                          struct engine_replay_result *out, struct error *err);

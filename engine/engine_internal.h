@@ -23,6 +23,13 @@
 #include "engine/text/template.h"
 #include "engine/text/tokenizer.h"
 
+enum {
+	ENGINE_DEFAULT_MAX_RUNNING = 32,
+	ENGINE_DEFAULT_MAX_QUEUE = 1024,
+	ENGINE_DEFAULT_STEP_TOKENS = 512,
+	ENGINE_DEFAULT_MAX_SESSIONS = 10000,
+};
+
 enum command_type {
 	COMMAND_GENERATE,
 	COMMAND_CANCEL,
@@ -77,7 +84,8 @@ struct engine {
 	struct kv_layout layout;
 	struct kv_pool *pool;
 	struct kv_prefix *prefix;
-	struct kv_key root;          /* of pages without a salt */
+	struct kv_root root;         /* what pages are indexed under, without a salt */
+	char rope_text[256];         /* what root.rope points to */
 	int32_t max_outputs;
 	struct engine_info info;
 	char *model_name, *file_name; /* what info points to */
@@ -87,6 +95,8 @@ struct engine {
 	struct engine_stats stats; /* under lock; published by the worker */
 };
 
+/* How many rows of a step may want logits. */
+int32_t engine_max_outputs(int32_t max_running, int32_t step_tokens);
 /* Loads everything the options ask for, in the worker's thread. On failure what was loaded stays for engine_unload(). */
 enum status engine_load(struct engine *e, struct error *err);
 void engine_unload(struct engine *e);

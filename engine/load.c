@@ -15,6 +15,11 @@ enum { EXTRA_OUTPUTS = 64 };
 /* Without --kv-memory: at most this part of the memory that is available, and at most max_running full contexts. */
 enum { MEMORY_SHARE_PERCENT = 50 };
 
+int32_t engine_max_outputs(int32_t max_running, int32_t step_tokens)
+{
+	return max_running + EXTRA_OUTPUTS < step_tokens ? max_running + EXTRA_OUTPUTS : step_tokens;
+}
+
 static uint64_t read_number(const char *path, const char *key)
 {
 	char line[256];
@@ -145,24 +150,22 @@ static void digest_weights(const struct gguf *g, uint8_t digest[SHA256_BYTES])
 	sha256_final(&s, digest);
 }
 
+/* Everything but a request's salt that the content of a page depends on. */
 static void make_root(struct engine *e)
 {
 	const struct model_params *p = model_params(e->model);
-	struct backend_info info;
-	char rope[256];
-	struct kv_root root = {.n_layer = p->n_layer,
-	                       .n_head_kv = p->n_head_kv,
-	                       .head_dim = p->head_dim,
-	                       .page_tokens = KV_PAGE_TOKENS,
-	                       .kv_type = (int32_t)e->layout.type};
-	e->backend->ops->info(e->backend, &info);
-	digest_weights(e->gguf, root.weights);
-	snprintf(rope, sizeof rope, "%d %d %d %a %a %d %a %a %a %a", (int)p->rope_pairing, (int)p->rope_scaling, (int)p->rope_dims,
-	         p->rope_base, p->rope_factor, (int)p->rope_original_ctx, p->rope_attn_factor, p->yarn_beta_fast, p->yarn_beta_slow,
-	         p->yarn_ext_factor);
-	root.rope = str_from(rope);
-	root.scheme = str_from(info.name);
-	kv_key_root(&root, &e->root);
+	e->backend->ops->info(e->backend, &e->backend_info);
+	snprintf(e->rope_text, sizeof e->rope_text, "%d %d %d %a %a %d %a %a %a %a", (int)p->rope_pairing, (int)p->rope_scaling,
+	         (int)p->rope_dims, p->rope_base, p->rope_factor, (int)p->rope_original_ctx, p->rope_attn_factor, p->yarn_beta_fast,
+	         p->yarn_beta_slow, p->yarn_ext_factor);
+	e->root = (struct kv_root){.n_layer = p->n_layer,
+	                           .n_head_kv = p->n_head_kv,
+	                           .head_dim = p->head_dim,
+	                           .page_tokens = KV_PAGE_TOKENS,
+	                           .kv_type = (int32_t)e->layout.type,
+	                           .scheme = str_from(e->backend_info.name),
+	                           .rope = str_from(e->rope_text)};
+	digest_weights(e->gguf, e->root.weights);
 }
 
 /* The tensor type that holds most of the parameters. */
@@ -197,7 +200,6 @@ static enum status fill_info(struct engine *e, int32_t n_pages, int32_t n_ctx, s
 		e->model_name = e->file_name ? strdup(e->file_name) : NULL;
 	if (!e->file_name || !e->model_name)
 		return error_set(err, STATUS_NOMEM, "no memory for the model's name");
-	e->backend->ops->info(e->backend, &e->backend_info);
 	*info = (struct engine_info){
 	        .model_name = e->model_name,
 	        .file_name = e->file_name,
@@ -258,11 +260,11 @@ enum status engine_load(struct engine *e, struct error *err)
 	st = kv_pool_create(e->backend, &e->layout, n_pages, &e->pool, err);
 	if (st != STATUS_OK)
 		return st;
-	st = kv_prefix_create(e->pool, &e->prefix);
+	st = kv_prefix_create(e->pool, o->kv_policy, &e->prefix, err);
 	if (st != STATUS_OK)
-		return error_set(err, st, "no memory for the prefix index");
+		return st;
 	make_root(e);
-	e->max_outputs = o->max_running + EXTRA_OUTPUTS;
+	e->max_outputs = engine_max_outputs(o->max_running, o->step_tokens);
 	st = model_reserve(e->model, o->step_tokens, e->max_outputs, &e->layout, err);
 	if (st != STATUS_OK)
 		return st;

@@ -77,6 +77,9 @@ enum status request_create(struct engine_request *spec, struct token_buf *tokens
 		goto fail;
 	if (detok_create(tokenizer, spec->stops, spec->n_stops, spec->keep_special, &r->detok) != STATUS_OK)
 		goto fail;
+	/* A chat's answer is a text of its own; a completion goes on with its prompt's. */
+	if (spec->input == ENGINE_INPUT_CHAT)
+		detok_drop_first_space(r->detok);
 	if (spec->want_prompt_logprobs) {
 		r->prompt_logprobs = calloc((size_t)r->n_prompt, sizeof *r->prompt_logprobs);
 		if (!r->prompt_logprobs)
@@ -141,6 +144,7 @@ void engine_request_destroy(struct engine_request *r)
 	free(r->text);
 	free(r->tokens);
 	arena_destroy(r->arena);
+	free(r->cache_salt);
 	free(r->sampling.bias);
 	for (size_t i = 0; i < r->n_stops; i++)
 		free((char *)r->stops[i].p);

@@ -17,7 +17,7 @@
 struct session;
 
 enum request_state {
-	REQUEST_WAITING, /* holds no pages */
+	REQUEST_WAITING, /* its kv holds what the prefix index knew of it, unless memory is short */
 	REQUEST_PREFILL, /* positions of known tokens are still to be computed */
 	REQUEST_DECODE,  /* all but the newest token are computed */
 	REQUEST_ENDED,
@@ -42,6 +42,7 @@ struct request {
 	struct sampler *sampler;
 	struct detok *detok;
 	bool prompt_done;         /* the PROMPT event is out */
+	bool completed;           /* its answer came to its own end: it was not cancelled and did not fail */
 	bool admitted_before;     /* a step has seen it: queue time has been taken */
 	struct sample_result *prompt_logprobs; /* [n_prompt] when wanted */
 

@@ -91,12 +91,18 @@ void sched_add(struct sched *s, struct request *r)
 {
 	r->order = s->next_order++;
 	to_waiting(s, r);
+	/* What it is about to hit is not evicted while it waits. Without memory for that it takes its chance. */
+	if (!r->prompt_logprobs)
+		kv_prefix_hold(s->prefix, &r->root, r->tokens.ids, (int32_t)r->tokens.n, &r->kv);
 }
 
 void sched_remove(struct sched *s, struct request *r)
 {
 	bool was_running = r->state != REQUEST_WAITING;
+	int32_t n_generated = (int32_t)r->tokens.n - r->n_prompt;
 	leave_list(s, r);
+	if (r->completed && n_generated > 0 && n_generated < EVICT_SHORT_TOKENS)
+		kv_prefix_hint(s->prefix, &r->kv, r->n_indexed, r->id, EVICT_SHORT_ANSWER);
 	r->state = REQUEST_ENDED;
 	if (r->session && was_running)
 		session_keep(s->sessions, s->pool, r->session, &r->tokens, &r->kv);
@@ -121,16 +127,38 @@ struct request *sched_find(const struct sched *s, uint64_t id)
 
 /* ---- Memory ---- */
 
-/* Makes some page free, or lets one fall to the index where it can be had next; false when nothing is left to take. */
-static bool reclaim_one(struct sched *s)
+/* The session used least recently gives its pages up; in the index it still vouches for them. */
+static bool drop_idle_session(struct sched *s)
 {
-	return kv_prefix_evict(s->prefix) || session_drop_idle_kv(s->sessions, s->pool);
+	const struct session *idle = session_next_idle(s->sessions);
+	if (!idle)
+		return false;
+	kv_prefix_claim(s->prefix, &idle->kv, session_claim_ms(idle, idle->seen_ms));
+	return session_drop_idle_kv(s->sessions, s->pool);
 }
 
-static bool reclaim(struct sched *s, int32_t n_free)
+/* The last request in line, but for `r`, lets go of the pages it waits to use. */
+static bool drop_last_hold(struct sched *s, const struct request *r)
+{
+	for (struct list *l = s->waiting.prev; l != &s->waiting; l = l->prev) {
+		if (entry(l) != r && entry(l)->kv.n_pages > 0) {
+			kv_seq_release(s->pool, &entry(l)->kv);
+			return true;
+		}
+	}
+	return false;
+}
+
+/* Makes some page free for r, or lets one fall to the index where it can be had next; false when nothing is left to take. */
+static bool reclaim_one(struct sched *s, const struct request *r, enum evict_reason reason)
+{
+	return kv_prefix_evict(s->prefix, clock_now_ms(s->clock), reason) || drop_idle_session(s) || drop_last_hold(s, r);
+}
+
+static bool reclaim(struct sched *s, const struct request *r, int32_t n_free)
 {
 	while (kv_pool_n_free(s->pool) < n_free) {
-		if (!reclaim_one(s))
+		if (!reclaim_one(s, r, EVICT_FOR_PROMPT))
 			return false;
 	}
 	return true;
@@ -152,7 +180,7 @@ static void preempt(struct sched *s, struct request *r)
 static bool make_room(struct sched *s, struct request *r)
 {
 	while (kv_seq_prepare(s->pool, &r->kv, 1) != STATUS_OK) {
-		if (reclaim_one(s))
+		if (reclaim_one(s, r, EVICT_FOR_DECODE))
 			continue;
 		struct request *youngest = entry(s->running.prev);
 		preempt(s, youngest);
@@ -164,10 +192,22 @@ static bool make_room(struct sched *s, struct request *r)
 
 /* ---- Admission ---- */
 
+static struct kv_use use_by(const struct sched *s, const struct request *r)
+{
+	int64_t now_ms = clock_now_ms(s->clock);
+	return (struct kv_use){
+	        .request = r->id,
+	        .now_ms = now_ms,
+	        .n_prompt = r->n_prompt,
+	        .claim_until_ms = r->session ? session_claim_ms(r->session, now_ms) : 0,
+	};
+}
+
 /* Finds KV that is computed already: what the session kept, or the index if that knows more of the prompt. */
 static void attach_kv(struct sched *s, struct request *r)
 {
 	int32_t n = (int32_t)r->tokens.n;
+	kv_seq_release(s->pool, &r->kv);
 	if (r->session) {
 		struct token_buf old = {NULL, 0, 0};
 		session_take(s->sessions, r->session, &old, &r->kv);
@@ -175,9 +215,10 @@ static void attach_kv(struct sched *s, struct request *r)
 		token_buf_free(&old);
 	}
 	if (kv_prefix_match(s->prefix, &r->root, r->tokens.ids, n) * KV_PAGE_TOKENS > r->kv.n_tokens) {
+		struct kv_use use = use_by(s, r);
 		kv_seq_release(s->pool, &r->kv);
 		/* Without memory for the block table it is computed instead. */
-		if (kv_prefix_get(s->prefix, &r->root, r->tokens.ids, n, clock_now_ms(s->clock), &r->kv) != STATUS_OK)
+		if (kv_prefix_get(s->prefix, &r->root, r->tokens.ids, n, &use, &r->kv) != STATUS_OK)
 			kv_seq_release(s->pool, &r->kv);
 	}
 	/* The last token is computed in any case, for its logits; a prompt's own log-probabilities need all of them. */
@@ -187,7 +228,7 @@ static void attach_kv(struct sched *s, struct request *r)
 	r->n_indexed = 0;
 }
 
-/* Gives back what attach_kv() took, for a request that has to wait after all. */
+/* Gives back what attach_kv() took, for a request that has to wait after all; it keeps what the index knew of it. */
 static void detach_kv(struct sched *s, struct request *r)
 {
 	if (r->session && r->kv.n_tokens > 0) {
@@ -201,7 +242,7 @@ static void detach_kv(struct sched *s, struct request *r)
 		}
 		session_keep(s->sessions, s->pool, r->session, &tokens, &r->kv);
 	}
-	kv_seq_release(s->pool, &r->kv);
+	kv_seq_truncate(s->pool, &r->kv, r->kv.n_tokens);
 }
 
 /* Takes the pages of the whole prompt, and leaves one for each running request's next token. */
@@ -210,7 +251,7 @@ static bool admit(struct sched *s, struct request *r)
 	attach_kv(s, r);
 	int32_t pending = request_pending(r);
 	int32_t need = kv_seq_pages_needed(s->pool, &r->kv, pending);
-	if (!reclaim(s, need + s->n_running) && s->n_running > 0)
+	if (!reclaim(s, r, need + s->n_running) && s->n_running > 0)
 		goto wait;
 	if (kv_seq_prepare(s->pool, &r->kv, pending) != STATUS_OK)
 		goto wait;
@@ -374,8 +415,9 @@ bool sched_build(struct sched *s)
 
 void sched_index(struct sched *s, struct request *r)
 {
+	struct kv_use use = use_by(s, r);
 	if (r->kv.n_tokens / KV_PAGE_TOKENS > r->n_indexed)
-		r->n_indexed = kv_prefix_put(s->prefix, &r->root, r->tokens.ids, &r->kv, r->n_indexed, clock_now_ms(s->clock));
+		r->n_indexed = kv_prefix_put(s->prefix, &r->root, r->tokens.ids, &r->kv, r->n_indexed, &use);
 }
 
 void sched_measure(struct sched *s, int32_t n_rows, bool has_prompt_rows, int64_t step_ns)

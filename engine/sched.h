@@ -4,8 +4,8 @@
  * Admission is first come, first served, but the requests of one session run one after the other, and a request whose
  * prompt begins like one that is being computed waits for the common part instead of computing it twice. A request begins with
  * what its session kept or the prefix index knows of its prompt. It is admitted when the pool has pages for the rest (pages that
- * only the index holds are evicted for it, then idle sessions give up theirs, least recently used first), so a
- * running prefill never waits for memory. A step takes one row from each request that decodes, then fills its budget
+ * only the index holds are evicted for it, then idle sessions give up theirs, least recently used first, then those last in
+ * line the pages they wait to use), so a running prefill never waits for memory. A step takes one row from each request that decodes, then fills its budget
  * with equal shares of the prompts that are being computed. When a decoding request finds no page and nothing can be
  * reclaimed, the youngest request is preempted: its pages fall to the index, and what is evicted of them is computed again later with
  * the same result.

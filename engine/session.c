@@ -282,6 +282,17 @@ void session_take(struct session_table *t, struct session *s, struct token_buf *
 	kv_seq_move(kv, &s->kv);
 }
 
+const struct session *session_next_idle(const struct session_table *t)
+{
+	return list_empty(&t->idle) ? NULL : list_entry(t->idle.next, struct session, idle_link);
+}
+
+int64_t session_claim_ms(const struct session *s, int64_t alive_ms)
+{
+	int64_t by_ttl = add_ms(s->created_ms, s->ttl_ms), by_heartbeat = add_ms(alive_ms, s->heartbeat_ms);
+	return by_ttl < by_heartbeat ? by_ttl : by_heartbeat;
+}
+
 bool session_drop_idle_kv(struct session_table *t, struct kv_pool *pool)
 {
 	if (list_empty(&t->idle))

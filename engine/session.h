@@ -75,7 +75,11 @@ void session_keep(struct session_table *t, struct kv_pool *pool, struct session 
                   struct kv_seq *kv);
 /* Takes the KV out, for a request that begins. */
 void session_take(struct session_table *t, struct session *s, struct token_buf *tokens, struct kv_seq *kv);
-/* Gives back the pages of the session used least recently; false when no idle session holds any. */
+/* Of the idle sessions that hold pages the one used least recently, or NULL. */
+const struct session *session_next_idle(const struct session_table *t);
+/* Until when a session whose last sign of life was at alive_ms vouches for its pages, if there is no other sign. */
+int64_t session_claim_ms(const struct session *s, int64_t alive_ms);
+/* Gives back the pages of session_next_idle(); false when there is none. */
 bool session_drop_idle_kv(struct session_table *t, struct kv_pool *pool);
 
 void session_describe(const struct session_table *t, const struct session *s, const struct kv_layout *layout,

@@ -17,6 +17,19 @@ static bool set_token_text(struct engine *e, struct arena *a, struct value *vars
 	return value_dict_set(a, vars, name, strlen(name), value_string(a, piece.p, piece.n, VALUE_TRUSTED));
 }
 
+/* Templates were written against transformers, which defines these whether or not there are any. */
+static bool set_absent(struct arena *a, struct value *vars, const char *name)
+{
+	return value_dict_get(vars, name, strlen(name)) || value_dict_set(a, vars, name, strlen(name), value_none(a));
+}
+
+static bool complete_variables(struct engine *e, struct arena *a, struct value *vars)
+{
+	return set_token_text(e, a, vars, "bos_token", tokenizer_bos(e->tokenizer)) &&
+	       set_token_text(e, a, vars, "eos_token", tokenizer_eos(e->tokenizer)) && set_absent(a, vars, "tools") &&
+	       set_absent(a, vars, "documents");
+}
+
 /* Renders a chat and appends its tokens; *prompt (may be NULL) receives the text. */
 static enum status encode_chat(struct engine *e, struct arena *arena, struct value *chat, struct token_buf *tokens,
                                struct buf *prompt, struct error *err)
@@ -26,8 +39,7 @@ static enum status encode_chat(struct engine *e, struct arena *arena, struct val
 	if (!e->template)
 		return error_set_param(err, STATUS_INVALID, "messages", "this server cannot render chats: %s",
 		                       e->info.chat_template_error ? e->info.chat_template_error : "the model has no chat template");
-	if (!set_token_text(e, arena, chat, "bos_token", tokenizer_bos(e->tokenizer)) ||
-	    !set_token_text(e, arena, chat, "eos_token", tokenizer_eos(e->tokenizer)))
+	if (!complete_variables(e, arena, chat))
 		return error_set_param(err, STATUS_LIMIT, "messages", "the chat is too large");
 	st = template_render(e->template, chat, (int64_t)time(NULL), NULL, &r, err);
 	if (st != STATUS_OK)

@@ -35,8 +35,8 @@ void engine_vocab_close(struct engine_vocab *v)
 	free(v);
 }
 
-enum status engine_vocab_encode(const struct engine_vocab *v, const char *text, size_t n, bool add_special, bool parse_special,
-                                int32_t **ids, size_t *n_ids, struct error *err)
+enum status engine_vocab_encode(const struct engine_vocab *v, const char *text, size_t n, bool add_special,
+                                bool parse_special, int32_t **ids, size_t *n_ids, struct error *err)
 {
 	unsigned flags = (add_special ? TOKENIZE_ADD_BOS_EOS : 0u) | (parse_special ? TOKENIZE_SPECIAL : 0u);
 	struct token_buf tokens = {0};

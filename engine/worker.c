@@ -53,6 +53,7 @@ static void finish_request(struct worker *w, struct request *r, enum engine_fini
 		return;
 	}
 	ev->finish = finish;
+	r->completed = finish != ENGINE_FINISH_CANCELLED;
 	ev->detail = detail;
 	if (r->first_token_ns) {
 		r->usage.decode_ns = now - r->first_token_ns;
@@ -197,7 +198,9 @@ static void handle_generate(struct worker *w, struct command *c)
 		command_answer(e, c, &w->out);
 		return;
 	}
-	r->root = e->root;
+	struct kv_root root = e->root;
+	root.salt = str_from(spec->cache_salt ? spec->cache_salt : "");
+	kv_key_root(&root, &r->root);
 	command_destroy(c); /* the request carries the flight on */
 	r->session = session;
 	if (session)
@@ -393,7 +396,9 @@ static void publish(struct worker *w)
 	s.pages_cached = prefix.n_idle;
 	s.prefix_queries = prefix.queries;
 	s.prefix_hits = prefix.hits;
-	s.prefix_evictions = prefix.evicted;
+	for (int reason = 0; reason < EVICT_N_REASONS; reason++)
+		s.prefix_evictions += prefix.evicted[reason];
+	s.prefix_evictions_decode = prefix.evicted[EVICT_FOR_DECODE];
 	s.preemptions = w->sched.n_preemptions;
 	s.sessions_created = w->sessions.created;
 	s.sessions_expired = w->sessions.expired;

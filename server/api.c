@@ -44,7 +44,7 @@ bool app_accepts(const struct app *a, struct failure *f)
 		break;
 	}
 	failure_set(f, FAILURE_LOAD_FAILED, NULL, "The model could not be loaded: %s",
-	            engine_load_error(a->engine)->message);
+		    engine_load_error(a->engine)->message);
 	return false;
 }
 
@@ -59,7 +59,7 @@ bool app_serves(const struct app *a, const struct json *model, struct failure *f
 	if (!a->config->strict_model || !name.p || str_is(name, app_model_id(a)))
 		return true;
 	failure_set(f, FAILURE_NO_MODEL, "model", "The model '%.*s' does not exist; this server has '%s'.",
-	            (int)(name.n < 200 ? name.n : 200), name.p, app_model_id(a));
+		    (int)(name.n < 200 ? name.n : 200), name.p, app_model_id(a));
 	return false;
 }
 
@@ -73,12 +73,21 @@ void make_id(char *out, size_t cap, const char *prefix)
 		bits[1] = ++n_fallback;
 	}
 	snprintf(out, cap, "%s%016llx%08llx", prefix, (unsigned long long)bits[0],
-	         (unsigned long long)(bits[1] & 0xffffffff));
+		 (unsigned long long)(bits[1] & 0xffffffff));
 }
 
 int64_t unix_now(void)
 {
 	return (int64_t)time(NULL);
+}
+
+const char *method_name(enum http_method method)
+{
+	static const char *const names[] = {
+		[HTTP_GET] = "GET",	[HTTP_POST] = "POST",	    [HTTP_DELETE] = "DELETE", [HTTP_PUT] = "PUT",
+		[HTTP_PATCH] = "PATCH", [HTTP_OPTIONS] = "OPTIONS", [HTTP_HEAD] = "HEAD",
+	};
+	return names[method];
 }
 
 /* ---- Replies ---- */
@@ -96,7 +105,7 @@ void reply_json(struct http_exchange *x, int status, struct buf *body)
 	buf_free(body);
 }
 
-void reply_failure(struct http_exchange *x, const struct failure *f)
+void reply_failure_unlogged(struct http_exchange *x, const struct failure *f)
 {
 	struct buf body = BUF_INIT;
 	char seconds[16];
@@ -111,6 +120,21 @@ void reply_failure(struct http_exchange *x, const struct failure *f)
 		http_set_header(x, "WWW-Authenticate", "Bearer");
 	failure_write_body(&body, f);
 	reply_json(x, failure_http(f), &body);
+}
+
+void reply_failure(struct http_exchange *x, const struct failure *f)
+{
+	struct log_line l;
+	log_begin(&l, LOG_INFO, "request");
+	log_text(&l, "method", method_name(http_method(x)));
+	log_str(&l, "path", http_path(x));
+	log_int(&l, "status", failure_http(f));
+	log_text(&l, "id", http_request_id(x));
+	log_text(&l, "peer", http_peer(x));
+	log_text(&l, "code", failure_code(f));
+	log_text(&l, "param", f->param[0] ? f->param : "-");
+	log_end(&l);
+	reply_failure_unlogged(x, f);
 }
 
 void reply_error(struct http_exchange *x, const struct error *err)
@@ -204,7 +228,7 @@ static void call_closed(struct http_exchange *x, void *arg)
 }
 
 uint64_t call_start(struct app *a, struct http_exchange *x,
-                    void (*done)(struct app *a, struct http_exchange *x, const struct engine_event *ev))
+		    void (*done)(struct app *a, struct http_exchange *x, const struct engine_event *ev))
 {
 	struct call *c = calloc(1, sizeof *c);
 	struct failure f;

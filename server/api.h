@@ -1,6 +1,6 @@
 /*
- * What the API files share: the state of the application, replies, and waiting for the engine. Private to them; the rest of
- * the server sees app.h. Everything here runs on the loop thread.
+ * What the API files share: the state of the application, replies, and waiting for the engine. Private to them; the
+ * rest of the server sees app.h. Everything here runs on the loop thread.
  */
 #pragma once
 
@@ -13,7 +13,8 @@
 struct waiter {
 	struct list link;
 	uint64_t id;
-	/* Given each event; after the last one (anything but PROMPT and TOKEN) the waiter is out of the table already. */
+	/* Given each event; after the last one (anything but PROMPT and TOKEN) the waiter is out of the table already.
+	 */
 	void (*event)(struct waiter *w, const struct engine_event *ev);
 };
 
@@ -25,11 +26,11 @@ struct app {
 	struct http_app http;
 	struct ws_app ws;
 	struct list waiters[APP_BUCKETS]; /* by id; ids are consecutive, so the buckets stay even */
-	struct list generations;          /* struct generation.link */
+	struct list generations;	  /* struct generation.link */
 	int n_generations;
 	bool draining;
 	int64_t started_unix_s;
-	char fingerprint[24];             /* "" until the model is loaded */
+	char fingerprint[24]; /* "" until the model is loaded */
 	struct metrics metrics;
 	void *listener;
 	void (*listener_figures)(void *listener, int32_t *connections, int32_t *websockets);
@@ -50,30 +51,36 @@ bool app_serves(const struct app *a, const struct json *model, struct failure *f
 /* Writes prefix and 24 random hexadecimal digits. */
 void make_id(char *out, size_t cap, const char *prefix);
 int64_t unix_now(void);
+const char *method_name(enum http_method method);
 
 /* ---- Replies ---- */
 
 /* Answers with JSON and empties body; a body that ran out of memory becomes a 503. */
 void reply_json(struct http_exchange *x, int status, struct buf *body);
+/* Answers with an error and writes the request's log line: what became no generation has no other. */
 void reply_failure(struct http_exchange *x, const struct failure *f);
+void reply_failure_unlogged(struct http_exchange *x, const struct failure *f);
 void reply_error(struct http_exchange *x, const struct error *err);
-/* Parses the body, or answers 400 and returns false. With `optional`, an empty body is an empty object (*doc is NULL). */
+/* Parses the body, or answers 400 and returns false. With `optional`, an empty body is an empty object (*doc is NULL).
+ */
 bool read_body(struct http_exchange *x, bool optional, struct json_doc **doc, struct json *root);
 
 /* A log-probability as JSON; minus infinity becomes -9999. */
 void write_logprob(struct buf *out, float logprob);
-/* A TOKEN's log-probability in the form that chat and responses share: {"token","logprob","bytes","top_logprobs":[...]}. */
+/* A TOKEN's log-probability in the form that chat and responses share:
+ * {"token","logprob","bytes","top_logprobs":[...]}. */
 void write_token_logprob(const struct app *a, struct buf *out, const struct engine_event *ev, int32_t n_top);
 
 /* ---- One command, one event, one answer ---- */
 
 struct call;
 /*
- * Registers the exchange to be answered by `done` when the engine's one event for the command comes (an ERROR is answered here).
- * Returns the command's id, or 0 after answering 503 when there is no memory. `done` is not called once the client has left.
+ * Registers the exchange to be answered by `done` when the engine's one event for the command comes (an ERROR is
+ * answered here). Returns the command's id, or 0 after answering 503 when there is no memory. `done` is not called once
+ * the client has left.
  */
 uint64_t call_start(struct app *a, struct http_exchange *x,
-                    void (*done)(struct app *a, struct http_exchange *x, const struct engine_event *ev));
+		    void (*done)(struct app *a, struct http_exchange *x, const struct engine_event *ev));
 
 /* ---- Handlers, one file per resource; the table is in routes.c ---- */
 

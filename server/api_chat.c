@@ -20,7 +20,10 @@ static void write_logprobs(struct completion *c, const struct completion_choice 
 
 static void chat_intro(struct completion *c, int i, struct buf *out)
 {
-	buf_printf(out, "{\"index\":%d,\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"logprobs\":null,\"finish_reason\":null", i);
+	buf_printf(out,
+		   "{\"index\":%d,\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"logprobs\":null,\"finish_"
+		   "reason\":null",
+		   i);
 	if (c->params.return_token_ids)
 		write_token_ids(out, "prompt_token_ids", &c->choices[i].prompt_ids);
 	buf_putc(out, '}');
@@ -62,14 +65,14 @@ static void chat_choice(struct completion *c, int i, struct buf *out)
 }
 
 static const struct completion_shape shape = {
-        .object = "chat.completion",
-        .chunk_object = "chat.completion.chunk",
-        .id_prefix = "chatcmpl-",
-        .intro = chat_intro,
-        .logprob = chat_logprob,
-        .chunk = chat_chunk,
-        .finish_apart = true,
-        .choice = chat_choice,
+	.object = "chat.completion",
+	.chunk_object = "chat.completion.chunk",
+	.id_prefix = "chatcmpl-",
+	.intro = chat_intro,
+	.logprob = chat_logprob,
+	.chunk = chat_chunk,
+	.finish_apart = true,
+	.choice = chat_choice,
 };
 
 /* Each choice has values of its own: an arena belongs to one request. */
@@ -118,7 +121,8 @@ void api_chat(struct http_exchange *x, void *app)
 		reply_failure(x, &f);
 		goto done;
 	}
-	if (params_parse(&params, a->engine, &root, PARAMS_CHAT, http_header(x, "x-session-token"), &err) != STATUS_OK ||
+	if (params_parse(&params, a->engine, &root, PARAMS_CHAT, http_header(x, "x-session-token"), &err) !=
+		    STATUS_OK ||
 	    json_read_bool(&generate, &chat.add_generation_prompt, &err) != STATUS_OK) {
 		reply_error(x, &err);
 		goto done;

@@ -1,6 +1,6 @@
 /*
- * POST /v1/completions, as OpenAI specifies it (platform.openai.com/docs/api-reference/completions): with echo and logprobs
- * it scores a prompt. return_token_ids follows vLLM.
+ * POST /v1/completions, as OpenAI specifies it (platform.openai.com/docs/api-reference/completions): with echo and
+ * logprobs it scores a prompt. return_token_ids follows vLLM.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -15,10 +15,13 @@ enum { LP_TOKENS, LP_TOKEN_LOGPROBS, LP_TOP, LP_OFFSETS };
 
 /* ---- Log-probabilities ---- */
 
-/* A token as a JSON string; bytes that are no text by themselves are spelled out as OpenAI does, "bytes:\xe2\x80". */
+/*
+ * A token as a JSON string, which may be a key. Bytes that are no text by themselves are spelled out as OpenAI does,
+ * "bytes:\xe2\x80", and so is NUL, which some readers do not take in keys.
+ */
 static void write_token(struct buf *out, struct str piece)
 {
-	if (utf8_valid(piece.p, piece.n)) {
+	if (utf8_valid(piece.p, piece.n) && !memchr(piece.p, 0, piece.n)) {
 		buf_json_string(out, piece.p, piece.n);
 		return;
 	}
@@ -28,11 +31,13 @@ static void write_token(struct buf *out, struct str piece)
 	buf_putc(out, '"');
 }
 
-/* {"token": logprob, ...}: the alternatives and the token itself; of two tokens with the same text the likelier stays. */
+/* {"token": logprob, ...}: the alternatives and the token itself; of two tokens with the same text the likelier stays.
+ */
 static void write_top(struct completion *c, struct buf *out, const struct sample_result *s, struct str piece)
 {
 	struct str seen[SAMPLING_MAX_TOP_LOGPROBS + 1];
-	int32_t n_top = s->n_top < c->params.proto->sampling.n_logprobs ? s->n_top : c->params.proto->sampling.n_logprobs;
+	int32_t n_top =
+		s->n_top < c->params.proto->sampling.n_logprobs ? s->n_top : c->params.proto->sampling.n_logprobs;
 	size_t n_seen = 0;
 	buf_putc(out, '{');
 	for (int32_t i = 0; i <= n_top; i++) {
@@ -53,8 +58,8 @@ static void write_top(struct completion *c, struct buf *out, const struct sample
 }
 
 /* `offset`: characters of the choice's text before this token. `s` is NULL for a token that nothing precedes. */
-static void add_logprob(struct completion *c, struct completion_choice *ch, struct str piece, const struct sample_result *s,
-                        size_t offset)
+static void add_logprob(struct completion *c, struct completion_choice *ch, struct str piece,
+			const struct sample_result *s, size_t offset)
 {
 	if (ch->logprobs[LP_TOKENS].len)
 		for (size_t k = 0; k < 4; k++)
@@ -92,7 +97,8 @@ static void add_prompt_logprobs(struct completion *c, struct completion_choice *
 	for (size_t i = 0; i < ev->n_tokens; i++) {
 		struct str piece = engine_token_piece(c->app->engine, ev->tokens[i]), in_text = piece;
 		/* SentencePiece's first word loses its space. */
-		if (in_text.n && in_text.p[0] == ' ' && !(rest.n >= in_text.n && memcmp(rest.p, in_text.p, in_text.n) == 0)) {
+		if (in_text.n && in_text.p[0] == ' ' &&
+		    !(rest.n >= in_text.n && memcmp(rest.p, in_text.p, in_text.n) == 0)) {
 			in_text.p++;
 			in_text.n--;
 		}
@@ -129,9 +135,9 @@ static void write_choice(struct completion *c, int i, const char *finish, bool w
 		buf_puts(out, "null");
 	else
 		buf_printf(out, "{\"tokens\":[%s],\"token_logprobs\":[%s],\"top_logprobs\":[%s],\"text_offset\":[%s]}",
-		           lp[LP_TOKENS].len ? lp[LP_TOKENS].data : "",
-		           lp[LP_TOKEN_LOGPROBS].len ? lp[LP_TOKEN_LOGPROBS].data : "",
-		           lp[LP_TOP].len ? lp[LP_TOP].data : "", lp[LP_OFFSETS].len ? lp[LP_OFFSETS].data : "");
+			   lp[LP_TOKENS].len ? lp[LP_TOKENS].data : "",
+			   lp[LP_TOKEN_LOGPROBS].len ? lp[LP_TOKEN_LOGPROBS].data : "",
+			   lp[LP_TOP].len ? lp[LP_TOP].data : "", lp[LP_OFFSETS].len ? lp[LP_OFFSETS].data : "");
 	if (finish)
 		buf_printf(out, ",\"finish_reason\":\"%s\"", finish);
 	else
@@ -168,14 +174,14 @@ static void completion_choice(struct completion *c, int i, struct buf *out)
 }
 
 static const struct completion_shape shape = {
-        .object = "text_completion",
-        .chunk_object = "text_completion",
-        .id_prefix = "cmpl-",
-        .prompt = completion_prompt,
-        .intro = completion_intro,
-        .logprob = completion_logprob,
-        .chunk = completion_chunk,
-        .choice = completion_choice,
+	.object = "text_completion",
+	.chunk_object = "text_completion",
+	.id_prefix = "cmpl-",
+	.prompt = completion_prompt,
+	.intro = completion_intro,
+	.logprob = completion_logprob,
+	.chunk = completion_chunk,
+	.choice = completion_choice,
 };
 
 /* ---- Prompts ---- */
@@ -240,7 +246,8 @@ static enum status count_prompts(const struct json *prompt, int n_choices, int *
 	if (json_kind(prompt) == JSON_TEXT || is_number(&first))
 		return STATUS_OK;
 	if (json_len(prompt) > (size_t)(MAX_MEMBERS / n_choices))
-		return json_fail(prompt, STATUS_INVALID, err, "has too many entries: prompts times n may be %d.", MAX_MEMBERS);
+		return json_fail(prompt, STATUS_INVALID, err, "has too many entries: prompts times n may be %d.",
+				 MAX_MEMBERS);
 	*n = (int)json_len(prompt);
 	return STATUS_OK;
 }
@@ -294,7 +301,8 @@ void api_completions(struct http_exchange *x, void *app)
 		reply_failure(x, &f);
 		goto done;
 	}
-	if (params_parse(&params, a->engine, &root, PARAMS_COMPLETION, http_header(x, "x-session-token"), &err) != STATUS_OK ||
+	if (params_parse(&params, a->engine, &root, PARAMS_COMPLETION, http_header(x, "x-session-token"), &err) !=
+		    STATUS_OK ||
 	    count_prompts(&prompt, params.n, &n_prompts, &err) != STATUS_OK) {
 		reply_error(x, &err);
 		goto done;

@@ -1,12 +1,9 @@
 /*
- * GET /health/live: the process answers; restarting it would not help. GET /health/ready (and /health): it takes work now.
- * The three reasons not to are told apart by `status`. Also GET /, the chat page.
+ * GET /health/live: the process answers; restarting it would not help. GET /health/ready (and /health): it takes work
+ * now. The three reasons not to are told apart by `status`. Also GET /, the chat page.
  */
 #include "server/api.h"
-
-/* The page is a file under server/web, turned into a string by the build. */
-extern const char web_index_html[];
-extern const size_t web_index_html_len;
+#include "server/web/web.h"
 
 static const char *status_word(const struct app *a)
 {
@@ -30,8 +27,9 @@ static void write_status(const struct app *a, struct buf *out)
 	if (engine_state(a->engine) == ENGINE_READY) {
 		struct engine_stats s;
 		engine_stats(a->engine, &s);
-		buf_printf(out, ",\"running\":%d,\"waiting\":%d,\"sessions\":%d,\"kv_pages_free\":%d,\"kv_pages_total\":%d",
-		           s.n_running, s.n_waiting, s.n_sessions, s.pages_free, s.pages_total);
+		buf_printf(out,
+			   ",\"running\":%d,\"waiting\":%d,\"sessions\":%d,\"kv_pages_free\":%d,\"kv_pages_total\":%d",
+			   s.n_running, s.n_waiting, s.n_sessions, s.pages_free, s.pages_total);
 	}
 }
 
@@ -67,8 +65,8 @@ void api_page(struct http_exchange *x, void *app)
 	buf_append(&body, web_index_html, web_index_html_len);
 	http_set_header(x, "Cache-Control", "no-cache");
 	http_set_header(x, "Content-Security-Policy",
-	                "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; "
-	                "connect-src 'self' ws: wss:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'");
+			"default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; "
+			"connect-src 'self' ws: wss:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'");
 	http_set_header(x, "X-Content-Type-Options", "nosniff");
 	http_set_header(x, "Referrer-Policy", "no-referrer");
 	http_reply(x, 200, "text/html; charset=utf-8", &body);

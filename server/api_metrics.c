@@ -7,7 +7,7 @@ void api_metrics(struct http_exchange *x, void *app)
 	struct buf body = BUF_INIT;
 	struct failure f;
 	struct metrics_gauges g = {
-	        .model = app_model_id(a), .info = engine_info(a->engine), .ready = app_accepts(a, &f)};
+		.model = app_model_id(a), .info = engine_info(a->engine), .ready = app_accepts(a, &f)};
 
 	if (engine_state(a->engine) == ENGINE_READY)
 		engine_stats(a->engine, &g.stats);

@@ -11,10 +11,10 @@ static void write_model(struct app *a, struct buf *out)
 	if (info) {
 		/* max_model_len: vLLM; meta: llama.cpp; context_length: OpenRouter and LM Studio. */
 		buf_printf(out,
-		           ",\"max_model_len\":%d,\"context_length\":%d,\"meta\":{\"n_ctx\":%d,\"n_ctx_train\":%d,"
-		           "\"n_vocab\":%d,\"n_embd\":%d,\"n_params\":%llu,\"size\":%llu,\"architecture\":",
-		           info->n_ctx, info->n_ctx, info->n_ctx, info->n_ctx_train, info->n_vocab, info->n_embd,
-		           (unsigned long long)info->n_params, (unsigned long long)info->file_bytes);
+			   ",\"max_model_len\":%d,\"context_length\":%d,\"meta\":{\"n_ctx\":%d,\"n_ctx_train\":%d,"
+			   "\"n_vocab\":%d,\"n_embd\":%d,\"n_params\":%llu,\"size\":%llu,\"architecture\":",
+			   info->n_ctx, info->n_ctx, info->n_ctx, info->n_ctx_train, info->n_vocab, info->n_embd,
+			   (unsigned long long)info->n_params, (unsigned long long)info->file_bytes);
 		buf_json_string(out, info->arch, strlen(info->arch));
 		buf_puts(out, ",\"name\":");
 		buf_json_string(out, info->model_name, strlen(info->model_name));
@@ -47,7 +47,7 @@ void api_model(struct http_exchange *x, void *app)
 	struct failure f;
 	if (!engine_info(a->engine) || !str_is(id, app_model_id(a))) {
 		failure_set(&f, FAILURE_NO_MODEL, "model", "The model '%.*s' does not exist; this server has '%s'.",
-		            (int)(id.n < 200 ? id.n : 200), id.p, app_model_id(a));
+			    (int)(id.n < 200 ? id.n : 200), id.p, app_model_id(a));
 		reply_failure(x, &f);
 		return;
 	}

@@ -1,6 +1,6 @@
 /*
- * POST /v1/responses: the Responses API over HTTP, whole or as server-sent events. Responses are not stored: previous_response_id
- * works within a WebSocket connection (lanes.c), whose URL this is as well.
+ * POST /v1/responses: the Responses API over HTTP, whole or as server-sent events. Responses are not stored:
+ * previous_response_id works within a WebSocket connection (lanes.c), whose URL this is as well.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -39,7 +39,7 @@ static bool on_event(void *arg, const char *type, const struct buf *json)
 static void on_refused(void *arg, const struct failure *f)
 {
 	struct http_response *h = arg;
-	reply_failure(h->x, f);
+	reply_failure_unlogged(h->x, f); /* the generation has its line */
 }
 
 static void on_stream_ended(void *arg)
@@ -72,7 +72,7 @@ static void start(struct app *a, struct http_exchange *x, struct response_reques
 {
 	struct http_response *h = calloc(1, sizeof *h);
 	struct generation_origin origin = {
-	        .method = "POST", .path = "/v1/responses", .peer = http_peer(x), .request_id = http_request_id(x)};
+		.method = "POST", .path = "/v1/responses", .peer = http_peer(x), .request_id = http_request_id(x)};
 	const struct response_sink *sink = q->params.stream ? &stream_sink : &whole_sink;
 	struct error err = {0};
 
@@ -116,8 +116,9 @@ void api_responses(struct http_exchange *x, void *app)
 	} else if (response_request_parse(&q, a->engine, &root, http_header(x, "x-session-token"), &err) != STATUS_OK) {
 		reply_error(x, &err);
 	} else if (q.previous_id[0]) {
-		failure_set(&f, FAILURE_NO_PREVIOUS, "previous_response_id",
-		            "Responses are kept for a WebSocket connection only; send the whole conversation as input.");
+		failure_set(
+			&f, FAILURE_NO_PREVIOUS, "previous_response_id",
+			"Responses are kept for a WebSocket connection only; send the whole conversation as input.");
 		reply_failure(x, &f);
 	} else {
 		start(a, x, &q);
@@ -131,7 +132,8 @@ void api_responses_plain_get(struct http_exchange *x, void *app)
 	struct buf body = BUF_INIT;
 	(void)app;
 	http_set_header(x, "Upgrade", "websocket");
-	failure_write_plain(&body, 426, "upgrade_required", "GET /v1/responses opens a WebSocket; send POST for a response over HTTP.");
+	failure_write_plain(&body, 426, "upgrade_required",
+			    "GET /v1/responses opens a WebSocket; send POST for a response over HTTP.");
 	reply_json(x, 426, &body);
 }
 

@@ -15,14 +15,14 @@ static void write_session(const struct engine_session_info *s, struct buf *out)
 {
 	buf_puts(out, "{\"id\":");
 	buf_json_string(out, s->id, strlen(s->id));
-	buf_printf(out,
-	           ",\"object\":\"session\",\"created\":%lld,\"age\":%.3f,\"idle\":%.3f,\"expires_in\":",
-	           (long long)(unix_now() - s->age_ms / 1000), (double)s->age_ms / 1e3, (double)s->idle_ms / 1e3);
+	buf_printf(out, ",\"object\":\"session\",\"created\":%lld,\"age\":%.3f,\"idle\":%.3f,\"expires_in\":",
+		   (long long)(unix_now() - s->age_ms / 1000), (double)s->age_ms / 1e3, (double)s->idle_ms / 1e3);
 	/* The server's own sessions (a WebSocket's) never expire. */
 	const struct {
 		const char *name;
 		int64_t ms;
-	} times[] = {{"", s->expires_in_ms}, {",\"heartbeat_timeout\":", s->heartbeat_timeout_ms}, {",\"ttl\":", s->ttl_ms}};
+	} times[] = {
+		{"", s->expires_in_ms}, {",\"heartbeat_timeout\":", s->heartbeat_timeout_ms}, {",\"ttl\":", s->ttl_ms}};
 	for (size_t i = 0; i < 3; i++) {
 		buf_puts(out, times[i].name);
 		if (s->heartbeat_timeout_ms < 0 && s->ttl_ms < 0)
@@ -32,9 +32,10 @@ static void write_session(const struct engine_session_info *s, struct buf *out)
 		else
 			buf_printf(out, "%.3f", (double)times[i].ms / 1e3);
 	}
-	buf_printf(out, ",\"tokens\":%d,\"pages\":%d,\"kv_bytes\":%llu,\"running\":%d,\"waiting\":%d,\"requests\":%llu}",
-	           s->n_tokens, s->n_pages, (unsigned long long)s->kv_bytes, s->n_running, s->n_waiting,
-	           (unsigned long long)s->n_requests);
+	buf_printf(out,
+		   ",\"tokens\":%d,\"pages\":%d,\"kv_bytes\":%llu,\"running\":%d,\"waiting\":%d,\"requests\":%llu}",
+		   s->n_tokens, s->n_pages, (unsigned long long)s->kv_bytes, s->n_running, s->n_waiting,
+		   (unsigned long long)s->n_requests);
 }
 
 static void reply_session(struct app *a, struct http_exchange *x, const struct engine_event *ev)
@@ -123,8 +124,8 @@ void api_sessions_create(struct http_exchange *x, void *app)
 
 /* The three that name a session in their path. A draining server still answers them: clients end what they began. */
 static void one_session(struct app *a, struct http_exchange *x,
-                        void (*done)(struct app *a, struct http_exchange *x, const struct engine_event *ev),
-                        void (*command)(struct engine *e, uint64_t id, const char *session))
+			void (*done)(struct app *a, struct http_exchange *x, const struct engine_event *ev),
+			void (*command)(struct engine *e, uint64_t id, const char *session))
 {
 	char session[ENGINE_SESSION_ID_MAX + 1];
 	struct error err = {0};

@@ -1,6 +1,6 @@
 /*
- * POST /tokenize {"content" | "prompt" | "messages", "add_special"?, "parse_special"?} -> {"tokens", "count", "max_model_len"}
- * POST /detokenize {"tokens"} -> {"content"}
+ * POST /tokenize {"content" | "prompt" | "messages", "add_special"?, "parse_special"?} -> {"tokens", "count",
+ * "max_model_len"} POST /detokenize {"tokens"} -> {"content"}
  *
  * Names are llama.cpp's and vLLM's. Control tokens in the text are text unless parse_special says otherwise.
  */
@@ -39,10 +39,10 @@ static enum status tokenize_chat(struct app *a, struct http_exchange *x, const s
 	struct json messages = json_get(root, "messages"), tools = json_get(root, "tools");
 	struct json extra = json_get(root, "chat_template_kwargs"), generate = json_get(root, "add_generation_prompt");
 	struct chat_request chat = {.messages = &messages,
-	                            .tools = &tools,
-	                            .extra = &extra,
-	                            .add_generation_prompt = true,
-	                            .text_n = http_body(x).n};
+				    .tools = &tools,
+				    .extra = &extra,
+				    .add_generation_prompt = true,
+				    .text_n = http_body(x).n};
 	struct arena *arena;
 	struct value *vars;
 	uint64_t id;
@@ -117,7 +117,8 @@ static enum status detokenize(struct app *a, struct http_exchange *x, const stru
 }
 
 static void handle(struct app *a, struct http_exchange *x,
-                   enum status (*run)(struct app *a, struct http_exchange *x, const struct json *root, struct error *err))
+		   enum status (*run)(struct app *a, struct http_exchange *x, const struct json *root,
+				      struct error *err))
 {
 	struct json_doc *doc;
 	struct json root;

@@ -22,8 +22,11 @@ enum status app_create(const struct config *config, struct engine *engine, struc
 	a->config = config;
 	a->engine = engine;
 	a->http = (struct http_app){.app = a, .dispatch = routes_dispatch, .error_body = error_body};
-	a->ws = (struct ws_app){
-	        .app = a, .opened = lanes_opened, .message = lanes_message, .alive = lanes_alive, .closed = lanes_closed};
+	a->ws = (struct ws_app){.app = a,
+				.opened = lanes_opened,
+				.message = lanes_message,
+				.alive = lanes_alive,
+				.closed = lanes_closed};
 	a->started_unix_s = unix_now();
 	for (size_t i = 0; i < APP_BUCKETS; i++)
 		list_init(&a->waiters[i]);
@@ -66,7 +69,8 @@ void app_wait(struct app *a, struct waiter *w, uint64_t id)
 
 static void deliver(struct app *a, const struct engine_event *ev)
 {
-	list_each (node, tmp, &a->waiters[ev->request_id % APP_BUCKETS]) {
+	list_each(node, tmp, &a->waiters[ev->request_id % APP_BUCKETS])
+	{
 		struct waiter *w = list_entry(node, struct waiter, link);
 		if (w->id != ev->request_id)
 			continue;
@@ -104,7 +108,8 @@ void app_cancel_all(struct app *a)
 	generation_stop_all(a, "drain");
 }
 
-void app_set_listener(struct app *a, void *listener, void (*figures)(void *listener, int32_t *connections, int32_t *websockets))
+void app_set_listener(struct app *a, void *listener,
+		      void (*figures)(void *listener, int32_t *connections, int32_t *websockets))
 {
 	a->listener = listener;
 	a->listener_figures = figures;

@@ -18,8 +18,10 @@ enum {
 
 int cli_serve(int argc, char **argv);
 int cli_inspect(int argc, char **argv);
+int cli_plan(int argc, char **argv);
 int cli_tokenize(int argc, char **argv);
 int cli_render(int argc, char **argv);
+int cli_replay(int argc, char **argv);
 int cli_generate(int argc, char **argv);
 
 /* What a command takes, for its --help. */

@@ -10,12 +10,7 @@ static void on_done(void *arg, int i, const struct engine_event *ev);
 static void on_ended(void *arg, const struct failure *f, bool began);
 
 static const struct generation_ops ops = {
-        .prompt = on_prompt, .begin = on_begin, .token = on_token, .done = on_done, .ended = on_ended};
-
-static const char *const method_names[] = {
-        [HTTP_GET] = "GET",     [HTTP_POST] = "POST",       [HTTP_DELETE] = "DELETE", [HTTP_PUT] = "PUT",
-        [HTTP_PATCH] = "PATCH", [HTTP_OPTIONS] = "OPTIONS", [HTTP_HEAD] = "HEAD",
-};
+	.prompt = on_prompt, .begin = on_begin, .token = on_token, .done = on_done, .ended = on_ended};
 
 /* ---- Life ---- */
 
@@ -46,7 +41,7 @@ static void on_close(struct http_exchange *x, void *arg)
 }
 
 struct completion *completion_create(struct app *a, struct http_exchange *x, const struct completion_shape *shape,
-                                     struct params *params, int n_prompts)
+				     struct params *params, int n_prompts)
 {
 	int n = n_prompts * params->n;
 	struct completion *c = calloc(1, sizeof *c + (size_t)n * sizeof *c->choices);
@@ -56,11 +51,11 @@ struct completion *completion_create(struct app *a, struct http_exchange *x, con
 	snprintf(path, sizeof path, "%.*s", STR_ARG(http_path(x)));
 	if (c)
 		c->generation = generation_create(a, (size_t)n,
-		                                  &(struct generation_origin){.method = method_names[http_method(x)],
-		                                                              .path = path,
-		                                                              .peer = http_peer(x),
-		                                                              .request_id = http_request_id(x)},
-		                                  &ops, c);
+						  &(struct generation_origin){.method = method_name(http_method(x)),
+									      .path = path,
+									      .peer = http_peer(x),
+									      .request_id = http_request_id(x)},
+						  &ops, c);
 	if (!c || !c->generation) {
 		free(c);
 		failure_set(&f, FAILURE_NOMEM, NULL, "There is no memory for the request.");
@@ -78,7 +73,7 @@ struct completion *completion_create(struct app *a, struct http_exchange *x, con
 	generation_share_prompt(c->generation, c->params.n);
 
 	buf_printf(&c->head, "{\"id\":\"%s\",\"object\":\"%s\",\"created\":%lld,\"model\":", c->id,
-	           c->params.stream ? shape->chunk_object : shape->object, (long long)c->created);
+		   c->params.stream ? shape->chunk_object : shape->object, (long long)c->created);
 	buf_json_string(&c->head, app_model_id(a), strlen(app_model_id(a)));
 	buf_printf(&c->head, ",\"system_fingerprint\":\"%s\",\"choices\":[", app_fingerprint(a));
 	return c;
@@ -128,10 +123,10 @@ static void write_usage(struct completion *c, struct buf *out)
 	struct generation_usage u;
 	generation_usage(c->generation, &u);
 	buf_printf(out,
-	           "{\"prompt_tokens\":%lld,\"completion_tokens\":%lld,\"total_tokens\":%lld,"
-	           "\"prompt_tokens_details\":{\"cached_tokens\":%lld}}",
-	           (long long)u.prompt_tokens, (long long)u.completion_tokens,
-	           (long long)(u.prompt_tokens + u.completion_tokens), (long long)u.cached_tokens);
+		   "{\"prompt_tokens\":%lld,\"completion_tokens\":%lld,\"total_tokens\":%lld,"
+		   "\"prompt_tokens_details\":{\"cached_tokens\":%lld}}",
+		   (long long)u.prompt_tokens, (long long)u.completion_tokens,
+		   (long long)(u.prompt_tokens + u.completion_tokens), (long long)u.cached_tokens);
 }
 
 /* ---- Streaming ---- */
@@ -312,7 +307,7 @@ static void on_ended(void *arg, const struct failure *f, bool began)
 		stream_end(c, f);
 	else if (f) {
 		c->generation = NULL;
-		reply_failure(c->x, f);
+		reply_failure_unlogged(c->x, f); /* the generation has its line */
 	} else {
 		reply_whole(c);
 	}

@@ -1,7 +1,7 @@
 /*
- * The life of a /v1/completions or /v1/chat/completions request after it has been read: its choices are collected into one
- * answer, or streamed as server-sent events, each a complete `data: {...}` line in one write. The two APIs differ in
- * how a choice looks; that is a struct completion_shape.
+ * The life of a /v1/completions or /v1/chat/completions request after it has been read: its choices are collected into
+ * one answer, or streamed as server-sent events, each a complete `data: {...}` line in one write. The two APIs differ
+ * in how a choice looks; that is a struct completion_shape.
  */
 #pragma once
 
@@ -11,11 +11,11 @@
 /* One choice while it grows. The buffers hold what has not been sent yet: everything, when not streaming. */
 struct completion_choice {
 	struct buf text;
-	struct buf token_ids;         /* "1,2,3" */
-	struct buf prompt_ids;        /* "1,2,3", when asked for */
-	struct buf logprobs[4];       /* comma-separated, as the shape likes */
-	size_t offset;                /* characters of text before the next token, for text_offset */
-	const char *finish;           /* "stop" or "length"; NULL while it runs */
+	struct buf token_ids;	/* "1,2,3" */
+	struct buf prompt_ids;	/* "1,2,3", when asked for */
+	struct buf logprobs[4]; /* comma-separated, as the shape likes */
+	size_t offset;		/* characters of text before the next token, for text_offset */
+	const char *finish;	/* "stop" or "length"; NULL while it runs */
 	bool prompt_seen, intro_sent;
 };
 
@@ -46,18 +46,19 @@ struct completion {
 	char id[48];
 	int64_t created;
 	int n_choices;
-	bool streaming; /* the 200 has been sent */
+	bool streaming;	 /* the 200 has been sent */
 	struct buf head; /* start of every chunk, up to the choices */
-	struct buf out;  /* scratch */
+	struct buf out;	 /* scratch */
 	struct completion_choice choices[];
 };
 
 /*
- * Takes over the exchange: n_prompts prompts with params->n choices each. Takes the content of *params. NULL (and a 503 answer) when there
- * is no memory. Then completion_add() for each choice, in order, then completion_start(); or completion_abort().
+ * Takes over the exchange: n_prompts prompts with params->n choices each. Takes the content of *params. NULL (and a 503
+ * answer) when there is no memory. Then completion_add() for each choice, in order, then completion_start(); or
+ * completion_abort().
  */
 struct completion *completion_create(struct app *a, struct http_exchange *x, const struct completion_shape *shape,
-                                     struct params *params, int n_prompts);
+				     struct params *params, int n_prompts);
 /* A member's request, to be given its prompt and then to completion_add(); NULL when there is no memory. */
 struct engine_request *completion_request(struct completion *c, int choice);
 void completion_add(struct completion *c, struct engine_request *r);

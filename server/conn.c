@@ -1,3 +1,4 @@
+/* A connection's life, its sockets and its refusals. See conn.h. */
 #include "server/conn.h"
 
 #include <errno.h>
@@ -5,56 +6,12 @@
 #include <netinet/tcp.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "engine/base/log.h"
+#include "server/conn_impl.h"
 #include "server/ws_server.h"
-
-enum {
-	LINGER_MS = 3000,   /* how long a refused client's remaining bytes are read and thrown away */
-	PUMP_ROUNDS = 16,   /* reads from the pair before other connections have their turn */
-	READ_ROUNDS = 4,    /* the same for reads from the client */
-	KEEP_BUFFER = 4096, /* an idle connection keeps a read buffer up to this size */
-};
-
-enum conn_state {
-	CONN_HEAD,   /* waiting for a request, or inside its head */
-	CONN_BODY,   /* inside a body */
-	CONN_WAIT,   /* the request is complete, its answer is not */
-	CONN_LINGER, /* sending what is left, then throwing away what still comes */
-	CONN_CLOSED, /* handles are closing */
-};
-
-/* Bytes on their way that the kernel had no room for yet. */
-struct backlog {
-	struct buf bytes;
-	size_t at;
-};
-
-struct conn {
-	struct list node;
-	struct conn_host *host;
-	enum conn_state state;
-	int fd, pair; /* -1: none, or no longer ours */
-	uv_poll_t fd_poll, pair_poll;
-	uv_timer_t timer;
-	int fd_events, pair_events; /* polled for */
-	int n_handles;
-	struct http_link *link;
-	struct head head;
-	struct body body;
-	struct buf in;       /* read, and not yet passed on */
-	struct backlog up;   /* checked, for the pair */
-	struct backlog down; /* answer, for the client */
-	bool served;         /* a request was answered before */
-	bool answered;       /* libmicrohttpd is done with the current request */
-	bool pair_ended;     /* libmicrohttpd has closed its end */
-	bool half_closed;    /* the client sends no more */
-	bool shut;           /* we send no more */
-	char peer[72];
-};
 
 const char *conn_peer(const struct conn *c)
 {
@@ -66,33 +23,25 @@ const struct head *conn_head(const struct conn *c)
 	return &c->head;
 }
 
-static bool backlog_empty(const struct backlog *b)
-{
-	return b->at == b->bytes.len;
-}
-
-/* Sends what the kernel takes and keeps the rest; false when the socket is broken or there is no memory. */
-static bool send_some(int fd, struct backlog *b, const char *p, size_t n)
+bool conn_send(int fd, struct backlog *b, const char *p, size_t n)
 {
 	size_t sent = 0;
-	if (backlog_empty(b)) {
-		while (sent < n) {
-			ssize_t r = send(fd, p + sent, n - sent, MSG_NOSIGNAL);
-			if (r >= 0) {
-				sent += (size_t)r;
-			} else if (errno == EAGAIN || errno == EWOULDBLOCK) {
-				break;
-			} else if (errno != EINTR) {
-				return false;
-			}
-		}
+	while (backlog_empty(b) && sent < n) {
+		ssize_t r = send(fd, p + sent, n - sent, MSG_NOSIGNAL);
+		if (r >= 0)
+			sent += (size_t)r;
+		else if (errno == EAGAIN || errno == EWOULDBLOCK)
+			break;
+		else if (errno != EINTR)
+			return false;
 	}
 	buf_append(&b->bytes, p + sent, n - sent);
+	if (b->bytes.failed)
+		errno = ENOMEM;
 	return !b->bytes.failed;
 }
 
-/* Sends from the backlog; false when the socket is broken. */
-static bool send_backlog(int fd, struct backlog *b)
+bool conn_send_backlog(int fd, struct backlog *b)
 {
 	while (!backlog_empty(b)) {
 		ssize_t r = send(fd, b->bytes.data + b->at, b->bytes.len - b->at, MSG_NOSIGNAL);
@@ -110,7 +59,7 @@ static bool send_backlog(int fd, struct backlog *b)
 
 /* ---- Life and death ---- */
 
-static void set_state(struct conn *c, enum conn_state state)
+void conn_set_state(struct conn *c, enum conn_state state)
 {
 	bool was = c->state == CONN_BODY || c->state == CONN_WAIT;
 	bool is = state == CONN_BODY || state == CONN_WAIT;
@@ -118,9 +67,8 @@ static void set_state(struct conn *c, enum conn_state state)
 	c->state = state;
 }
 
-static void on_handle_closed(uv_handle_t *handle)
+static void release(struct conn *c)
 {
-	struct conn *c = handle->data;
 	if (--c->n_handles)
 		return;
 	struct conn_host *host = c->host;
@@ -134,48 +82,86 @@ static void on_handle_closed(uv_handle_t *handle)
 		host->empty(host);
 }
 
-static void close_link(struct conn *c)
+static void on_handle_closed(uv_handle_t *handle)
 {
-	struct http_link *l = c->link;
-	c->link = NULL;
-	/* libuv forgets a descriptor by its number, so it must do so before the number can be used again. */
-	if (c->pair >= 0) {
-		uv_close((uv_handle_t *)&c->pair_poll, on_handle_closed);
-		close(c->pair);
-	}
-	c->pair = -1;
-	if (l)
-		http_link_close(l);
+	release(handle->data);
 }
 
-/* The exchange's on_close runs in here. The memory stays until the handles are closed. */
-static void conn_drop(struct conn *c)
+static void on_pair_closed(uv_handle_t *handle)
+{
+	struct conn_pair *p = handle->data;
+	release(p->conn);
+	free(p);
+}
+
+bool conn_open_pair(struct conn *c, int *theirs)
+{
+	int fds[2];
+	struct conn_pair *p = calloc(1, sizeof *p);
+	if (!p || socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds) != 0) {
+		free(p);
+		return false;
+	}
+	if (uv_poll_init(c->host->loop, &p->poll, fds[0]) != 0) {
+		close(fds[0]);
+		close(fds[1]);
+		free(p);
+		return false;
+	}
+	int room = UNSENT_BYTES / 2; /* the kernel doubles it */
+	setsockopt(fds[1], SOL_SOCKET, SO_SNDBUF, &room, sizeof room);
+	p->poll.data = p;
+	p->conn = c;
+	p->fd = fds[0];
+	c->pair = p;
+	c->n_handles++;
+	*theirs = fds[1];
+	return true;
+}
+
+void conn_close_pair(struct conn *c)
+{
+	struct http_link *link = c->link;
+	struct ws_conn *ws = c->ws;
+	struct conn_pair *p = c->pair;
+	c->link = NULL;
+	c->ws = NULL;
+	c->pair = NULL;
+	buf_free(&c->up.bytes);
+	c->up.at = 0;
+	if (p) {
+		/* libuv forgets a descriptor by its number, so it must do so before the number can be used again. */
+		uv_close((uv_handle_t *)&p->poll, on_pair_closed);
+		close(p->fd);
+	}
+	if (link)
+		http_link_close(link);
+	if (ws)
+		ws_conn_drop(ws);
+}
+
+void conn_drop(struct conn *c)
 {
 	if (c->state == CONN_CLOSED)
 		return;
-	set_state(c, CONN_CLOSED);
-	uv_close((uv_handle_t *)&c->fd_poll, on_handle_closed);
+	conn_set_state(c, CONN_CLOSED);
+	uv_close((uv_handle_t *)&c->poll, on_handle_closed);
 	uv_close((uv_handle_t *)&c->timer, on_handle_closed);
-	if (c->fd >= 0)
-		close(c->fd);
-	c->fd = -1;
-	close_link(c);
+	close(c->fd);
+	conn_close_pair(c);
 }
 
-/* Drops the connection with an RST: what the client has not read is not kept for it. */
-static void conn_reset(struct conn *c)
+void conn_reset(struct conn *c)
 {
 	struct linger now = {.l_onoff = 1, .l_linger = 0};
-	if (c->fd >= 0)
+	if (c->state != CONN_CLOSED)
 		setsockopt(c->fd, SOL_SOCKET, SO_LINGER, &now, sizeof now);
 	conn_drop(c);
 }
 
-static void on_client(uv_poll_t *handle, int status, int events);
-static void on_pair(uv_poll_t *handle, int status, int events);
 static void on_deadline(uv_timer_t *handle);
 
-static void set_deadline(struct conn *c, int64_t ms)
+void conn_set_deadline(struct conn *c, int64_t ms)
 {
 	if (ms < 0)
 		uv_timer_stop(&c->timer);
@@ -183,58 +169,27 @@ static void set_deadline(struct conn *c, int64_t ms)
 		uv_timer_start(&c->timer, on_deadline, (uint64_t)ms, 0);
 }
 
-/* Polls for what this state can use. */
-static void update_polls(struct conn *c)
+void conn_linger(struct conn *c)
 {
 	if (c->state == CONN_CLOSED)
 		return;
-	int fd_events = 0, pair_events = 0;
-	bool reading = (c->state == CONN_HEAD || c->state == CONN_BODY) && backlog_empty(&c->up) && !c->half_closed;
-	if (reading || (c->state == CONN_LINGER && !c->half_closed))
-		fd_events |= UV_READABLE;
-	else if (!c->half_closed)
-		fd_events |= UV_DISCONNECT;
-	if (!backlog_empty(&c->down))
-		fd_events |= UV_WRITABLE;
-	if (c->pair >= 0 && !c->pair_ended) {
-		if (backlog_empty(&c->down))
-			pair_events |= UV_READABLE;
-		if (!backlog_empty(&c->up))
-			pair_events |= UV_WRITABLE;
-	}
-	if (fd_events != c->fd_events) {
-		c->fd_events = fd_events;
-		if (fd_events)
-			uv_poll_start(&c->fd_poll, fd_events, on_client);
-		else
-			uv_poll_stop(&c->fd_poll);
-	}
-	if (c->pair >= 0 && pair_events != c->pair_events) {
-		c->pair_events = pair_events;
-		if (pair_events)
-			uv_poll_start(&c->pair_poll, pair_events, on_pair);
-		else
-			uv_poll_stop(&c->pair_poll);
-	}
-}
-
-/* Nothing more will be said to the client: sends what is queued, then FIN, and reads on for a while so that the answer is not lost to an RST. */
-static void linger(struct conn *c)
-{
 	if (c->state != CONN_LINGER) {
-		set_state(c, CONN_LINGER);
-		close_link(c);
+		conn_set_state(c, CONN_LINGER);
+		c->input_waits = false;
+		conn_close_pair(c);
 		buf_free(&c->in);
-		set_deadline(c, backlog_empty(&c->down) ? LINGER_MS : c->host->config->idle_timeout);
+		conn_set_deadline(c, c->host->config->idle_timeout);
 	}
 	if (backlog_empty(&c->down) && !c->shut) {
 		c->shut = true;
 		shutdown(c->fd, SHUT_WR);
-		set_deadline(c, LINGER_MS);
+		conn_set_deadline(c, LINGER_MS);
 	}
 	if (c->shut && c->half_closed)
 		conn_drop(c);
 }
+
+/* ---- Refusing ---- */
 
 static void put_error_head(struct buf *out, int status, const char *type, size_t n)
 {
@@ -242,10 +197,10 @@ static void put_error_head(struct buf *out, int status, const char *type, size_t
 		int status;
 		const char *reason;
 	} reasons[] = {
-	        {400, "Bad Request"},        {408, "Request Timeout"},
-	        {413, "Content Too Large"},  {417, "Expectation Failed"},
-	        {431, "Request Header Fields Too Large"}, {501, "Not Implemented"},
-	        {503, "Service Unavailable"}, {505, "HTTP Version Not Supported"},
+		{400, "Bad Request"},	      {408, "Request Timeout"},
+		{413, "Content Too Large"},   {417, "Expectation Failed"},
+		{501, "Not Implemented"},     {431, "Request Header Fields Too Large"},
+		{503, "Service Unavailable"}, {505, "HTTP Version Not Supported"},
 	};
 	const char *reason = "Error";
 	for (size_t i = 0; i < sizeof reasons / sizeof reasons[0]; i++)
@@ -257,13 +212,12 @@ static void put_error_head(struct buf *out, int status, const char *type, size_t
 	gmtime_r(&now, &tm);
 	strftime(date, sizeof date, "%a, %d %b %Y %H:%M:%S GMT", &tm);
 	buf_printf(out,
-	           "HTTP/1.1 %d %s\r\nDate: %s\r\nContent-Type: %s\r\nContent-Length: %zu\r\nConnection: close\r\n"
-	           "%s\r\n",
-	           status, reason, date, type, n, status == 503 ? "Retry-After: 1\r\n" : "");
+		   "HTTP/1.1 %d %s\r\nDate: %s\r\nContent-Type: %s\r\nContent-Length: %zu\r\nConnection: close\r\n"
+		   "%s\r\n",
+		   status, reason, date, type, n, status == 503 ? "Retry-After: 1\r\n" : "");
 }
 
-/* Answers with an error of our own and closes. */
-static void refuse(struct conn *c, const struct head_error *e)
+void conn_refuse(struct conn *c, const struct head_error *e)
 {
 	/* An answer is on its way already: there can be no second one. */
 	if (c->answered || (c->link && http_link_begun(c->link))) {
@@ -272,260 +226,138 @@ static void refuse(struct conn *c, const struct head_error *e)
 	}
 	struct buf body = BUF_INIT, out = BUF_INIT;
 	const char *type = http_server_app(c->host->http)->error_body(&body, e->status, e->code, e->message);
+	bool head_only = c->state != CONN_HEAD && c->head.method == HTTP_HEAD;
 
 	c->host->stats.refused++;
-	close_link(c);
-	if (c->state == CONN_CLOSED)
-		goto done;
+	conn_close_pair(c);
 	put_error_head(&out, e->status, type, body.len);
-	bool has_body = c->state == CONN_HEAD || c->head.method != HTTP_HEAD;
-	if (has_body)
+	if (!head_only)
 		buf_append(&out, body.data, body.len);
-	if (body.failed || out.failed || !send_some(c->fd, &c->down, out.data, out.len))
+	if (body.failed || out.failed || !conn_send(c->fd, &c->down, out.data, out.len))
 		conn_drop(c);
 	else
-		linger(c);
-done:
+		conn_linger(c);
 	buf_free(&body);
 	buf_free(&out);
 }
 
-static void refuse_with(struct conn *c, int status, const char *code, const char *message)
+static void refuse_late(struct conn *c, const char *message)
 {
-	refuse(c, &(struct head_error){status, code, message});
-}
-
-/* ---- Requests ---- */
-
-static bool open_link(struct conn *c)
-{
-	int fds[2];
-	if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds) != 0)
-		return false;
-	if (uv_poll_init(c->host->loop, &c->pair_poll, fds[0]) != 0) {
-		close(fds[0]);
-		close(fds[1]);
-		return false;
-	}
-	c->pair_poll.data = c;
-	c->pair_events = 0;
-	c->n_handles++;
-	c->pair = fds[0];
-	c->link = http_link_open(c->host->http, fds[1], c);
-	return c->link != NULL;
-}
-
-/* Passes n checked bytes from the front of c->in on to libmicrohttpd. */
-static bool pass_on(struct conn *c, size_t n)
-{
-	if (!send_some(c->pair, &c->up, c->in.data, n)) {
-		/* It has closed its end: it answered early and will not read the rest, or it failed. on_pair() sees which. */
-		if (errno != EPIPE && errno != ECONNRESET)
-			return false;
-		buf_clear(&c->up.bytes);
-		c->up.at = 0;
-	}
-	memmove(c->in.data, c->in.data + n, c->in.len - n);
-	c->in.len -= n;
-	http_server_kick(c->host->http);
-	return true;
-}
-
-/* A whole head is in c->in. */
-static void begin_request(struct conn *c)
-{
-	struct head_error err;
-	enum head_result body = body_init(&c->body, &c->head, (uint64_t)c->host->config->max_body, &err);
-	if (body == HEAD_BAD) {
-		refuse(c, &err);
-		return;
-	}
-	if (!c->link && !open_link(c)) {
-		log_msg(LOG_WARN, "http", "no descriptors or memory for a request from %s", c->peer);
-		refuse_with(c, 503, "server_overloaded", "The server has no descriptors or memory left for this request.");
-		return;
-	}
-	c->answered = false;
-	set_state(c, body == HEAD_DONE ? CONN_WAIT : CONN_BODY);
-	set_deadline(c, body == HEAD_DONE ? -1 : c->host->config->body_timeout);
-	if (!pass_on(c, c->head.length))
-		conn_drop(c);
-}
-
-static void read_head(struct conn *c)
-{
-	/* Empty lines before a request are to be ignored (RFC 9112, 2.2). */
-	if (c->head.at == 0) {
-		size_t skip = 0;
-		while (c->in.len - skip >= 2 && memcmp(c->in.data + skip, "\r\n", 2) == 0)
-			skip += 2;
-		if (skip) {
-			memmove(c->in.data, c->in.data + skip, c->in.len - skip);
-			c->in.len -= skip;
-		}
-		if (c->in.len == 0 || (c->in.len == 1 && c->in.data[0] == '\r'))
-			return;
-		/* The first byte of a later request: from now on it has the time a head has. */
-		if (c->served)
-			set_deadline(c, c->host->config->header_timeout);
-	}
-	struct head_error err;
-	enum head_result r = head_feed(&c->head, c->in.data, c->in.len, (size_t)c->host->config->max_header, &err);
-	if (r == HEAD_BAD)
-		refuse(c, &err);
-	else if (r == HEAD_DONE)
-		begin_request(c);
-}
-
-static void read_body(struct conn *c)
-{
-	struct head_error err;
-	size_t used;
-	enum head_result r = body_feed(&c->body, c->in.data, c->in.len, &used, &err);
-	if (r == HEAD_BAD) {
-		refuse(c, &err);
-		return;
-	}
-	if (r == HEAD_DONE) {
-		set_state(c, CONN_WAIT);
-		set_deadline(c, -1);
-	}
-	if (!pass_on(c, used))
-		conn_drop(c);
-}
-
-/* Goes on with what was read, as far as this request goes. */
-static void advance(struct conn *c)
-{
-	enum conn_state before;
-	do {
-		before = c->state;
-		if (c->in.len == 0)
-			break;
-		if (c->state == CONN_HEAD)
-			read_head(c);
-		else if (c->state == CONN_BODY)
-			read_body(c);
-	} while (c->state != before);
-	if (c->in.len == 0 && c->in.cap > KEEP_BUFFER)
-		buf_free(&c->in);
-	/* A request that the client did not finish, or none at all. */
-	if (c->half_closed && (c->state == CONN_HEAD || c->state == CONN_BODY))
-		conn_drop(c);
-}
-
-static void next_request(struct conn *c)
-{
-	if (c->pair_ended || c->host->draining || (c->half_closed && c->in.len == 0)) {
-		linger(c);
-		return;
-	}
-	c->served = true;
-	c->answered = false;
-	head_init(&c->head);
-	set_state(c, CONN_HEAD);
-	set_deadline(c, c->host->config->idle_timeout);
-	advance(c);
-}
-
-/* Moves answer bytes from the pair to the client, and sees whether that was all. */
-static void pump(struct conn *c)
-{
-	char *p = c->host->scratch;
-	bool drained = false;
-
-	for (int i = 0; i < PUMP_ROUNDS && !drained && !c->pair_ended && backlog_empty(&c->down); i++) {
-		ssize_t n = recv(c->pair, p, sizeof c->host->scratch, 0);
-		if (n > 0) {
-			if (!send_some(c->fd, &c->down, p, (size_t)n)) {
-				conn_drop(c);
-				return;
-			}
-			/* From here on the client has to read on, or it is dropped. */
-			if (!backlog_empty(&c->down))
-				set_deadline(c, c->host->config->idle_timeout);
-		} else if (n == 0 || (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR)) {
-			c->pair_ended = true;
-		} else if (errno != EINTR) {
-			drained = true;
-		}
-	}
-	if (!backlog_empty(&c->down))
-		return;
-	/* Stopped for the sake of others; if that was the end, no event would tell. */
-	if (!drained && !c->pair_ended)
-		drained = recv(c->pair, p, 1, MSG_PEEK) < 0;
-	if (c->answered && drained && c->state == CONN_WAIT)
-		next_request(c);
-	else if (c->pair_ended || (c->answered && drained))
-		linger(c); /* answered early or for the last time; without an answer, libmicrohttpd failed */
-}
-
-static void upgrade(struct conn *c)
-{
-	int fd = c->fd;
-	c->fd = -1;
-	conn_drop(c); /* stops polling the descriptor, which libwebsockets is about to poll; *c stays a while */
-	/* What follows the head are frames sent before the handshake was answered. */
-	ws_server_adopt(c->host->ws, fd, c->peer, c->head.ws_key, c->in.data, c->in.len);
-}
-
-void conn_event(struct conn *c, unsigned events)
-{
-	if (c->state == CONN_CLOSED)
-		return;
-	if (events & LINK_SLOW) {
-		c->host->stats.dropped_slow++;
-		log_msg(LOG_INFO, "slow_client", "%s left too much unread and was dropped", c->peer);
-		conn_reset(c);
-		return;
-	}
-	if (events & LINK_FAILED) {
-		conn_reset(c);
-		return;
-	}
-	if (events & LINK_UPGRADE) {
-		upgrade(c);
-		return;
-	}
-	if (events & LINK_ANSWERED) {
-		c->answered = true;
-		if (c->state == CONN_BODY || c->state == CONN_WAIT)
-			pump(c);
-	}
-	update_polls(c);
+	conn_refuse(c, &(struct head_error){408, "request_timeout", message});
 }
 
 /* ---- The loop's callbacks ---- */
+
+static void on_client(uv_poll_t *handle, int status, int events);
+static void on_pair(uv_poll_t *handle, int status, int events);
+
+static void poll_for(uv_poll_t *poll, int *now, int events, uv_poll_cb cb)
+{
+	if (*now == events)
+		return;
+	*now = events;
+	if (events)
+		uv_poll_start(poll, events, cb);
+	else
+		uv_poll_stop(poll);
+}
+
+/* Polls for what this state can use; called at the end of everything that may have changed it. */
+static void update_polls(struct conn *c)
+{
+	if (c->state == CONN_CLOSED)
+		return;
+	int events = 0;
+	/*
+	 * While an answer is awaited, only the client's end is of interest. But asking for that alone costs two system
+	 * calls per request; so reading is asked for as before, until it turns out that there is something to read.
+	 */
+	bool reading = backlog_empty(&c->up) && !c->input_waits;
+	if (!c->half_closed)
+		events = reading ? UV_READABLE : UV_DISCONNECT;
+	if (!backlog_empty(&c->down))
+		events |= UV_WRITABLE;
+	poll_for(&c->poll, &c->fd_events, events, on_client);
+	if (!c->pair || c->pair->ended)
+		return;
+	events = backlog_empty(&c->down) ? UV_READABLE : 0;
+	if (!backlog_empty(&c->up))
+		events |= UV_WRITABLE;
+	poll_for(&c->pair->poll, &c->pair->events, events, on_pair);
+}
+
+bool conn_pump(struct conn *c)
+{
+	char *p = c->host->scratch;
+	bool drained = false;
+	for (int i = 0; c->pair && !c->pair->ended && backlog_empty(&c->down) && !drained; i++) {
+		/* The last round only looks whether there is more, for if there is not, no event will tell. */
+		bool last = i == PUMP_ROUNDS;
+		ssize_t n = recv(c->pair->fd, p, last ? 1 : sizeof c->host->scratch, last ? MSG_PEEK : 0);
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
+			return true;
+		if (n <= 0) {
+			c->pair->ended = true;
+			poll_for(&c->pair->poll, &c->pair->events, 0, on_pair);
+			return true;
+		}
+		if (last)
+			return false;
+		drained = (size_t)n < sizeof c->host->scratch;
+		if (!conn_send(c->fd, &c->down, p, (size_t)n)) {
+			conn_drop(c);
+			return false;
+		}
+		/* From here on an HTTP client has to read on, or it is dropped; a WebSocket has its pings. */
+		if (!backlog_empty(&c->down) && c->state != CONN_WS)
+			conn_set_deadline(c, c->host->config->idle_timeout);
+	}
+	return backlog_empty(&c->down);
+}
+
+static void pump(struct conn *c)
+{
+	if (c->state == CONN_WS)
+		conn_ws_pump(c);
+	else if (c->state != CONN_LINGER && c->state != CONN_CLOSED)
+		conn_http_pump(c);
+}
 
 /* The client has sent its last byte, as far as can be seen. */
 static void client_ended(struct conn *c)
 {
 	c->half_closed = true;
-	if (c->state == CONN_WAIT) {
-		/*
-		 * Its request may just have arrived together with the FIN: an answer that is there at once is delivered.
-		 * libmicrohttpd takes one run to read a head and one for the handler.
-		 */
-		for (int i = 0; i < 4 && c->state == CONN_WAIT && !c->answered && http_link_waiting(c->link); i++)
-			http_server_run(c->host->http);
-		if (c->state == CONN_WAIT && !c->answered && http_link_waiting(c->link))
-			conn_drop(c);
-		return;
-	}
 	if (c->state == CONN_LINGER)
-		linger(c);
+		conn_linger(c);
+	else if (c->state == CONN_WS)
+		conn_drop(c);
 	else
-		advance(c);
+		conn_http_ended(c);
+}
+
+/* In CONN_WAIT: is it the next request, or the end? */
+static void look_at_client(struct conn *c)
+{
+	char byte;
+	ssize_t n = recv(c->fd, &byte, 1, MSG_PEEK);
+	if (n > 0)
+		c->input_waits = true;
+	else if (n == 0)
+		client_ended(c);
+	else if (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR)
+		conn_drop(c);
 }
 
 static void read_client(struct conn *c)
 {
+	char *p = c->host->scratch;
 	for (int i = 0; i < READ_ROUNDS; i++) {
-		ssize_t n = recv(c->fd, c->host->scratch, sizeof c->host->scratch, 0);
+		ssize_t n = recv(c->fd, p, sizeof c->host->scratch, 0);
+		if (n < 0 && errno == EINTR)
+			continue;
 		if (n < 0) {
-			if (errno == EINTR)
-				continue;
 			if (errno != EAGAIN && errno != EWOULDBLOCK)
 				conn_drop(c);
 			return;
@@ -534,18 +366,41 @@ static void read_client(struct conn *c)
 			client_ended(c);
 			return;
 		}
-		if (c->state == CONN_LINGER)
-			continue;
-		buf_append(&c->in, c->host->scratch, (size_t)n);
-		if (c->in.failed) {
-			conn_drop(c);
-			return;
+		if (c->state == CONN_WS) {
+			conn_ws_receive(c, p, (size_t)n);
+		} else if (c->state != CONN_LINGER) {
+			buf_append(&c->in, p, (size_t)n);
+			if (c->in.failed) {
+				conn_drop(c);
+				return;
+			}
+			conn_http_advance(c);
 		}
-		advance(c);
-		if (n < (ssize_t)sizeof c->host->scratch || (c->state != CONN_HEAD && c->state != CONN_BODY) ||
+		if ((size_t)n < sizeof c->host->scratch || c->state == CONN_WAIT || c->state == CONN_CLOSED ||
 		    !backlog_empty(&c->up))
 			return;
 	}
+}
+
+static void write_client(struct conn *c)
+{
+	size_t left = c->down.bytes.len - c->down.at;
+	if (!conn_send_backlog(c->fd, &c->down)) {
+		conn_drop(c);
+		return;
+	}
+	if (!backlog_empty(&c->down)) {
+		if (c->down.bytes.len - c->down.at < left && c->state != CONN_WS)
+			conn_set_deadline(c, c->host->config->idle_timeout);
+		return;
+	}
+	if (c->state == CONN_LINGER) {
+		conn_linger(c);
+		return;
+	}
+	if (c->state != CONN_WS)
+		conn_set_deadline(c, c->state == CONN_BODY ? c->host->config->body_timeout : -1);
+	pump(c);
 }
 
 static void on_client(uv_poll_t *handle, int status, int events)
@@ -555,46 +410,42 @@ static void on_client(uv_poll_t *handle, int status, int events)
 		conn_drop(c); /* libuv has seen EPOLLERR: the client's RST */
 		return;
 	}
-	if (events & UV_WRITABLE && !backlog_empty(&c->down)) {
-		size_t left = c->down.bytes.len - c->down.at;
-		if (!send_backlog(c->fd, &c->down)) {
-			conn_drop(c);
-			return;
-		}
-		if (backlog_empty(&c->down)) {
-			if (c->state == CONN_LINGER) {
-				linger(c);
-			} else {
-				set_deadline(c, c->state == CONN_BODY ? c->host->config->body_timeout : -1);
-				pump(c);
-			}
-		} else if (c->down.bytes.len - c->down.at < left) {
-			set_deadline(c, c->host->config->idle_timeout);
-		}
-	}
-	if (c->state != CONN_CLOSED && events & UV_READABLE && c->fd_events & UV_READABLE)
+	int polled = c->fd_events;
+	if (events & UV_WRITABLE && !backlog_empty(&c->down))
+		write_client(c);
+	if (c->state == CONN_WAIT && events & polled & UV_READABLE)
+		look_at_client(c);
+	else if (c->state != CONN_CLOSED && events & polled & UV_READABLE)
 		read_client(c);
-	else if (c->state != CONN_CLOSED && events & UV_DISCONNECT && c->fd_events & UV_DISCONNECT)
+	else if (c->state != CONN_CLOSED && events & polled & UV_DISCONNECT)
 		client_ended(c);
 	update_polls(c);
 }
 
 static void on_pair(uv_poll_t *handle, int status, int events)
 {
-	struct conn *c = handle->data;
+	struct conn_pair *p = handle->data;
+	struct conn *c = p->conn;
+	if (p != c->pair)
+		return;
+	/*
+	 * EPOLLERR: the library has closed its end with something of ours unread. What it wrote before is still there
+	 * to be read, its end behind it; libuv has stopped polling.
+	 */
 	if (status < 0)
-		c->pair_ended = true;
+		p->events = 0;
 	if (events & UV_WRITABLE && !backlog_empty(&c->up)) {
-		if (!send_backlog(c->pair, &c->up)) {
-			buf_clear(&c->up.bytes);
+		if (!conn_send_backlog(p->fd, &c->up)) {
+			/* The library has closed its end and will not read the rest; pump() sees it. */
+			buf_free(&c->up.bytes);
 			c->up.at = 0;
 		}
-		http_server_kick(c->host->http);
-		if (backlog_empty(&c->up))
-			advance(c);
+		if (c->link)
+			http_server_kick(c->host->http);
+		if (backlog_empty(&c->up) && c->link)
+			conn_http_advance(c);
 	}
-	if (c->state != CONN_CLOSED && c->state != CONN_LINGER)
-		pump(c); /* between requests libmicrohttpd has nothing to say but that it closed */
+	pump(c);
 	update_polls(c);
 }
 
@@ -602,15 +453,50 @@ static void on_deadline(uv_timer_t *handle)
 {
 	struct conn *c = handle->data;
 	if (c->state == CONN_HEAD && c->in.len)
-		refuse_with(c, 408, "request_timeout", "The request head did not arrive in time.");
+		refuse_late(c, "The request head did not arrive in time.");
 	else if (c->state == CONN_BODY && backlog_empty(&c->down))
-		refuse_with(c, 408, "request_timeout", "The request body did not arrive in time.");
-	else if (c->state == CONN_WAIT)
-		conn_reset(c); /* armed only while the client does not read its answer */
+		refuse_late(c, "The request body did not arrive in time.");
+	else if (c->state == CONN_BODY || c->state == CONN_WAIT)
+		conn_reset(c); /* the client does not read its answer */
+	else if (c->state == CONN_HEAD)
+		conn_http_idle(c);
 	else
 		conn_drop(c);
 	update_polls(c);
 }
+
+/* ---- For the libraries' side ---- */
+
+void conn_event(struct conn *c, unsigned events)
+{
+	if (c->state == CONN_CLOSED)
+		return;
+	if (events & LINK_SLOW) {
+		c->host->stats.dropped_slow++;
+		log_msg(LOG_INFO, "slow_client", "%s left too much unread and was dropped", c->peer);
+	}
+	if (events & (LINK_SLOW | LINK_FAILED)) {
+		conn_reset(c);
+		return;
+	}
+	if (events & LINK_UPGRADE) {
+		conn_ws_begin(c);
+	} else if (events & LINK_ANSWERED) {
+		c->answered = true;
+		pump(c);
+	}
+	update_polls(c);
+}
+
+void conn_ws_ended(struct conn *c, bool reset)
+{
+	c->ws = NULL;
+	if (reset)
+		conn_reset(c);
+	/* Else its last bytes, and then the end, come through the pair. */
+}
+
+/* ---- For the listener ---- */
 
 enum status conn_open(struct conn_host *host, int fd, const char *peer, bool full)
 {
@@ -619,19 +505,18 @@ enum status conn_open(struct conn_host *host, int fd, const char *peer, bool ful
 		close(fd);
 		return STATUS_NOMEM;
 	}
-	c->host = host;
-	c->fd = fd;
-	c->pair = -1;
-	head_init(&c->head);
-	snprintf(c->peer, sizeof c->peer, "%s", peer);
-	if (uv_poll_init(host->loop, &c->fd_poll, fd) != 0) {
+	if (uv_poll_init(host->loop, &c->poll, fd) != 0) {
 		close(fd);
 		free(c);
 		return STATUS_IO;
 	}
 	uv_timer_init(host->loop, &c->timer);
-	c->fd_poll.data = c->timer.data = c;
+	c->poll.data = c->timer.data = c;
 	c->n_handles = 2;
+	c->host = host;
+	c->fd = fd;
+	head_init(&c->head);
+	snprintf(c->peer, sizeof c->peer, "%s", peer);
 	list_push_back(&host->conns, &c->node);
 	host->n_conns++;
 
@@ -639,11 +524,16 @@ enum status conn_open(struct conn_host *host, int fd, const char *peer, bool ful
 	int on = 1;
 	setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
 	setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+	/* Else the kernel would queue megabytes for a client that does not read before the client's own queue sees it.
+	 */
+	int unsent = UNSENT_BYTES;
+	setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &unsent, sizeof unsent);
 
 	if (full) {
-		refuse_with(c, 503, "too_many_connections", "The server has too many connections.");
+		conn_refuse(c,
+			    &(struct head_error){503, "too_many_connections", "The server has too many connections."});
 	} else {
-		set_deadline(c, host->config->header_timeout);
+		conn_set_deadline(c, host->config->header_timeout);
 		host->stats.accepted++;
 	}
 	update_polls(c);
@@ -652,10 +542,11 @@ enum status conn_open(struct conn_host *host, int fd, const char *peer, bool ful
 
 void conn_close_idle(struct conn_host *host)
 {
-	list_each(node, tmp, &host->conns) {
+	list_each(node, tmp, &host->conns)
+	{
 		struct conn *c = list_entry(node, struct conn, node);
 		if (c->state == CONN_HEAD && c->in.len == 0) {
-			linger(c);
+			conn_linger(c);
 			update_polls(c);
 		}
 	}
@@ -663,6 +554,5 @@ void conn_close_idle(struct conn_host *host)
 
 void conn_close_all(struct conn_host *host)
 {
-	list_each(node, tmp, &host->conns)
-		conn_drop(list_entry(node, struct conn, node));
+	list_each(node, tmp, &host->conns) conn_drop(list_entry(node, struct conn, node));
 }

@@ -1,23 +1,27 @@
 /*
- * One client connection: reads its socket, checks every request's framing, and relays what passes to libmicrohttpd.
+ * One client connection: reads its socket, checks the framing of all that comes, and relays what passes to
+ * libmicrohttpd or libwebsockets.
  *
- * Why there is something in front of libmicrohttpd. Its Debian 12 version (0.9.75) accepts requests that have two readings,
- * answers some errors in HTML, reads pipelined requests before anything of ours sees them, has no deadline for a slow request,
- * and neither times out nor notices a disconnect while a request is suspended. So it is given one end of a socket pair instead of
- * the client's socket. The other end is here, and gets the bytes of one request at a time, unchanged, as far as they were found
- * clean (head.h); the answer's bytes go the other way. What that gives, on the first request and on every later one of the connection:
+ * Why there is something in front of libmicrohttpd. Its Debian 12 version (0.9.75) accepts requests that have two
+ * readings, answers some errors in HTML, reads pipelined requests before anything of ours sees them, has no deadline
+ * for a slow request, and neither times out nor notices a disconnect while a request is suspended. So it is given one
+ * end of a socket pair instead of the client's socket. The other end is here, and gets the bytes of one request at a
+ * time, unchanged, as far as they were found clean (head.h); the answer's bytes go the other way. libwebsockets is
+ * treated alike, frame by frame (frame.h). What that gives, on the first request and on every later one of the
+ * connection:
  *
  * - libmicrohttpd sees only requests with one reading, and never two at once;
  * - refusals are ours, in JSON, and the connection closes without losing them (lingering close);
  * - deadlines for head, body, idleness and a client that does not read are timers here;
- * - a client that leaves is noticed in the loop iteration in which its FIN or RST arrives, whatever the request is doing;
+ * - a client that leaves is noticed in the loop iteration in which its FIN or RST arrives, whatever its request does;
  * - a WebSocket can be opened by any request of a connection.
  *
- * It costs two more descriptors per connection and one copy in the kernel. Back pressure passes through: while the client does not read, the
- * pair is not drained, libmicrohttpd is not asked for more, and the exchange's bounded queue fills (stream.h).
+ * It costs two more descriptors per connection and one copy in the kernel. Back pressure passes through: while the
+ * client does not read, the pair is not drained, libmicrohttpd is not asked for more, and the exchange's bounded queue
+ * fills (stream.h).
  *
- * Half-close: a client that shuts down its sending side while its answer is still being worked on counts as gone. That is
- * how a closed socket looks from here, and not computing for nobody is worth more than the rare client that does so
+ * Half-close: a client that shuts down its sending side while its answer is still being worked on counts as gone. That
+ * is how a closed socket looks from here, and not computing for nobody is worth more than the rare client that does so
  * and waits. An answer that is complete when the FIN is seen is still delivered.
  */
 #pragma once
@@ -39,14 +43,14 @@ struct conn_host {
 	int32_t n_conns;     /* in the list */
 	int32_t n_exchanges; /* requests whose head is there and whose answer is not delivered */
 	bool draining;
-	struct listener_stats stats; /* the counters; the gauges are computed */
+	struct listener_stats stats;	       /* the counters; the gauges are computed */
 	void (*empty)(struct conn_host *host); /* the last connection's memory is free; may be NULL */
 	char scratch[65536];
 };
 
 /*
- * Takes over an accepted, non-blocking socket (closed in any case). With `full` it is answered 503 and closed. NOMEM or IO
- * when it could not be served.
+ * Takes over an accepted, non-blocking socket (closed in any case). With `full` it is answered 503 and closed. NOMEM or
+ * IO when it could not be served.
  */
 enum status conn_open(struct conn_host *host, int fd, const char *peer, bool full);
 /* Closes every connection that waits for a request. */

@@ -8,26 +8,19 @@ static const struct row {
 	int retry_after;
 } rows[] = {
 #define X(name, http, type, code, retry) [FAILURE_##name] = {http, type, code, retry},
-        FAILURE_MAP(X)
+	FAILURE_MAP(X)
 #undef X
 };
 
 /* What a status from below means to a client. */
 static const enum failure_kind of_status[] = {
-        [STATUS_OK] = FAILURE_INTERNAL,
-        [STATUS_NOMEM] = FAILURE_NOMEM,
-        [STATUS_INVALID] = FAILURE_INVALID,
-        [STATUS_CONTEXT_LENGTH] = FAILURE_CONTEXT_LENGTH,
-        [STATUS_CORRUPT] = FAILURE_INTERNAL,
-        [STATUS_UNSUPPORTED] = FAILURE_UNSUPPORTED,
-        [STATUS_NOT_FOUND] = FAILURE_NO_SESSION,
-        [STATUS_EXISTS] = FAILURE_EXISTS,
-        [STATUS_IO] = FAILURE_INTERNAL,
-        [STATUS_LIMIT] = FAILURE_LIMIT,
-        [STATUS_BUSY] = FAILURE_LOADING,
-        [STATUS_CANCELLED] = FAILURE_CANCELLED,
-        [STATUS_DEVICE] = FAILURE_INTERNAL,
-        [STATUS_INTERNAL] = FAILURE_INTERNAL,
+	[STATUS_OK] = FAILURE_INTERNAL,		 [STATUS_NOMEM] = FAILURE_NOMEM,
+	[STATUS_INVALID] = FAILURE_INVALID,	 [STATUS_CONTEXT_LENGTH] = FAILURE_CONTEXT_LENGTH,
+	[STATUS_CORRUPT] = FAILURE_INTERNAL,	 [STATUS_UNSUPPORTED] = FAILURE_UNSUPPORTED,
+	[STATUS_NOT_FOUND] = FAILURE_NO_SESSION, [STATUS_EXISTS] = FAILURE_EXISTS,
+	[STATUS_IO] = FAILURE_INTERNAL,		 [STATUS_LIMIT] = FAILURE_LIMIT,
+	[STATUS_BUSY] = FAILURE_LOADING,	 [STATUS_CANCELLED] = FAILURE_CANCELLED,
+	[STATUS_DEVICE] = FAILURE_INTERNAL,	 [STATUS_INTERNAL] = FAILURE_INTERNAL,
 };
 
 void failure_set(struct failure *f, enum failure_kind kind, const char *param, const char *fmt, ...)
@@ -43,7 +36,7 @@ void failure_set(struct failure *f, enum failure_kind kind, const char *param, c
 void failure_from(struct failure *f, const struct error *err)
 {
 	failure_set(f, of_status[err->status], err->param, "%s",
-	            err->message[0] ? err->message : status_text(err->status));
+		    err->message[0] ? err->message : status_text(err->status));
 }
 
 int failure_http(const struct failure *f)

@@ -47,7 +47,7 @@ struct failure {
 };
 
 void failure_set(struct failure *f, enum failure_kind kind, const char *param, const char *fmt, ...)
-        __attribute__((format(printf, 4, 5)));
+	__attribute__((format(printf, 4, 5)));
 /* The failure of an error from below. The only things the engine does not find are sessions. */
 void failure_from(struct failure *f, const struct error *err);
 

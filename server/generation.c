@@ -11,23 +11,23 @@ struct member {
 	struct engine_request *request; /* until submitted */
 	int index;
 	bool prompt_seen, ended;
-	int64_t last_token_ns;          /* 0: none yet */
+	int64_t last_token_ns; /* 0: none yet */
 	struct engine_usage usage;
-	const char *finish;             /* for the log */
+	const char *finish; /* for the log */
 };
 
 struct generation {
-	struct list link;               /* app.generations, while started */
+	struct list link; /* app.generations, while started */
 	struct app *app;
 	const struct generation_ops *ops; /* NULL: the owner has let go, or has been told the end */
 	void *arg;
 	bool began;
-	bool stopping;                  /* generation_stop(): cancelled members are expected */
+	bool stopping; /* generation_stop(): cancelled members are expected */
 	int share;
 	size_t n_members, n_added, n_prompts, n_ended;
 	int64_t start_ns;
 	int status;
-	const char *why;                /* of a cancellation, for the log */
+	const char *why; /* of a cancellation, for the log */
 	char method[8], path[64], peer[64], request_id[80], session[ENGINE_SESSION_ID_MAX + 1];
 	struct member members[];
 };
@@ -40,7 +40,7 @@ static void copy(char *to, size_t cap, const char *from)
 }
 
 struct generation *generation_create(struct app *a, size_t n_members, const struct generation_origin *origin,
-                                     const struct generation_ops *ops, void *arg)
+				     const struct generation_ops *ops, void *arg)
 {
 	struct generation *g = calloc(1, sizeof *g + n_members * sizeof *g->members);
 	if (!g)
@@ -120,8 +120,7 @@ void generation_stop(struct generation *g, const char *why)
 
 void generation_stop_all(struct app *a, const char *why)
 {
-	list_each (node, tmp, &a->generations)
-		generation_stop(list_entry(node, struct generation, link), why);
+	list_each(node, tmp, &a->generations) generation_stop(list_entry(node, struct generation, link), why);
 }
 
 void generation_set_status(struct generation *g, int status)
@@ -257,7 +256,8 @@ static void on_done(struct generation *g, struct member *m, const struct engine_
 	metrics_finished(&g->app->metrics, &ev->usage, clock_now_ns(clock_system()) - g->start_ns);
 	if (ev->finish == ENGINE_FINISH_CANCELLED) {
 		if (!g->stopping && ev->detail && strncmp(ev->detail, "session", 7) == 0)
-			failure_set(&f, FAILURE_SESSION_ENDED, "session_id", "The session ended while this request ran.");
+			failure_set(&f, FAILURE_SESSION_ENDED, "session_id",
+				    "The session ended while this request ran.");
 		else
 			failure_set(&f, FAILURE_CANCELLED, NULL, "The request was cancelled.");
 		fail(g, &f);

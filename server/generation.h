@@ -1,12 +1,13 @@
 /*
- * A group of engine requests behind one API request: its choices (n) and its prompts. It decides when output may begin, ends
- * all when one fails, counts, and writes the request's log line when the engine has let go of the last member.
+ * A group of engine requests behind one API request: its choices (n) and its prompts. It decides when output may begin,
+ * ends all when one fails, counts, and writes the request's log line when the engine has let go of the last member.
  *
  * Output begins when every member has passed its PROMPT, or with the first token: until then nothing has been sent, so
  * whatever goes wrong can still be answered with a real status.
  *
- * Lifetime. The group belongs to itself once started: it frees itself after the last member's last event. The owner gets
- * `ended` exactly once, or calls generation_cancel(), after which it hears nothing more; it must not use the group after either.
+ * Lifetime. The group belongs to itself once started: it frees itself after the last member's last event. The owner
+ * gets `ended` exactly once, or calls generation_cancel(), after which it hears nothing more; it must not use the group
+ * after either.
  */
 #pragma once
 
@@ -17,9 +18,9 @@ struct generation;
 /* All are required. `i` is the member's index, in the order of generation_add(). */
 struct generation_ops {
 	void (*prompt)(void *arg, int i, const struct engine_event *ev); /* before or after begin */
-	void (*begin)(void *arg);                                        /* once, before the first token */
+	void (*begin)(void *arg);					 /* once, before the first token */
 	void (*token)(void *arg, int i, const struct engine_event *ev);
-	void (*done)(void *arg, int i, const struct engine_event *ev);   /* ev->finish is STOP or LENGTH */
+	void (*done)(void *arg, int i, const struct engine_event *ev); /* ev->finish is STOP or LENGTH */
 	/* All members are done (f == NULL), or the group failed; `began` tells whether begin was called. */
 	void (*ended)(void *arg, const struct failure *f, bool began);
 };
@@ -31,7 +32,7 @@ struct generation_origin {
 
 /* NULL when there is no memory. */
 struct generation *generation_create(struct app *a, size_t n_members, const struct generation_origin *origin,
-                                     const struct generation_ops *ops, void *arg);
+				     const struct generation_ops *ops, void *arg);
 /* Adds a member; takes ownership of r. At most n_members times, before the start. */
 void generation_add(struct generation *g, struct engine_request *r);
 /* Submits the members. Events come later, never from within. */
@@ -49,7 +50,8 @@ void generation_stop_all(struct app *a, const char *why);
 /* The HTTP status that the client got, for the log; 0 until known. */
 void generation_set_status(struct generation *g, int status);
 
-/* Sums over the members so far; a prompt shared by n choices counts once per distinct prompt (see generation_share_prompt). */
+/* Sums over the members so far; a prompt shared by n choices counts once per distinct prompt (see
+ * generation_share_prompt). */
 struct generation_usage {
 	int64_t prompt_tokens, cached_tokens, completion_tokens;
 };

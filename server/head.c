@@ -70,6 +70,23 @@ static bool bad_request(struct head *h, const char *message)
 	return bad(h, 400, "bad_request", message);
 }
 
+/* Counts n records of the request; false when they are too many. */
+static bool count_fields(struct head *h, size_t n)
+{
+	if (n > HEAD_MAX_FIELDS - h->n_fields)
+		return bad(h, 431, "too_many_fields", "The request has too many headers, query arguments or cookies.");
+	h->n_fields += (uint32_t)n;
+	return true;
+}
+
+static size_t count_bytes(struct str s, char c)
+{
+	size_t n = 0;
+	for (size_t i = 0; i < s.n; i++)
+		n += s.p[i] == c;
+	return n;
+}
+
 void head_init(struct head *h)
 {
 	memset(h, 0, sizeof *h);
@@ -97,8 +114,8 @@ static bool parse_method(struct head *h, struct str s)
 		const char *name;
 		enum http_method method;
 	} methods[] = {
-	        {"GET", HTTP_GET},     {"POST", HTTP_POST},       {"DELETE", HTTP_DELETE}, {"PUT", HTTP_PUT},
-	        {"PATCH", HTTP_PATCH}, {"OPTIONS", HTTP_OPTIONS}, {"HEAD", HTTP_HEAD},
+		{"GET", HTTP_GET},     {"POST", HTTP_POST},	  {"DELETE", HTTP_DELETE}, {"PUT", HTTP_PUT},
+		{"PATCH", HTTP_PATCH}, {"OPTIONS", HTTP_OPTIONS}, {"HEAD", HTTP_HEAD},
 	};
 
 	for (size_t i = 0; i < s.n; i++)
@@ -123,6 +140,8 @@ static bool check_target(struct head *h, struct str t)
 		if (c == '%' && t.n - i >= 3 && t.p[i + 1] == '0' && t.p[i + 2] == '0')
 			return bad_request(h, "The request target holds an encoded NUL.");
 	}
+	if (!count_fields(h, count_bytes(t, '&')))
+		return false;
 	if (t.p[0] == '/')
 		return true;
 	if (str_is(t, "*") && h->method == HTTP_OPTIONS)
@@ -214,13 +233,13 @@ static const struct {
 	uint32_t bit;
 	const char *twice;
 } single_fields[] = {
-        {"host", SEEN_HOST, "There is more than one Host header."},
-        {"content-length", SEEN_LENGTH, "There is more than one Content-Length header."},
-        {"transfer-encoding", SEEN_CODING, "There is more than one Transfer-Encoding header."},
-        {"expect", SEEN_EXPECT, "There is more than one Expect header."},
-        {"upgrade", SEEN_UPGRADE, NULL}, /* several offers: none is taken */
-        {"sec-websocket-key", SEEN_WS_KEY, "There is more than one Sec-WebSocket-Key header."},
-        {"sec-websocket-version", SEEN_WS_VERSION, "There is more than one Sec-WebSocket-Version header."},
+	{"host", SEEN_HOST, "There is more than one Host header."},
+	{"content-length", SEEN_LENGTH, "There is more than one Content-Length header."},
+	{"transfer-encoding", SEEN_CODING, "There is more than one Transfer-Encoding header."},
+	{"expect", SEEN_EXPECT, "There is more than one Expect header."},
+	{"upgrade", SEEN_UPGRADE, NULL}, /* several offers: none is taken */
+	{"sec-websocket-key", SEEN_WS_KEY, "There is more than one Sec-WebSocket-Key header."},
+	{"sec-websocket-version", SEEN_WS_VERSION, "There is more than one Sec-WebSocket-Version header."},
 };
 
 static bool parse_field_value(struct head *h, uint32_t bit, struct str v)
@@ -233,12 +252,13 @@ static bool parse_field_value(struct head *h, uint32_t bit, struct str v)
 	case SEEN_CODING:
 		if (!str_is_nocase(v, "chunked"))
 			return bad(h, 501, "transfer_encoding_not_implemented",
-			           "The only Transfer-Encoding that is supported is chunked.");
+				   "The only Transfer-Encoding that is supported is chunked.");
 		return true;
 	case SEEN_EXPECT:
 		h->expects_continue = str_is_nocase(v, "100-continue");
 		if (!h->expects_continue)
-			return bad(h, 417, "expectation_failed", "The only expectation that is supported is 100-continue.");
+			return bad(h, 417, "expectation_failed",
+				   "The only expectation that is supported is 100-continue.");
 		return true;
 	case SEEN_UPGRADE:
 		h->wants_websocket = str_is_nocase(v, "websocket");
@@ -263,10 +283,10 @@ static bool parse_field(struct head *h, struct str s)
 		return bad_request(h, "A header has no name.");
 	if (n == s.n || s.p[n] != ':')
 		return bad_request(h, "A header name is not followed by a colon.");
-	if (++h->n_fields > HEAD_MAX_FIELDS)
-		return bad(h, 431, "too_many_headers", "The request has too many headers.");
 
 	struct str name = {s.p, n}, value = trim((struct str){s.p + n + 1, s.n - n - 1});
+	if (!count_fields(h, 1 + (str_is_nocase(name, "cookie") ? count_bytes(value, ';') : 0)))
+		return false;
 	if (str_is_nocase(name, "connection")) {
 		parse_connection(h, value);
 		return true;
@@ -304,7 +324,7 @@ static bool finish(struct head *h)
 	h->keep_alive = h->is_http11 ? !h->conn_close : h->conn_keep_alive && !h->conn_close;
 	h->expects_continue = h->expects_continue && h->is_http11 && h->framing != HEAD_NO_BODY;
 	h->wants_websocket = h->wants_websocket && h->conn_upgrade && h->is_http11 && h->method == HTTP_GET &&
-	                     h->framing == HEAD_NO_BODY;
+			     h->framing == HEAD_NO_BODY;
 	return true;
 }
 
@@ -325,7 +345,7 @@ enum head_result head_feed(struct head *h, const char *p, size_t n, size_t max, 
 		bool after_cr = h->at > h->line && p[h->at - 1] == '\r';
 		if (after_cr != (c == '\n')) {
 			bad_request(h, after_cr ? "The request head holds a carriage return that ends no line."
-			                        : "A line of the request head ends in a bare line feed.");
+						: "A line of the request head ends in a bare line feed.");
 			return fail(h, err);
 		}
 		if (!after_cr) {
@@ -345,21 +365,21 @@ enum head_result head_feed(struct head *h, const char *p, size_t n, size_t max, 
 			return HEAD_DONE;
 		}
 		if (!(first ? line.n ? parse_request_line(h, line) : bad_request(h, "The request line is empty.")
-		            : parse_field(h, line)))
+			    : parse_field(h, line)))
 			return fail(h, err);
 	}
 	return HEAD_MORE;
 }
 
 enum body_state {
-	BODY_SIZE,       /* digits of a chunk size */
-	BODY_EXTENSION,  /* after ';' */
+	BODY_SIZE,	/* digits of a chunk size */
+	BODY_EXTENSION, /* after ';' */
 	BODY_SIZE_LF,
 	BODY_DATA,
 	BODY_DATA_CR,
 	BODY_DATA_LF,
-	BODY_LINE,       /* at the start of a trailer line, or of the empty line that ends it all */
-	BODY_TRAILER,    /* inside a trailer line */
+	BODY_LINE,    /* at the start of a trailer line, or of the empty line that ends it all */
+	BODY_TRAILER, /* inside a trailer line */
 	BODY_TRAILER_LF,
 	BODY_END_LF,
 };

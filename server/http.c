@@ -8,6 +8,7 @@
 #include <strings.h>
 #include <sys/random.h>
 
+#include "engine/base/clock.h"
 #include "engine/base/hash.h"
 #include "engine/base/log.h"
 #include "server/http_mhd.h"
@@ -38,14 +39,13 @@ static void make_request_id(struct http_exchange *x)
 		x->request_id[given.n] = '\0';
 		return;
 	}
-	uint64_t r[2];
-	if (getrandom(r, sizeof r, GRND_NONBLOCK) != (ssize_t)sizeof r) {
-		/* Early in boot only; an id needs to be distinct, not secret. */
-		static uint64_t counter;
-		r[0] = hash64(&counter, sizeof counter, (uintptr_t)x);
-		r[1] = ++counter;
-	}
-	snprintf(x->request_id, sizeof x->request_id, "req_%016" PRIx64 "%016" PRIx64, r[0], r[1]);
+	/* Distinct, also from those of other processes; not secret. */
+	static uint64_t seed, count;
+	if (!seed && getrandom(&seed, sizeof seed, GRND_NONBLOCK) != (ssize_t)sizeof seed)
+		seed = (uint64_t)(uintptr_t)x ^ (uint64_t)clock_now_ns(clock_system());
+	count++;
+	snprintf(x->request_id, sizeof x->request_id, "req_%016" PRIx64 "%016" PRIx64, seed,
+		 hash64(&count, sizeof count, seed));
 }
 
 /* The path of a target in absolute form (http://host/path), which HTTP/1.1 servers must accept. */
@@ -176,7 +176,7 @@ struct str http_body(const struct http_exchange *x)
 
 const char *http_peer(const struct http_exchange *x)
 {
-	return x->link->conn ? conn_peer(x->link->conn) : "";
+	return x->link->peer;
 }
 
 const char *http_request_id(const struct http_exchange *x)
@@ -267,8 +267,8 @@ void http_exchange_refuse(struct http_exchange *x, int status, const char *code,
 }
 
 /*
- * libmicrohttpd asks for output. It gets one piece at a time, so that what was written together becomes one chunk; when there is
- * none, the connection sleeps until the next write.
+ * libmicrohttpd asks for output. It gets one piece at a time, so that what was written together becomes one chunk; when
+ * there is none, the connection sleeps until the next write.
  */
 static ssize_t read_stream(void *cls, uint64_t pos, char *out, size_t max)
 {

@@ -1,10 +1,10 @@
 /*
  * HTTP as the API files see it. http.c is the only file that knows libmicrohttpd.
  *
- * All of this runs on the loop thread. An exchange is one request and its answer. It is given to the route's handler once the whole
- * body is there, and stays valid until its on_close callback has run; a handler that answers later keeps the pointer
- * and registers on_close to learn that it must let go (the client left, or the answer has been sent or dropped).
- * Answering from within the handler is allowed, and so is answering from any later callback on the loop.
+ * All of this runs on the loop thread. An exchange is one request and its answer. It is given to the route's handler
+ * once the whole body is there, and stays valid until its on_close callback has run; a handler that answers later keeps
+ * the pointer and registers on_close to learn that it must let go (the client left, or the answer has been sent or
+ * dropped). Answering from within the handler is allowed, and so is answering from any later callback on the loop.
  */
 #pragma once
 
@@ -23,12 +23,12 @@ enum http_method { HTTP_GET, HTTP_POST, HTTP_DELETE, HTTP_PUT, HTTP_PATCH, HTTP_
 
 /* What was asked. Strings live as long as the exchange; absent ones have p == NULL. Header names ignore case. */
 enum http_method http_method(const struct http_exchange *x);
-struct str http_path(const struct http_exchange *x);   /* decoded, without the query */
+struct str http_path(const struct http_exchange *x); /* decoded, without the query */
 struct str http_header(const struct http_exchange *x, const char *name);
 struct str http_query(const struct http_exchange *x, const char *name);
 struct str http_param(const struct http_exchange *x, const char *name); /* from the route pattern: {id} */
 struct str http_body(const struct http_exchange *x);
-const char *http_peer(const struct http_exchange *x);  /* "127.0.0.1:5123" */
+const char *http_peer(const struct http_exchange *x); /* "127.0.0.1:5123" */
 /* The id in the x-request-id response header: the client's if it is sane, else a fresh one. */
 const char *http_request_id(const struct http_exchange *x);
 
@@ -40,12 +40,14 @@ void http_on_close(struct http_exchange *x, void (*cb)(struct http_exchange *x, 
 
 /* Adds a response header; before the answer begins. Name and value are copied. */
 void http_set_header(struct http_exchange *x, const char *name, const char *value);
-/* The whole answer. Takes the content of body (which is then empty). At most one answer per exchange; later ones are ignored. */
+/* The whole answer. Takes the content of body (which is then empty). At most one answer per exchange; later ones are
+ * ignored. */
 void http_reply(struct http_exchange *x, int status, const char *content_type, struct buf *body);
 
 /*
- * A streamed answer. Each write is queued whole and sent as the client reads; it is delivered in one piece. LIMIT when the client has left more
- * than config.stream_buffer bytes unread: the exchange is then dropped (on_close follows, later, from the loop).
+ * A streamed answer. Each write is queued whole and sent as the client reads; it is delivered in one piece. LIMIT when
+ * the client has left more than config.stream_buffer bytes unread: the exchange is then dropped (on_close follows,
+ * later, from the loop).
  */
 enum status http_stream_begin(struct http_exchange *x, int status, const char *content_type);
 enum status http_stream_write(struct http_exchange *x, const void *data, size_t n);
@@ -58,24 +60,26 @@ size_t http_stream_pending(const struct http_exchange *x);
 enum route_flags {
 	ROUTE_OPEN = 1, /* no API key needed: health, CORS preflight, the chat page */
 	/*
-	 * A WebSocket may be opened here: a GET that asks for one goes through dispatch (so the API key is checked) and then to ws_app
-	 * instead of the handler, which sees only plain GETs (answer 426). Asking for one elsewhere gets 404.
+	 * A WebSocket may be opened here: a GET that asks for one goes through dispatch (so the API key is checked) and
+	 * then to ws_app instead of the handler, which sees only plain GETs (answer 426). Asking for one elsewhere gets
+	 * 404.
 	 */
 	ROUTE_WEBSOCKET = 2,
 };
 
 struct route {
 	enum http_method method;
-	const char *pattern; /* "/v1/sessions/{id}"; with and without a trailing slash; /v1 is optional where it begins so */
+	const char *pattern; /* "/v1/sessions/{id}"; with and without a trailing slash; /v1 is optional where it begins
+				so */
 	void (*handler)(struct http_exchange *x, void *app);
 	unsigned flags;
 };
 
 /* What http.c asks of the application. */
 struct http_app {
-	void *app;                                         /* passed to handlers */
-	/* Finds the route and sets its parameters with http_add_param(); answers 404 and 405 itself and returns NULL then. Also checks the API
-	 * key. Called when the head is there, before the body is read. */
+	void *app; /* passed to handlers */
+	/* Finds the route and sets its parameters with http_add_param(); answers 404 and 405 itself and returns NULL
+	 * then. Also checks the API key. Called when the head is there, before the body is read. */
 	const struct route *(*dispatch)(struct http_exchange *x, void *app);
 	/* Appends an error body {"error":{...}} and returns its content type; used for refusals by http.c itself. */
 	const char *(*error_body)(struct buf *out, int status, const char *code, const char *message);

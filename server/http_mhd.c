@@ -22,18 +22,22 @@
 /* A request refused before its body came (401, 404) still reads this much of it, to keep the connection. */
 enum { EARLY_READ_BYTES = 256 * 1024 };
 
+/* With the rest of that memory, which is free by then: a piece of a stream up to about 128 KiB goes out as one chunk.
+ */
+enum { OUTPUT_ROOM = 32 * 1024 };
+
 struct http_server {
 	uv_loop_t *loop;
 	const struct config *config;
 	const struct http_app *app;
 	struct MHD_Daemon *daemon;
-	uv_poll_t poll;       /* its epoll descriptor */
+	uv_poll_t poll;	      /* its epoll descriptor */
 	uv_timer_t timer;     /* its timeouts */
 	uv_prepare_t prepare; /* runs before the loop sleeps: work left by timers */
 	uv_check_t check;     /* runs right after it woke: work left by the callbacks of this iteration */
 	int n_handles;
 	bool running, kicked, draining, closing;
-	struct list events;   /* http_link.event_node */
+	struct list events; /* http_link.event_node */
 	struct http_link *adding;
 	int64_t n_links;
 	void (*closed)(void *arg);
@@ -166,7 +170,8 @@ static struct http_link *link_of(struct MHD_Connection *mhd)
 	return info ? info->socket_context : NULL;
 }
 
-static void on_connection(void *cls, struct MHD_Connection *mhd, void **context, enum MHD_ConnectionNotificationCode code)
+static void on_connection(void *cls, struct MHD_Connection *mhd, void **context,
+			  enum MHD_ConnectionNotificationCode code)
 {
 	struct http_server *s = cls;
 	if (code == MHD_CONNECTION_NOTIFY_STARTED) {
@@ -221,7 +226,8 @@ static bool check_websocket(struct http_exchange *x, const struct head *head)
 		http_exchange_refuse(x, 404, "not_found", "There is no WebSocket at this path.");
 	} else if (!head->ws_version_ok) {
 		http_set_header(x, "Sec-WebSocket-Version", "13");
-		http_exchange_refuse(x, 426, "websocket_version", "The only WebSocket version that is supported is 13.");
+		http_exchange_refuse(x, 426, "websocket_version",
+				     "The only WebSocket version that is supported is 13.");
 	} else if (!head->ws_key[0]) {
 		http_exchange_refuse(x, 400, "websocket_key", "The Sec-WebSocket-Key header is missing or malformed.");
 	} else {
@@ -258,7 +264,7 @@ static enum MHD_Result on_head(struct http_server *s, struct http_link *l, const
 }
 
 static enum MHD_Result on_request(void *cls, struct MHD_Connection *mhd, const char *url, const char *method,
-                                  const char *version, const char *data, size_t *size, void **con_cls)
+				  const char *version, const char *data, size_t *size, void **con_cls)
 {
 	struct http_server *s = cls;
 	struct http_exchange *x = *con_cls;
@@ -326,6 +332,7 @@ struct http_link *http_link_open(struct http_server *s, int fd, struct conn *con
 	}
 	l->server = s;
 	l->conn = conn;
+	snprintf(l->peer, sizeof l->peer, "%s", conn_peer(conn));
 	list_init(&l->event_node);
 
 	/* Without threads MHD_add_connection calls on_connection() before it returns. */
@@ -374,7 +381,7 @@ bool http_link_begun(const struct http_link *l)
 }
 
 enum status http_server_create(uv_loop_t *loop, const struct config *config, const struct http_app *app,
-                               struct http_server **out, struct error *err)
+			       struct http_server **out, struct error *err)
 {
 	struct http_server *s = calloc(1, sizeof *s);
 	if (!s)
@@ -385,17 +392,16 @@ enum status http_server_create(uv_loop_t *loop, const struct config *config, con
 	list_init(&s->events);
 
 	/*
-	 * Heads up to max_header must fit next to room for output; conn.c has refused larger ones. The memory is touched only
-	 * as far as it is used. The limit of connections is conn.c's business.
+	 * A head up to max_header must fit, a copy of its cookies, a record for each of its fields, and room for
+	 * output: conn.c has refused what is larger. The limit of connections is conn.c's business, too.
 	 */
-	size_t pool = (size_t)config->max_header * 2 + 65536;
+	size_t pool = (size_t)config->max_header * 2 + HEAD_MAX_FIELDS * 128 + OUTPUT_ROOM;
 	unsigned limit = (unsigned)config->max_connections * 2 + 1024;
-	s->daemon = MHD_start_daemon(MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_NO_LISTEN_SOCKET | MHD_USE_ERROR_LOG, 0,
-	                             NULL, NULL, on_request, s, MHD_OPTION_EXTERNAL_LOGGER, on_log, NULL,
-	                             MHD_OPTION_NOTIFY_CONNECTION, on_connection, s, MHD_OPTION_NOTIFY_COMPLETED,
-	                             on_completed, s, MHD_OPTION_CONNECTION_MEMORY_LIMIT, pool,
-	                             MHD_OPTION_CONNECTION_LIMIT, limit, MHD_OPTION_CONNECTION_TIMEOUT, 0u,
-	                             MHD_OPTION_END);
+	s->daemon = MHD_start_daemon(
+		MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_NO_LISTEN_SOCKET | MHD_USE_ERROR_LOG, 0, NULL, NULL,
+		on_request, s, MHD_OPTION_EXTERNAL_LOGGER, on_log, NULL, MHD_OPTION_NOTIFY_CONNECTION, on_connection, s,
+		MHD_OPTION_NOTIFY_COMPLETED, on_completed, s, MHD_OPTION_CONNECTION_MEMORY_LIMIT, pool,
+		MHD_OPTION_CONNECTION_LIMIT, limit, MHD_OPTION_CONNECTION_TIMEOUT, 0u, MHD_OPTION_END);
 	const union MHD_DaemonInfo *info = s->daemon ? MHD_get_daemon_info(s->daemon, MHD_DAEMON_INFO_EPOLL_FD) : NULL;
 	if (!info || uv_poll_init(loop, &s->poll, info->epoll_fd) != 0) {
 		if (s->daemon)
@@ -420,6 +426,7 @@ void http_server_close(struct http_server *s, void (*closed)(void *arg), void *a
 	s->closing = true;
 	s->closed = closed;
 	s->closed_arg = arg;
-	/* The rest happens in on_turn(), outside of libmicrohttpd's callbacks; the timer makes sure that there is a turn. */
+	/* The rest happens in on_turn(), outside of libmicrohttpd's callbacks; the timer makes sure that there is a
+	 * turn. */
 	uv_timer_start(&s->timer, on_timer, 0, 0);
 }

@@ -22,22 +22,23 @@ struct http_server;
 /* One connection as libmicrohttpd has it. Lives from http_link_open() until libmicrohttpd has let go of its end. */
 struct http_link {
 	struct http_server *server;
-	struct conn *conn;          /* NULL once the client is gone */
+	struct conn *conn; /* NULL once the client is gone */
 	struct MHD_Connection *mhd;
-	struct http_exchange *x;    /* the one in progress, or NULL */
-	struct list event_node;     /* in server->events while events != 0 */
+	struct http_exchange *x; /* the one in progress, or NULL */
+	struct list event_node;	 /* in server->events while events != 0 */
 	unsigned events;
+	char peer[72]; /* for http_peer(), also in on_close */
 };
 
 enum link_event {
 	LINK_ANSWERED = 1, /* the answer is completely in the socket pair */
 	LINK_UPGRADE = 2,  /* the request was dispatched: open a WebSocket instead of answering */
-	LINK_SLOW = 4,     /* the client left too much unread: drop it */
+	LINK_SLOW = 4,	   /* the client left too much unread: drop it */
 	LINK_FAILED = 8,   /* no memory, or the like: drop it */
 };
 
 enum status http_server_create(uv_loop_t *loop, const struct config *config, const struct http_app *app,
-                               struct http_server **out, struct error *err);
+			       struct http_server **out, struct error *err);
 /* All connections must have been closed. `closed` runs from the loop when the last handle is gone and *s is freed. */
 void http_server_close(struct http_server *s, void (*closed)(void *arg), void *arg);
 /* From now on answers end their connection. */
@@ -51,8 +52,8 @@ const struct http_app *http_server_app(const struct http_server *s);
 /* Hands fd, one end of a non-blocking socket pair, to libmicrohttpd: it is closed in any case. NULL: no memory. */
 struct http_link *http_link_open(struct http_server *s, int fd, struct conn *conn);
 /*
- * The client is gone, or refused. The exchange's on_close runs before this returns; nothing more is heard of the link. The
- * caller then closes its end of the pair.
+ * The client is gone, or refused. The exchange's on_close runs before this returns; nothing more is heard of the link.
+ * The caller then closes its end of the pair.
  */
 void http_link_close(struct http_link *l);
 /* True while the handler of the request in progress has not finished its answer (or was not called yet). */
@@ -69,8 +70,8 @@ const struct head *conn_head(const struct conn *c);
 
 struct http_pair {
 	struct http_pair *next;
-	char *value;  /* in text[] */
-	char text[];  /* name, NUL, value, NUL */
+	char *value; /* in text[] */
+	char text[]; /* name, NUL, value, NUL */
 };
 
 struct http_exchange {
@@ -78,7 +79,7 @@ struct http_exchange {
 	struct MHD_Connection *mhd;
 	const struct config *config;
 	enum http_method method;
-	struct str path;            /* borrowed from libmicrohttpd's memory of this request */
+	struct str path; /* borrowed from libmicrohttpd's memory of this request */
 	struct buf body;
 	char request_id[64];
 	const struct route *route;
@@ -90,13 +91,13 @@ struct http_exchange {
 
 	struct MHD_Response *response; /* ready to be queued, or NULL */
 	int status;
-	struct stream out;             /* of a streamed answer */
-	bool handled;   /* the handler was called */
-	bool answered;  /* it has begun an answer */
+	struct stream out; /* of a streamed answer */
+	bool handled;	   /* the handler was called */
+	bool answered;	   /* it has begun an answer */
 	bool streaming, ended;
 	bool suspended;
-	bool gone;      /* on_close has run, or the client is being dropped */
-	bool closed;    /* on_close has run */
+	bool gone;   /* on_close has run, or the client is being dropped */
+	bool closed; /* on_close has run */
 };
 
 struct http_exchange *http_exchange_create(struct http_link *l, enum http_method method, const char *url);

@@ -13,7 +13,8 @@ struct json_doc {
 
 /* ---- The text before it is parsed ---- */
 
-/* Refuses what would cost too much to parse. Counts every bracket and comma outside strings; jansson judges the rest. */
+/* Refuses what would cost too much to parse. Counts every bracket and comma outside strings; jansson judges the rest.
+ */
 static enum status measure(struct str s, struct error *err)
 {
 	size_t depth = 0, values = 1;
@@ -31,7 +32,7 @@ static enum status measure(struct str s, struct error *err)
 			values++;
 			if (++depth > JSON_MAX_DEPTH)
 				return error_set(err, STATUS_INVALID, "The JSON is nested deeper than %d levels.",
-				                 JSON_MAX_DEPTH);
+						 JSON_MAX_DEPTH);
 		} else if (c == ']' || c == '}') {
 			if (depth)
 				depth--;
@@ -57,8 +58,8 @@ static void path_add(char *path, size_t cap, const char *fmt, ...)
 }
 
 /*
- * Where in a text that does not parse the first `upto` bytes end: follows keys and indices without building anything. Only
- * called for texts that measure() has passed, hence the fixed depth.
+ * Where in a text that does not parse the first `upto` bytes end: follows keys and indices without building anything.
+ * Only called for texts that measure() has passed, hence the fixed depth.
  */
 static void locate(struct str s, size_t upto, char *path, size_t cap)
 {
@@ -92,8 +93,8 @@ static void locate(struct str s, size_t upto, char *path, size_t cap)
 		if (!stack[i].dict)
 			path_add(path, cap, "[%zu]", stack[i].index);
 		else if (stack[i].key.p)
-			path_add(path, cap, "%s%.*s", path[0] ? "." : "", (int)(stack[i].key.n < 64 ? stack[i].key.n : 64),
-			         stack[i].key.p);
+			path_add(path, cap, "%s%.*s", path[0] ? "." : "",
+				 (int)(stack[i].key.n < 64 ? stack[i].key.n : 64), stack[i].key.p);
 	}
 }
 
@@ -120,7 +121,7 @@ enum status json_parse(struct str text, struct json_doc **doc, struct json *root
 		if (code == json_error_duplicate_key)
 			return error_set_param(err, STATUS_INVALID, path, "%s occurs twice in one object.", path);
 		return error_set(err, STATUS_INVALID, "The body is not valid JSON: %s (line %d, column %d).", je.text,
-		                 je.line, je.column);
+				 je.line, je.column);
 	}
 	if (!json_is_object(node)) {
 		json_decref(node);
@@ -198,7 +199,8 @@ bool json_next(const struct json *dict, void **it, struct json *member)
 	*it = *it ? json_object_iter_next(node, *it) : json_object_iter(node);
 	if (!*it)
 		return false;
-	*member = (struct json){.node = present(json_object_iter_value(*it)), .up = dict, .key = json_object_iter_key(*it)};
+	*member = (struct json){
+		.node = present(json_object_iter_value(*it)), .up = dict, .key = json_object_iter_key(*it)};
 	return true;
 }
 
@@ -236,8 +238,8 @@ enum status json_fail(const struct json *j, enum status status, struct error *er
 }
 
 static const char *const kind_names[] = {
-        [JSON_NONE] = "null",     [JSON_BOOL] = "a boolean", [JSON_INT] = "an integer", [JSON_FLOAT] = "a number",
-        [JSON_TEXT] = "a string", [JSON_LIST] = "an array",  [JSON_DICT] = "an object",
+	[JSON_NONE] = "null",	  [JSON_BOOL] = "a boolean", [JSON_INT] = "an integer", [JSON_FLOAT] = "a number",
+	[JSON_TEXT] = "a string", [JSON_LIST] = "an array",  [JSON_DICT] = "an object",
 };
 
 static enum status wrong_kind(const struct json *j, const char *expected, struct error *err)
@@ -275,14 +277,14 @@ enum status json_read_int(const struct json *j, int64_t min, int64_t max, int64_
 			return json_fail(j, STATUS_INVALID, err, "must be an integer, not %.9g.", d);
 		if (fabs(d) > EXACT_DOUBLE)
 			return json_fail(j, STATUS_INVALID, err, "must be between %lld and %lld.", (long long)min,
-			                 (long long)max);
+					 (long long)max);
 		v = (int64_t)d;
 	} else {
 		return wrong_kind(j, "an integer", err);
 	}
 	if (v < min || v > max)
 		return json_fail(j, STATUS_INVALID, err, "must be between %lld and %lld, not %lld.", (long long)min,
-		                 (long long)max, (long long)v);
+				 (long long)max, (long long)v);
 	*out = v;
 	return STATUS_OK;
 }

@@ -2,8 +2,8 @@
  * JSON as it comes in: a parsed document and a cursor that knows where in it a value stands, so that every complaint
  * can name its parameter ("messages[2].content"). The only file with jansson, apart from small readers elsewhere.
  *
- * Limits: JSON_MAX_DEPTH levels and JSON_MAX_VALUES values, both checked before anything is allocated; a key that occurs
- * twice in one object is refused, because two readers of it could disagree. Strings may hold \u0000.
+ * Limits: JSON_MAX_DEPTH levels and JSON_MAX_VALUES values, both checked before anything is allocated; a key that
+ * occurs twice in one object is refused, because two readers of it could disagree. Strings may hold \u0000.
  *
  * null and an absent key are the same thing here: clients send explicit nulls for whatever they leave out.
  */
@@ -16,7 +16,7 @@
 #include "engine/base/buf.h"
 #include "engine/base/status.h"
 #include "engine/base/str.h"
-#include "engine/text/value.h"
+#include "engine/engine.h"
 
 enum { JSON_MAX_DEPTH = 128, JSON_MAX_VALUES = 2000000 };
 
@@ -27,17 +27,17 @@ struct json_doc;
  * when both are local variables of nested calls. Strings and keys belong to the document.
  */
 struct json {
-	const void *node;       /* NULL: absent or null */
-	const struct json *up;  /* NULL: the root */
-	const char *key;        /* under which it stands in an object, or NULL */
-	size_t index;           /* at which it stands in an array */
+	const void *node;      /* NULL: absent or null */
+	const struct json *up; /* NULL: the root */
+	const char *key;       /* under which it stands in an object, or NULL */
+	size_t index;	       /* at which it stands in an array */
 };
 
 enum json_kind { JSON_NONE, JSON_BOOL, JSON_INT, JSON_FLOAT, JSON_TEXT, JSON_LIST, JSON_DICT };
 
 /*
- * Parses one JSON object. INVALID says where the text goes wrong; when it is a value that no program could hold (1e999, an
- * integer beyond 64 bits) the error names its parameter. *root borrows from *doc, which the caller frees.
+ * Parses one JSON object. INVALID says where the text goes wrong; when it is a value that no program could hold (1e999,
+ * an integer beyond 64 bits) the error names its parameter. *root borrows from *doc, which the caller frees.
  */
 enum status json_parse(struct str text, struct json_doc **doc, struct json *root, struct error *err);
 void json_doc_free(struct json_doc *doc); /* NULL is allowed */
@@ -61,8 +61,8 @@ bool json_next(const struct json *dict, void **it, struct json *member);
 struct str json_text(const struct json *j);
 
 /*
- * Readers of optional values: an absent one leaves *out as it is and is OK; a wrong type or a value out of range is INVALID
- * and names the parameter. Integers may be written with a fraction of zero (1.0).
+ * Readers of optional values: an absent one leaves *out as it is and is OK; a wrong type or a value out of range is
+ * INVALID and names the parameter. Integers may be written with a fraction of zero (1.0).
  */
 enum status json_read_bool(const struct json *j, bool *out, struct error *err);
 enum status json_read_int(const struct json *j, int64_t min, int64_t max, int64_t *out, struct error *err);
@@ -75,7 +75,7 @@ enum status json_expect(const struct json *j, enum json_kind kind, struct error 
 void json_path(const struct json *j, char *path, size_t cap);
 /* Fills *err with a sentence about j: its path, a space, the text. Returns `status`. */
 enum status json_fail(const struct json *j, enum status status, struct error *err, const char *fmt, ...)
-        __attribute__((format(printf, 4, 5)));
+	__attribute__((format(printf, 4, 5)));
 
 /* Appends j as compact JSON; "null" when absent. */
 void json_write(struct buf *out, const struct json *j);

@@ -11,7 +11,7 @@ struct conn {
 	struct app *app;
 	struct list lanes; /* struct lane.link */
 	int n_lanes, n_in_flight;
-	bool dead;         /* the peer is gone or too slow: nothing is sent or started any more */
+	bool dead; /* the peer is gone or too slow: nothing is sent or started any more */
 	int64_t last_heartbeat_ms;
 	char id[RESPONSE_ID_MAX];
 };
@@ -26,9 +26,9 @@ struct turn {
 	struct list link; /* lane.queue, until it runs */
 	struct lane *lane;
 	struct response *r;
-	struct history *base;      /* what it continues, or NULL */
-	bool base_later;           /* previous_response_id names a response of this lane that has not ended yet */
-	bool retried;              /* its lane's session had gone and was made again */
+	struct history *base; /* what it continues, or NULL */
+	bool base_later;      /* previous_response_id names a response of this lane that has not ended yet */
+	bool retried;	      /* its lane's session had gone and was made again */
 };
 
 struct lane {
@@ -37,9 +37,9 @@ struct lane {
 	char *name; /* NULL: messages without a stream_id */
 	struct list queue;
 	struct turn *running;
-	struct history *latest;    /* NULL until a response has ended */
-	char session[ENGINE_SESSION_ID_MAX + 1]; /* "": none yet */
-	struct opening *opening;   /* while the session is being made */
+	struct history *latest;			  /* NULL until a response has ended */
+	char session[ENGINE_SESSION_ID_MAX + 1];  /* "": none yet */
+	struct opening *opening;		  /* while the session is being made */
 	char external[ENGINE_SESSION_ID_MAX + 1]; /* a client's own session that the last turn named: kept alive */
 };
 
@@ -184,7 +184,8 @@ static bool open_session(struct lane *l)
 
 static struct lane *find_lane(struct conn *c, const char *name)
 {
-	list_each (node, tmp, &c->lanes) {
+	list_each(node, tmp, &c->lanes)
+	{
 		struct lane *l = list_entry(node, struct lane, link);
 		if (name ? l->name && strcmp(l->name, name) == 0 : !l->name)
 			return l;
@@ -218,7 +219,8 @@ static void lane_free(struct lane *l)
 		turn_free(list_entry(node, struct turn, link));
 	if (l->opening)
 		l->opening->lane = NULL;
-	/* Commands keep their order, so this also ends a session that is still being made. Nobody waits for the answer. */
+	/* Commands keep their order, so this also ends a session that is still being made. Nobody waits for the answer.
+	 */
 	if (l->session[0])
 		engine_session_delete(e, engine_next_id(e), l->session);
 	history_unref(l->latest);
@@ -230,7 +232,8 @@ static void lane_free(struct lane *l)
 /* The latest response of any lane of the connection. */
 static struct history *find_history(struct conn *c, const char *id)
 {
-	list_each (node, tmp, &c->lanes) {
+	list_each(node, tmp, &c->lanes)
+	{
 		struct lane *l = list_entry(node, struct lane, link);
 		if (l->latest && strcmp(l->latest->response_id, id) == 0)
 			return l->latest;
@@ -243,16 +246,15 @@ static bool is_pending(const struct lane *l, const char *id)
 {
 	if (l->running && strcmp(response_id(l->running->r), id) == 0)
 		return true;
-	list_each (node, tmp, &l->queue)
-		if (strcmp(response_id(list_entry(node, struct turn, link)->r), id) == 0)
-			return true;
+	list_each(node, tmp,
+		  &l->queue) if (strcmp(response_id(list_entry(node, struct turn, link)->r), id) == 0) return true;
 	return false;
 }
 
 static void no_previous(struct failure *f, const char *id)
 {
 	failure_set(f, FAILURE_NO_PREVIOUS, "previous_response_id",
-	            "There is no response '%s' to continue: a connection keeps the latest one of each lane.", id);
+		    "There is no response '%s' to continue: a connection keeps the latest one of each lane.", id);
 }
 
 static enum status start_turn(struct turn *t, struct error *err)
@@ -320,12 +322,12 @@ static bool read_stream_id(struct conn *c, const struct json *root, char name[LA
 		return true;
 	for (size_t i = 0; ok && i < s.n; i++) {
 		char ch = s.p[i];
-		ok = (ch >= 'a' && ch <= 'z') || (ch >= 'A' && ch <= 'Z') || (ch >= '0' && ch <= '9') || ch == '_' || ch == '.' ||
-		     ch == '-';
+		ok = (ch >= 'a' && ch <= 'z') || (ch >= 'A' && ch <= 'Z') || (ch >= '0' && ch <= '9') || ch == '_' ||
+		     ch == '.' || ch == '-';
 	}
 	if (!ok) {
-		failure_set(&f, FAILURE_STREAM_ID, "stream_id", "stream_id must be 1 to %d of the characters A-Z a-z 0-9 _ . -",
-		            LANES_MAX_NAME);
+		failure_set(&f, FAILURE_STREAM_ID, "stream_id",
+			    "stream_id must be 1 to %d of the characters A-Z a-z 0-9 _ . -", LANES_MAX_NAME);
 		send_failure(c, NULL, &f);
 		return false;
 	}
@@ -358,13 +360,13 @@ static bool enqueue(struct conn *c, const char *name, struct response_request *q
 	bool later = false;
 
 	if (c->n_in_flight >= LANES_MAX_IN_FLIGHT) {
-		failure_set(f, FAILURE_STREAM_LIMIT, NULL, "This connection has %d responses in flight, which is the limit.",
-		            c->n_in_flight);
+		failure_set(f, FAILURE_STREAM_LIMIT, NULL,
+			    "This connection has %d responses in flight, which is the limit.", c->n_in_flight);
 		return false;
 	}
 	if (!l && c->n_lanes >= LANES_MAX) {
 		failure_set(f, FAILURE_STREAM_LIMIT, "stream_id", "This connection has %d streams, which is the limit.",
-		            c->n_lanes);
+			    c->n_lanes);
 		return false;
 	}
 	if (q->previous_id[0]) {
@@ -379,12 +381,11 @@ static bool enqueue(struct conn *c, const char *name, struct response_request *q
 		l = add_lane(c, name);
 	t = calloc(1, sizeof *t);
 	if (l && t)
-		t->r = response_create(c->app, q, &sink, t,
-		                       &(struct generation_origin){.method = "WS",
-		                                                   .path = "/v1/responses",
-		                                                   .peer = ws_peer(c->ws),
-		                                                   .request_id = c->id},
-		                       l->name);
+		t->r = response_create(
+			c->app, q, &sink, t,
+			&(struct generation_origin){
+				.method = "WS", .path = "/v1/responses", .peer = ws_peer(c->ws), .request_id = c->id},
+			l->name);
 	if (!l || !t || !t->r) {
 		free(t);
 		failure_set(f, FAILURE_NOMEM, NULL, "There is no memory for the request.");
@@ -418,7 +419,8 @@ static struct turn *find_turn(struct lane *l, struct str id)
 {
 	if (l->running && (!id.p || str_is(id, response_id(l->running->r))))
 		return l->running;
-	list_each (node, tmp, &l->queue) {
+	list_each(node, tmp, &l->queue)
+	{
 		struct turn *t = list_entry(node, struct turn, link);
 		if (!id.p || str_is(id, response_id(t->r)))
 			return t;
@@ -448,7 +450,8 @@ static void on_cancel(struct conn *c, const struct json *root)
 		found = l ? find_turn(l, wanted) : NULL;
 	}
 	if (!found && (wanted.p || (!named && c->n_in_flight == 1))) {
-		list_each (node, tmp, &c->lanes) {
+		list_each(node, tmp, &c->lanes)
+		{
 			struct turn *t = find_turn(list_entry(node, struct lane, link), wanted);
 			found = found ? found : t;
 		}
@@ -513,7 +516,8 @@ void lanes_alive(struct ws_conn *ws, void *app)
 	if (!c || now - c->last_heartbeat_ms < a->config->session_heartbeat / 4)
 		return;
 	c->last_heartbeat_ms = now;
-	list_each (node, tmp, &c->lanes) {
+	list_each(node, tmp, &c->lanes)
+	{
 		struct lane *l = list_entry(node, struct lane, link);
 		if (l->external[0])
 			engine_session_heartbeat(a->engine, engine_next_id(a->engine), l->external);

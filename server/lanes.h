@@ -1,15 +1,15 @@
 /*
- * The Responses API over a WebSocket. One connection has lanes, named by stream_id; the responses of a lane run one after
- * the other, lanes run side by side. A lane keeps its latest response with the whole conversation, which any lane of
- * the connection may continue, and an engine session that holds its KV.
+ * The Responses API over a WebSocket. One connection has lanes, named by stream_id; the responses of a lane run one
+ * after the other, lanes run side by side. A lane keeps its latest response with the whole conversation, which any lane
+ * of the connection may continue, and an engine session that holds its KV.
  */
 #pragma once
 
 #include "server/ws.h"
 
 enum {
-	LANES_MAX = 32,            /* lanes of a connection, the unnamed one included */
-	LANES_MAX_IN_FLIGHT = 16,  /* its responses that run or wait */
+	LANES_MAX = 32,		  /* lanes of a connection, the unnamed one included */
+	LANES_MAX_IN_FLIGHT = 16, /* its responses that run or wait */
 	LANES_MAX_NAME = 256,
 };
 

@@ -16,10 +16,10 @@
 #include "server/ws_server.h"
 
 enum {
-	MAX_SOCKETS = 8,    /* addresses a host name may stand for */
+	MAX_SOCKETS = 8, /* addresses a host name may stand for */
 	BACKLOG = 1024,
 	ACCEPT_ROUNDS = 64, /* connections accepted before others have their turn */
-	PAUSE_MS = 100,     /* when descriptors have run out */
+	PAUSE_MS = 100,	    /* when descriptors have run out */
 	SPARE_CONNS = 64,   /* connections over the limit that are told so; more are just closed */
 };
 
@@ -54,7 +54,7 @@ static void format_peer(char out[72], const struct sockaddr_storage *a)
 
 static int32_t open_connections(const struct listener *l)
 {
-	return l->host.n_conns + ws_server_count(l->host.ws);
+	return l->host.n_conns;
 }
 
 /* ---- Accepting ---- */
@@ -127,8 +127,8 @@ static void poll_sockets(struct listener *l, bool on)
 /* ---- Starting ---- */
 
 /*
- * A connection needs up to three descriptors. The soft limit is often 1024; it is raised as far as the hard limit allows. A limit
- * in the billions, as containers have it, is lowered: libwebsockets allocates by it.
+ * A connection needs up to three descriptors. The soft limit is often 1024; it is raised as far as the hard limit
+ * allows. A limit in the billions, as containers have it, is lowered: libwebsockets allocates by it.
  */
 static void set_descriptor_limit(const struct config *config)
 {
@@ -142,7 +142,7 @@ static void set_descriptor_limit(const struct config *config)
 	limit.rlim_cur = limit.rlim_cur < want ? want : most;
 	if (limit.rlim_max != RLIM_INFINITY && limit.rlim_cur > limit.rlim_max) {
 		log_msg(LOG_WARN, "descriptors", "%lld connections need %lld descriptors, but the hard limit is %lld",
-		        (long long)config->max_connections, (long long)want, (long long)limit.rlim_max);
+			(long long)config->max_connections, (long long)want, (long long)limit.rlim_max);
 		limit.rlim_cur = limit.rlim_max;
 	}
 	setrlimit(RLIMIT_NOFILE, &limit);
@@ -177,7 +177,7 @@ static enum status bind_one(struct listener *l, const struct addrinfo *a, bool o
 	socklen_t n = sizeof address;
 	getsockname(fd, (struct sockaddr *)&address, &n);
 	l->port = ntohs(a->ai_family == AF_INET6 ? ((struct sockaddr_in6 *)&address)->sin6_port
-	                                         : ((struct sockaddr_in *)&address)->sin_port);
+						 : ((struct sockaddr_in *)&address)->sin_port);
 	int i = l->n_sockets;
 	if (uv_poll_init(l->host.loop, &l->sockets[i].poll, fd) != 0) {
 		close(fd);
@@ -203,7 +203,7 @@ static enum status bind_all(struct listener *l, const char *host, int64_t port, 
 	int r = getaddrinfo(any ? NULL : name, service, &hints, &list);
 	if (r != 0)
 		return error_set_param(err, STATUS_INVALID, "host", "The host %s cannot be resolved: %s.", host,
-		                       r == EAI_SYSTEM ? strerror(errno) : gai_strerror(r));
+				       r == EAI_SYSTEM ? strerror(errno) : gai_strerror(r));
 	int families = 0;
 	for (const struct addrinfo *a = list; a; a = a->ai_next)
 		families |= a->ai_family == AF_INET ? 1 : a->ai_family == AF_INET6 ? 2 : 0;
@@ -223,12 +223,13 @@ static enum status bind_all(struct listener *l, const char *host, int64_t port, 
 	}
 	freeaddrinfo(list);
 	if (status == STATUS_OK && l->n_sockets == 0)
-		return err->message[0] ? STATUS_IO : error_set(err, STATUS_IO, "The host %s has no usable address.", host);
+		return err->message[0] ? STATUS_IO
+				       : error_set(err, STATUS_IO, "The host %s has no usable address.", host);
 	return status;
 }
 
-enum status listener_start(uv_loop_t *loop, const struct config *config, const struct http_app *http, const struct ws_app *ws,
-                           struct listener **out, struct error *err)
+enum status listener_start(uv_loop_t *loop, const struct config *config, const struct http_app *http,
+			   const struct ws_app *ws, struct listener **out, struct error *err)
 {
 	struct error local = {0};
 	err = err ? err : &local;

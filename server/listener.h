@@ -1,7 +1,7 @@
 /*
  * The one port. A connection is accepted by libuv, its request head is peeked at without taking it, and its socket is
- * handed to ws.c when it asks for a WebSocket, else to http.c. Framing that the libraries would misread is refused here or in
- * http.c, before any handler runs.
+ * handed to ws.c when it asks for a WebSocket, else to http.c. Framing that the libraries would misread is refused here
+ * or in http.c, before any handler runs.
  */
 #pragma once
 
@@ -19,8 +19,8 @@ struct listener_stats {
 };
 
 /* Listens on config.host:config.port. Errors name the address. The config must outlive the listener. */
-enum status listener_start(uv_loop_t *loop, const struct config *config, const struct http_app *http, const struct ws_app *ws,
-                           struct listener **out, struct error *err);
+enum status listener_start(uv_loop_t *loop, const struct config *config, const struct http_app *http,
+			   const struct ws_app *ws, struct listener **out, struct error *err);
 /* The port in use (for port 0). */
 int listener_port(const struct listener *l);
 void listener_stats(const struct listener *l, struct listener_stats *out);

@@ -19,7 +19,8 @@ static void on_closed(uv_handle_t *handle)
 	free(handle->data);
 }
 
-struct loop_timer *loop_timer_start(uv_loop_t *loop, uint64_t first_ms, uint64_t repeat_ms, void (*cb)(void *arg), void *arg)
+struct loop_timer *loop_timer_start(uv_loop_t *loop, uint64_t first_ms, uint64_t repeat_ms, void (*cb)(void *arg),
+				    void *arg)
 {
 	struct loop_timer *t = calloc(1, sizeof *t);
 	if (!t)

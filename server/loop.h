@@ -12,6 +12,7 @@
 struct loop_timer;
 
 /* Calls cb(arg) every repeat_ms after first_ms (repeat_ms 0: once). NULL when there is no memory. */
-struct loop_timer *loop_timer_start(uv_loop_t *loop, uint64_t first_ms, uint64_t repeat_ms, void (*cb)(void *arg), void *arg);
+struct loop_timer *loop_timer_start(uv_loop_t *loop, uint64_t first_ms, uint64_t repeat_ms, void (*cb)(void *arg),
+				    void *arg);
 /* Stops and frees it (the handle closes asynchronously); allowed inside its own callback. NULL is allowed. */
 void loop_timer_stop(struct loop_timer *t);

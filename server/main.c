@@ -21,9 +21,11 @@ static const struct command commands[] = {
 #endif
 	{"generate", cli_generate, "stream one answer to a prompt"},
 	{"inspect", cli_inspect, "describe a model file"},
+	{"plan", cli_plan, "say what memory a model and its conversations will take"},
 #ifdef HAVE_JANSSON
 	{"tokenize", cli_tokenize, "turn text into token ids"},
 	{"render", cli_render, "apply a chat template to conversations"},
+	{"replay", cli_replay, "compare eviction policies on a trace of prompts"},
 #endif
 	{"version", cmd_version, "print the version"},
 	{"help", cmd_help, "print this; `kvasir help COMMAND` or `kvasir COMMAND --help` for more"},

@@ -27,7 +27,7 @@ static enum status part_text(const struct json *part, struct buf *out, struct er
 		return json_fail(part, STATUS_INVALID, err, "must be an object with a \"type\".");
 	else if (!str_is(t, "text") && !str_is(t, "input_text") && !str_is(t, "output_text"))
 		return json_fail(&type, STATUS_UNSUPPORTED, err, "'%.*s' is not supported; the model reads text.",
-		                 (int)(t.n < 40 ? t.n : 40), t.p);
+				 (int)(t.n < 40 ? t.n : 40), t.p);
 	if (json_kind(&text) != JSON_TEXT)
 		return json_fail(&text, STATUS_INVALID, err, "must be a string.");
 	buf_append(out, json_text(&text).p, json_text(&text).n);
@@ -63,7 +63,8 @@ static struct value *tool_calls_value(struct arena *a, const struct json *calls)
 		struct json arguments = json_get(&function, "arguments"), root;
 		struct value *v = json_to_value(a, &call);
 		struct json_doc *doc;
-		if (json_kind(&arguments) == JSON_TEXT && json_parse(json_text(&arguments), &doc, &root, NULL) == STATUS_OK) {
+		if (json_kind(&arguments) == JSON_TEXT &&
+		    json_parse(json_text(&arguments), &doc, &root, NULL) == STATUS_OK) {
 			struct value *f = json_to_value(a, &function);
 			value_dict_set(a, f, "arguments", 9, json_to_value(a, &root));
 			value_dict_set(a, v, "function", 8, f);
@@ -88,7 +89,8 @@ static enum status role_of(const struct json *message, struct str *role, struct 
 			return STATUS_OK;
 		}
 	}
-	return json_fail(&j, STATUS_INVALID, err, "must be one of system, developer, user, assistant, tool and function.");
+	return json_fail(&j, STATUS_INVALID, err,
+			 "must be one of system, developer, user, assistant, tool and function.");
 }
 
 static enum status add_message(struct arena *a, struct value *list, const struct json *message, struct error *err)
@@ -123,8 +125,8 @@ static enum status add_message(struct arena *a, struct value *list, const struct
 		if (!json_has(&member) || !strcmp(member.key, "role") || !strcmp(member.key, "content"))
 			continue;
 		ok = value_dict_set(a, v, member.key, strlen(member.key),
-		                    !strcmp(member.key, "tool_calls") ? tool_calls_value(a, &member)
-		                                                      : json_to_value(a, &member));
+				    !strcmp(member.key, "tool_calls") ? tool_calls_value(a, &member)
+								      : json_to_value(a, &member));
 	}
 	if (!ok || !value_list_add(a, list, v))
 		return no_room(err);

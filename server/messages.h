@@ -12,13 +12,14 @@ struct chat_request {
 	const struct json *tools;    /* array, passed on as it is; absent: none */
 	const struct json *extra;    /* object: more template variables; NULL or absent: none */
 	bool add_generation_prompt;
-	size_t text_n;               /* bytes of the JSON this comes from: bounds the memory it may take */
+	size_t text_n; /* bytes of the JSON this comes from: bounds the memory it may take */
 };
 
 /*
- * Checks the messages and builds the template's variables in an arena of their own, which the caller owns. INVALID names the message at
- * fault. Content parts that are text are joined by newlines; parts of another kind are UNSUPPORTED. "developer" becomes
- * "system"; null content becomes ""; a tool call's arguments, which are a JSON string, become the object they spell, as templates expect.
+ * Checks the messages and builds the template's variables in an arena of their own, which the caller owns. INVALID
+ * names the message at fault. Content parts that are text are joined by newlines; parts of another kind are
+ * UNSUPPORTED. "developer" becomes "system"; null content becomes ""; a tool call's arguments, which are a JSON string,
+ * become the object they spell, as templates expect.
  */
 enum status chat_build(const struct chat_request *c, struct arena **arena, struct value **chat, struct error *err);
 

@@ -4,14 +4,14 @@
 #include <stdio.h>
 
 /* Upper bounds, in seconds or tokens; 0 ends a row. */
-static const double latency_bounds[] = {0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1,  0.25,  0.5,  0.75,
-                                        1.0,   2.5,   5.0,  7.5,  10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 0};
-static const double token_bounds[] = {0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1,  0.15, 0.2, 0.3,
-                                      0.4,   0.5,    0.75,  1.0,  2.5,   5.0,  7.5,   10.0, 20.0, 40.0, 80.0, 0};
-static const double request_bounds[] = {0.3,  0.5,  0.8,  1.0,  1.5,   2.0,   2.5,   5.0,    10.0,   15.0,  20.0,
-                                        30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0, 0};
-static const double count_bounds[] = {1,    2,    5,    10,    20,    50,    100,    200,    500, 1000,
-                                      2000, 5000, 10000, 20000, 50000, 100000, 200000, 500000, 1000000, 0};
+static const double latency_bounds[] = {0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1,  0.25,	 0.5,	0.75,
+					1.0,   2.5,   5.0,  7.5,  10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 0};
+static const double token_bounds[] = {0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1,  0.15, 0.2,	0.3, 0.4,
+				      0.5,   0.75,   1.0,   2.5,  5.0,	 7.5,  10.0,  20.0, 40.0, 80.0, 0};
+static const double request_bounds[] = {0.3,  0.5,  0.8,  1.0,	1.5,   2.0,   2.5,   5.0,   10.0,   15.0,   20.0,
+					30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0, 0};
+static const double count_bounds[] = {1,    2,	  5,	 10,	20,    50,     100,    200,    500,	1000,
+				      2000, 5000, 10000, 20000, 50000, 100000, 200000, 500000, 1000000, 0};
 
 static void observe(struct histogram *h, const double *bounds, double v)
 {
@@ -79,8 +79,8 @@ static void one(struct buf *out, const char *name, const char *type, const char 
 	buf_printf(out, "%.17g\n", v);
 }
 
-static void write_histogram(struct buf *out, const char *name, const char *help, const char *model, const double *bounds,
-                            const struct histogram *h)
+static void write_histogram(struct buf *out, const char *name, const char *help, const char *model,
+			    const double *bounds, const struct histogram *h)
 {
 	char full[96], extra[48];
 	uint64_t sum = 0;
@@ -111,7 +111,10 @@ static void write_outcomes(struct buf *out, const char *model, const struct engi
 	const struct {
 		const char *reason;
 		uint64_t n;
-	} rows[] = {{"stop", s->finished_stop}, {"length", s->finished_length}, {"abort", s->cancelled}, {"error", s->failed}};
+	} rows[] = {{"stop", s->finished_stop},
+		    {"length", s->finished_length},
+		    {"abort", s->cancelled},
+		    {"error", s->failed}};
 	char extra[64];
 	head(out, name, "counter", "Ended generations by reason.");
 	for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
@@ -121,12 +124,23 @@ static void write_outcomes(struct buf *out, const char *model, const struct engi
 	}
 }
 
+static void write_evictions(struct buf *out, const char *model, const struct engine_stats *s)
+{
+	const char *name = "kvasir:prefix_evictions_total";
+	head(out, name, "counter", "KV pages evicted from the prefix index, by what needed the room.");
+	series(out, name, model, "reason=\"prompt\"");
+	buf_printf(out, "%llu\n", (unsigned long long)(s->prefix_evictions - s->prefix_evictions_decode));
+	series(out, name, model, "reason=\"decode\"");
+	buf_printf(out, "%llu\n", (unsigned long long)s->prefix_evictions_decode);
+}
+
 static void write_model(struct buf *out, const char *model, const struct engine_info *info)
 {
 	head(out, "vllm:cache_config_info", "gauge", "The layout of the KV cache; always 1.");
 	buf_puts(out, "vllm:cache_config_info{");
 	label(out, "model_name", model);
-	buf_printf(out, ",block_size=\"%d\",num_gpu_blocks=\"%d\",num_cpu_blocks=\"0\"} 1\n", info->page_tokens, info->n_pages);
+	buf_printf(out, ",block_size=\"%d\",num_gpu_blocks=\"%d\",num_cpu_blocks=\"0\"} 1\n", info->page_tokens,
+		   info->n_pages);
 	head(out, "kvasir:model_info", "gauge", "The loaded model; always 1.");
 	buf_puts(out, "kvasir:model_info{");
 	label(out, "model_name", model);
@@ -143,43 +157,56 @@ void metrics_write(const struct metrics *m, const struct metrics_gauges *g, stru
 {
 	const struct engine_stats *s = &g->stats;
 	const char *model = g->model;
-	int32_t used = s->pages_total - s->pages_free;
+	int32_t used = s->pages_total - s->pages_free - s->pages_cached; /* cached ones are free for the asking */
 	const struct {
 		const char *name, *type, *help;
 		double value;
 	} rows[] = {
-	        {"kvasir:ready", "gauge", "1 when new work is taken.", g->ready},
-	        {"vllm:num_requests_running", "gauge", "Generations that take part in steps.", s->n_running},
-	        {"vllm:num_requests_waiting", "gauge", "Generations that wait for their first step.", s->n_waiting},
-	        {"vllm:kv_cache_usage_perc", "gauge", "Share of KV pages in use, 0 to 1.",
-	         s->pages_total ? (double)used / s->pages_total : 0},
-	        {"vllm:prompt_tokens_total", "counter", "Prompt tokens.", (double)s->prompt_tokens},
-	        {"vllm:generation_tokens_total", "counter", "Generated tokens.", (double)s->generated_tokens},
-	        {"vllm:prefix_cache_queries_total", "counter", "Prompt tokens looked up in the cache.", (double)s->prompt_tokens},
-	        {"vllm:prefix_cache_hits_total", "counter", "Prompt tokens found in the cache.", (double)s->cached_tokens},
-	        {"vllm:num_preemptions_total", "counter", "Times a generation's KV was dropped for others.", (double)s->preemptions},
-	        {"kvasir:kv_pages_total", "gauge", "KV pages.", s->pages_total},
-	        {"kvasir:kv_pages_free", "gauge", "KV pages that nobody holds.", s->pages_free},
-	        {"kvasir:kv_pages_sessions", "gauge", "KV pages held by idle sessions.", s->pages_sessions},
-	        {"kvasir:sessions", "gauge", "Sessions.", s->n_sessions},
-	        {"kvasir:sessions_created_total", "counter", "Sessions made.", (double)s->sessions_created},
-	        {"kvasir:sessions_expired_total", "counter", "Sessions ended by heartbeat timeout or TTL.", (double)s->sessions_expired},
-	        {"kvasir:sessions_deleted_total", "counter", "Sessions ended by their owner.", (double)s->sessions_deleted},
-	        {"kvasir:session_kv_dropped_total", "counter", "Times an idle session's KV made room for others.", (double)s->session_kv_dropped},
-	        {"kvasir:computed_prompt_tokens_total", "counter", "Prompt tokens that had to be computed.", (double)s->computed_prompt_tokens},
-	        {"kvasir:steps_total", "counter", "Steps of the batch.", (double)s->steps},
-	        {"kvasir:step_rows_total", "counter", "Rows of all steps.", (double)s->step_rows},
-	        {"kvasir:step_seconds_total", "counter", "Time spent in steps.", (double)s->step_ns / 1e9},
-	        {"kvasir:connections", "gauge", "Open connections.", g->connections},
-	        {"kvasir:websockets", "gauge", "Open WebSockets.", g->websockets},
-	        {"kvasir:api_requests_total", "counter", "Generation requests that have ended.", (double)m->http_requests},
-	        {"kvasir:api_client_errors_total", "counter", "Generation requests that were refused (4xx).", (double)m->http_client_errors},
-	        {"kvasir:api_server_errors_total", "counter", "Generation requests that failed (5xx or a broken stream).", (double)m->http_server_errors},
-	        {"kvasir:api_cancelled_total", "counter", "Generation requests that were cancelled or whose client left.", (double)m->http_cancelled},
+		{"kvasir:ready", "gauge", "1 when new work is taken.", g->ready},
+		{"vllm:num_requests_running", "gauge", "Generations that take part in steps.", s->n_running},
+		{"vllm:num_requests_waiting", "gauge", "Generations that wait for their first step.", s->n_waiting},
+		{"vllm:kv_cache_usage_perc", "gauge", "Share of KV pages in use, 0 to 1.",
+		 s->pages_total ? (double)used / s->pages_total : 0},
+		{"vllm:prompt_tokens_total", "counter", "Prompt tokens.", (double)s->prompt_tokens},
+		{"vllm:generation_tokens_total", "counter", "Generated tokens.", (double)s->generated_tokens},
+		{"vllm:prefix_cache_queries_total", "counter", "Prompt tokens looked up in the cache.",
+		 (double)s->prompt_tokens},
+		{"vllm:prefix_cache_hits_total", "counter", "Prompt tokens found in the cache.",
+		 (double)s->cached_tokens},
+		{"vllm:num_preemptions_total", "counter", "Times a generation's KV was dropped for others.",
+		 (double)s->preemptions},
+		{"kvasir:kv_pages_total", "gauge", "KV pages.", s->pages_total},
+		{"kvasir:kv_pages_free", "gauge", "KV pages that nobody holds.", s->pages_free},
+		{"kvasir:kv_pages_cached", "gauge", "KV pages that only the prefix index holds.", s->pages_cached},
+		{"kvasir:kv_pages_sessions", "gauge", "KV pages held by idle sessions.", s->pages_sessions},
+		{"kvasir:sessions", "gauge", "Sessions.", s->n_sessions},
+		{"kvasir:sessions_created_total", "counter", "Sessions made.", (double)s->sessions_created},
+		{"kvasir:sessions_expired_total", "counter", "Sessions ended by heartbeat timeout or TTL.",
+		 (double)s->sessions_expired},
+		{"kvasir:sessions_deleted_total", "counter", "Sessions ended by their owner.",
+		 (double)s->sessions_deleted},
+		{"kvasir:session_kv_dropped_total", "counter", "Times an idle session's KV made room for others.",
+		 (double)s->session_kv_dropped},
+		{"kvasir:computed_prompt_tokens_total", "counter", "Prompt tokens that had to be computed.",
+		 (double)s->computed_prompt_tokens},
+		{"kvasir:steps_total", "counter", "Steps of the batch.", (double)s->steps},
+		{"kvasir:step_rows_total", "counter", "Rows of all steps.", (double)s->step_rows},
+		{"kvasir:step_seconds_total", "counter", "Time spent in steps.", (double)s->step_ns / 1e9},
+		{"kvasir:connections", "gauge", "Open connections.", g->connections},
+		{"kvasir:websockets", "gauge", "Open WebSockets.", g->websockets},
+		{"kvasir:api_requests_total", "counter", "Generation requests that have ended.",
+		 (double)m->http_requests},
+		{"kvasir:api_client_errors_total", "counter", "Generation requests that were refused (4xx).",
+		 (double)m->http_client_errors},
+		{"kvasir:api_server_errors_total", "counter",
+		 "Generation requests that failed (5xx or a broken stream).", (double)m->http_server_errors},
+		{"kvasir:api_cancelled_total", "counter",
+		 "Generation requests that were cancelled or whose client left.", (double)m->http_cancelled},
 	};
 	for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
 		one(out, rows[i].name, rows[i].type, rows[i].help, model, rows[i].value);
 	write_outcomes(out, model, s);
+	write_evictions(out, model, s);
 	if (g->info)
 		write_model(out, model, g->info);
 #define X(member, name, bounds, help) write_histogram(out, name, help, model, bounds##_bounds, &m->member);

@@ -1,7 +1,7 @@
 /*
  * Latency histograms of finished generations, and their rendering in Prometheus' text format. The names, units and
- * bucket bounds of series that vLLM also has are vLLM's (docs.vllm.ai, "Production Metrics"), so that its dashboards and the
- * Gateway API inference extension read them; what only this server has is called kvasir:*.
+ * bucket bounds of series that vLLM also has are vLLM's (docs.vllm.ai, "Production Metrics"), so that its dashboards
+ * and the Gateway API inference extension read them; what only this server has is called kvasir:*.
  */
 #pragma once
 
@@ -14,7 +14,8 @@
 #define METRICS_HISTOGRAMS(X)                                                                                          \
 	X(ttft, "vllm:time_to_first_token_seconds", latency, "Time from submission to the first token.")               \
 	X(itl, "vllm:inter_token_latency_seconds", token, "Time between two tokens of one generation.")                \
-	X(tpot, "vllm:request_time_per_output_token_seconds", token, "Mean time per token after the first, by request.") \
+	X(tpot, "vllm:request_time_per_output_token_seconds", token,                                                   \
+	  "Mean time per token after the first, by request.")                                                          \
 	X(e2e, "vllm:e2e_request_latency_seconds", request, "Time from submission to the end.")                        \
 	X(queue, "vllm:request_queue_time_seconds", request, "Time from submission to the first step.")                \
 	X(prefill, "vllm:request_prefill_time_seconds", request, "Time from the first step to the first token.")       \
@@ -45,7 +46,7 @@ void metrics_finished(struct metrics *m, const struct engine_usage *usage, int64
 void metrics_token(struct metrics *m, int64_t since_last_ns);
 
 struct metrics_gauges {
-	const char *model; /* label model_name */
+	const char *model;		/* label model_name */
 	const struct engine_info *info; /* NULL while the model is not loaded */
 	struct engine_stats stats;
 	int32_t connections, websockets;

@@ -25,14 +25,14 @@ static const struct {
 	size_t offset; /* of a float in struct sampling_params */
 	double min, max;
 } numbers[] = {
-        {"temperature", offsetof(struct sampling_params, temperature), 0, 2},
-        {"top_p", offsetof(struct sampling_params, top_p), 0, 1},
-        {"min_p", offsetof(struct sampling_params, min_p), 0, 1},
-        {"typical_p", offsetof(struct sampling_params, typical_p), 0, 1},
-        {"repeat_penalty", offsetof(struct sampling_params, repeat_penalty), 0.01, 100},
-        {"repetition_penalty", offsetof(struct sampling_params, repeat_penalty), 0.01, 100},
-        {"presence_penalty", offsetof(struct sampling_params, presence_penalty), -2, 2},
-        {"frequency_penalty", offsetof(struct sampling_params, frequency_penalty), -2, 2},
+	{"temperature", offsetof(struct sampling_params, temperature), 0, 2},
+	{"top_p", offsetof(struct sampling_params, top_p), 0, 1},
+	{"min_p", offsetof(struct sampling_params, min_p), 0, 1},
+	{"typical_p", offsetof(struct sampling_params, typical_p), 0, 1},
+	{"repeat_penalty", offsetof(struct sampling_params, repeat_penalty), 0.01, 100},
+	{"repetition_penalty", offsetof(struct sampling_params, repeat_penalty), 0.01, 100},
+	{"presence_penalty", offsetof(struct sampling_params, presence_penalty), -2, 2},
+	{"frequency_penalty", offsetof(struct sampling_params, frequency_penalty), -2, 2},
 };
 
 static enum status read_sampling(struct params *p, const struct json *body, struct error *err)
@@ -72,31 +72,19 @@ static enum status add_bias(struct sampling_params *s, int64_t token, const stru
 	return STATUS_OK;
 }
 
-/* {"50256": -100}, or [[50256, -100]]. Whether the vocabulary has the token is for the engine to say. */
+/* {"50256": -100}. Whether the vocabulary has the token is for the engine to say. */
 static enum status read_bias(struct params *p, const struct json *body, struct error *err)
 {
 	struct sampling_params *s = &p->proto->sampling;
 	struct json map = json_get(body, "logit_bias"), member;
 	size_t n = json_len(&map);
 	void *it = NULL;
-	if (json_kind(&map) != JSON_LIST)
-		TRY(json_expect(&map, JSON_DICT, err));
+	TRY(json_expect(&map, JSON_DICT, err));
 	if (n == 0)
 		return STATUS_OK;
 	s->bias = calloc(n, sizeof *s->bias);
 	if (!s->bias)
 		return no_memory(err);
-	if (json_kind(&map) == JSON_LIST) {
-		for (size_t i = 0; i < n; i++) {
-			struct json pair = json_at(&map, i), id = json_at(&pair, 0), value = json_at(&pair, 1);
-			int64_t token = -1;
-			if (json_kind(&pair) != JSON_LIST || json_len(&pair) != 2 || !json_has(&id))
-				return json_fail(&pair, STATUS_INVALID, err, "must be a pair [token, bias].");
-			TRY(json_read_int(&id, 0, INT32_MAX, &token, err));
-			TRY(add_bias(s, token, &value, err));
-		}
-		return STATUS_OK;
-	}
 	while (json_next(&map, &it, &member)) {
 		char *end;
 		errno = 0;
@@ -133,8 +121,9 @@ static enum status read_logprobs(struct params *p, const struct json *body, enum
 
 static enum status read_limits(struct params *p, const struct json *body, enum params_api api, struct error *err)
 {
-	static const char *const keys[] = {
-	        [PARAMS_COMPLETION] = "max_tokens", [PARAMS_CHAT] = "max_tokens", [PARAMS_RESPONSE] = "max_output_tokens"};
+	static const char *const keys[] = {[PARAMS_COMPLETION] = "max_tokens",
+					   [PARAMS_CHAT] = "max_tokens",
+					   [PARAMS_RESPONSE] = "max_output_tokens"};
 	struct json max = json_get(body, keys[api]), newer = json_get(body, "max_completion_tokens");
 	struct json ignore_eos = json_get(body, "ignore_eos"), skip = json_get(body, "skip_special_tokens");
 	int64_t v = api == PARAMS_COMPLETION ? 16 : -1;
@@ -235,7 +224,8 @@ static enum status read_choices(struct params *p, const struct json *body, enum 
 		return json_fail(&best_of, STATUS_UNSUPPORTED, err, "is only supported when it equals n.");
 	TRY(json_read_text(&suffix, &after, err));
 	if (after.n)
-		return json_fail(&suffix, STATUS_UNSUPPORTED, err, "is not supported: the model completes forward only.");
+		return json_fail(&suffix, STATUS_UNSUPPORTED, err,
+				 "is not supported: the model completes forward only.");
 	return STATUS_OK;
 }
 
@@ -251,6 +241,21 @@ static enum status read_session(struct params *p, const struct json *body, struc
 	return STATUS_OK;
 }
 
+/* Requests share KV only with those of the same salt. */
+static enum status read_cache_salt(struct params *p, const struct json *body, struct error *err)
+{
+	enum { MAX_SALT_BYTES = 256 };
+	struct json salt = json_get(body, "cache_salt");
+	struct str s = {NULL, 0};
+	TRY(json_read_text(&salt, &s, err));
+	if (!s.p)
+		return STATUS_OK;
+	if (s.n > MAX_SALT_BYTES || memchr(s.p, '\0', s.n))
+		return json_fail(&salt, STATUS_INVALID, err, "must be at most 256 bytes without a NUL.");
+	p->proto->cache_salt = strndup(s.p, s.n);
+	return p->proto->cache_salt ? STATUS_OK : error_set(err, STATUS_NOMEM, "There is no memory for the request.");
+}
+
 /* What would change the output's form is refused: an answer that silently has another form breaks its reader. */
 static enum status refuse_unsupported(const struct json *body, struct error *err)
 {
@@ -258,9 +263,11 @@ static enum status refuse_unsupported(const struct json *body, struct error *err
 	struct json choice = json_get(body, "tool_choice");
 	TRY(json_expect(&format, JSON_DICT, err));
 	if (json_has(&format) && !str_is(json_text(&type), "text"))
-		return json_fail(&format, STATUS_UNSUPPORTED, err, "is not supported, except for {\"type\": \"text\"}.");
+		return json_fail(&format, STATUS_UNSUPPORTED, err,
+				 "is not supported, except for {\"type\": \"text\"}.");
 	if (json_has(&choice) && !str_is(json_text(&choice), "none") && !str_is(json_text(&choice), "auto"))
-		return json_fail(&choice, STATUS_UNSUPPORTED, err, "is not supported, except for \"none\" and \"auto\".");
+		return json_fail(&choice, STATUS_UNSUPPORTED, err,
+				 "is not supported, except for \"none\" and \"auto\".");
 	return STATUS_OK;
 }
 
@@ -269,18 +276,20 @@ enum status params_session_id(struct str s, const char *param, char out[ENGINE_S
 	bool ok = s.n > 0 && s.n <= ENGINE_SESSION_ID_MAX;
 	for (size_t i = 0; ok && i < s.n; i++) {
 		char c = s.p[i];
-		ok = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '.' || c == '-';
+		ok = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' ||
+		     c == '.' || c == '-';
 	}
 	if (!ok)
-		return error_set_param(err, STATUS_INVALID, param, "%s must be 1 to %d of the characters A-Z a-z 0-9 _ . -", param,
-		                       ENGINE_SESSION_ID_MAX);
+		return error_set_param(err, STATUS_INVALID, param,
+				       "%s must be 1 to %d of the characters A-Z a-z 0-9 _ . -", param,
+				       ENGINE_SESSION_ID_MAX);
 	memcpy(out, s.p, s.n);
 	out[s.n] = '\0';
 	return STATUS_OK;
 }
 
 enum status params_parse(struct params *p, struct engine *e, const struct json *body, enum params_api api,
-                         struct str session_header, struct error *err)
+			 struct str session_header, struct error *err)
 {
 	*p = (struct params){.n = 1};
 	p->proto = engine_request_create(e);
@@ -297,6 +306,7 @@ enum status params_parse(struct params *p, struct engine *e, const struct json *
 	TRY(read_streaming(p, body, api, err));
 	TRY(read_choices(p, body, api, err));
 	TRY(read_session(p, body, session_header, err));
+	TRY(read_cache_salt(p, body, err));
 	return refuse_unsupported(body, err);
 }
 
@@ -334,7 +344,8 @@ struct engine_request *params_request(const struct params *p, struct engine *e, 
 	r->n_stop_tokens = r->stop_tokens ? from->n_stop_tokens : 0;
 	for (size_t i = 0; ok && i < from->n_stops; i++)
 		ok = engine_request_add_stop(r, from->stops[i].p, from->stops[i].n);
-	if (!ok) {
+	r->cache_salt = from->cache_salt ? strdup(from->cache_salt) : NULL;
+	if (!ok || (from->cache_salt && !r->cache_salt)) {
 		engine_request_destroy(r);
 		return NULL;
 	}

@@ -1,7 +1,8 @@
 /*
  * The parameters that the generation endpoints share: sampling, limits, stops, streaming, session. Explicit nulls mean
- * absence, unknown fields are ignored, and each wrong type or value out of range is INVALID and names its parameter. What a client may ask for
- * and this server cannot do (best_of, response_format, ...) is UNSUPPORTED rather than ignored.
+ * absence, unknown fields are ignored, and each wrong type or value out of range is INVALID and names its parameter.
+ * What a client may ask for and this server cannot do (best_of, response_format, ...) is UNSUPPORTED rather than
+ * ignored.
  */
 #pragma once
 
@@ -14,21 +15,22 @@ enum params_api { PARAMS_COMPLETION, PARAMS_CHAT, PARAMS_RESPONSE };
 
 struct params {
 	struct engine_request *proto; /* what every member starts from, without a prompt */
-	int32_t n;                    /* choices */
+	int32_t n;		      /* choices */
 	bool stream, include_usage, continuous_usage;
-	bool echo;                    /* COMPLETION */
-	bool return_token_ids;        /* COMPLETION and CHAT */
+	bool echo;	       /* COMPLETION */
+	bool return_token_ids; /* COMPLETION and CHAT */
 	bool has_temperature, has_top_p, has_max_tokens;
 };
 
-/* session_header: the x-session-token header, used when the body has no session_id. Free with params_free() in any case. */
+/* session_header: the x-session-token header, used when the body has no session_id. Free with params_free() in any
+ * case. */
 enum status params_parse(struct params *p, struct engine *e, const struct json *body, enum params_api api,
-                         struct str session_header, struct error *err);
+			 struct str session_header, struct error *err);
 void params_free(struct params *p);
 
 /*
- * A request of its own for one choice: a copy of the prototype, whose seed is the given one plus `choice`. Only the first choice uses the session
- * itself; the others share its pages. NULL when there is no memory.
+ * A request of its own for one choice: a copy of the prototype, whose seed is the given one plus `choice`. Only the
+ * first choice uses the session itself; the others share its pages. NULL when there is no memory.
  */
 struct engine_request *params_request(const struct params *p, struct engine *e, int choice);
 

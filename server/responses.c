@@ -17,17 +17,17 @@ struct response {
 	char session[ENGINE_SESSION_ID_MAX + 1];
 	char id[RESPONSE_ID_MAX], item_id[RESPONSE_ID_MAX];
 	int64_t created, sequence;
-	const char *status;            /* "in_progress", ... */
-	struct failure failure;        /* when status is "failed" */
+	const char *status;	/* "in_progress", ... */
+	struct failure failure; /* when status is "failed" */
 	struct generation_usage usage;
-	bool ran;                      /* the prompt was accepted */
-	bool announced;                /* created and in_progress have been sent */
+	bool ran;	/* the prompt was accepted */
+	bool announced; /* created and in_progress have been sent */
 	bool item_open;
 	bool cancelling;
-	bool dead;                     /* the sink takes no more */
-	struct buf text, logprobs;     /* all of the output so far */
-	struct buf delta_logprobs;     /* of tokens whose text is held back */
-	struct buf out;                /* the event under construction */
+	bool dead;		   /* the sink takes no more */
+	struct buf text, logprobs; /* all of the output so far */
+	struct buf delta_logprobs; /* of tokens whose text is held back */
+	struct buf out;		   /* the event under construction */
 };
 
 /* ---- History ---- */
@@ -96,9 +96,11 @@ static void write_part(struct response *r, bool full, struct buf *out)
 
 static void write_item(struct response *r, bool full, struct buf *out)
 {
-	const char *status = is_status(r, "completed") ? "completed" : is_status(r, "in_progress") ? "in_progress" : "incomplete";
-	buf_printf(out, "{\"id\":\"%s\",\"type\":\"message\",\"status\":\"%s\",\"role\":\"assistant\",\"content\":[", r->item_id,
-	           status);
+	const char *status = is_status(r, "completed")	   ? "completed"
+			     : is_status(r, "in_progress") ? "in_progress"
+							   : "incomplete";
+	buf_printf(out, "{\"id\":\"%s\",\"type\":\"message\",\"status\":\"%s\",\"role\":\"assistant\",\"content\":[",
+		   r->item_id, status);
 	if (full)
 		write_part(r, true, out);
 	buf_puts(out, "]}");
@@ -130,10 +132,10 @@ static void write_usage(struct response *r, struct buf *out)
 		return;
 	}
 	buf_printf(out,
-	           ",\"usage\":{\"input_tokens\":%lld,\"input_tokens_details\":{\"cached_tokens\":%lld},"
-	           "\"output_tokens\":%lld,\"output_tokens_details\":{\"reasoning_tokens\":0},\"total_tokens\":%lld}",
-	           (long long)u->prompt_tokens, (long long)u->cached_tokens, (long long)u->completion_tokens,
-	           (long long)(u->prompt_tokens + u->completion_tokens));
+		   ",\"usage\":{\"input_tokens\":%lld,\"input_tokens_details\":{\"cached_tokens\":%lld},"
+		   "\"output_tokens\":%lld,\"output_tokens_details\":{\"reasoning_tokens\":0},\"total_tokens\":%lld}",
+		   (long long)u->prompt_tokens, (long long)u->cached_tokens, (long long)u->completion_tokens,
+		   (long long)(u->prompt_tokens + u->completion_tokens));
 }
 
 void response_write(struct response *r, struct buf *out)
@@ -141,8 +143,9 @@ void response_write(struct response *r, struct buf *out)
 	const struct engine_request *p = r->q.params.proto;
 	const char *model = app_model_id(r->app);
 
-	buf_printf(out, "{\"id\":\"%s\",\"object\":\"response\",\"created_at\":%lld,\"status\":\"%s\",\"background\":false", r->id,
-	           (long long)r->created, r->status);
+	buf_printf(out,
+		   "{\"id\":\"%s\",\"object\":\"response\",\"created_at\":%lld,\"status\":\"%s\",\"background\":false",
+		   r->id, (long long)r->created, r->status);
 	write_outcome(r, out);
 	buf_puts(out, ",\"instructions\":");
 	buf_append(out, r->q.instructions.data, r->q.instructions.len);
@@ -161,12 +164,13 @@ void response_write(struct response *r, struct buf *out)
 	else
 		buf_puts(out, "null");
 	/* store is what was done, not what was asked: responses live in their connection only. */
-	buf_printf(out,
-	           ",\"reasoning\":{\"effort\":null,\"summary\":null},\"service_tier\":\"default\",\"store\":false,"
-	           "\"temperature\":%.6g,\"text\":{\"format\":{\"type\":\"text\"}},\"tool_choice\":\"auto\",\"tools\":[],"
-	           "\"top_logprobs\":%d,\"top_p\":%.6g,\"truncation\":\"disabled\"",
-	           (double)p->sampling.temperature, p->sampling.n_logprobs > 0 ? p->sampling.n_logprobs : 0,
-	           (double)p->sampling.top_p);
+	buf_printf(
+		out,
+		",\"reasoning\":{\"effort\":null,\"summary\":null},\"service_tier\":\"default\",\"store\":false,"
+		"\"temperature\":%.6g,\"text\":{\"format\":{\"type\":\"text\"}},\"tool_choice\":\"auto\",\"tools\":[],"
+		"\"top_logprobs\":%d,\"top_p\":%.6g,\"truncation\":\"disabled\"",
+		(double)p->sampling.temperature, p->sampling.n_logprobs > 0 ? p->sampling.n_logprobs : 0,
+		(double)p->sampling.top_p);
 	write_usage(r, out);
 	buf_puts(out, ",\"user\":null,\"metadata\":");
 	buf_append(out, r->q.metadata.data, r->q.metadata.len);
@@ -209,7 +213,7 @@ static void part_begin(struct response *r, const char *type)
 {
 	event_begin(r, type);
 	buf_printf(&r->out, ",\"response_id\":\"%s\",\"item_id\":\"%s\",\"output_index\":0,\"content_index\":0", r->id,
-	           r->item_id);
+		   r->item_id);
 }
 
 static void announce(struct response *r)
@@ -351,12 +355,12 @@ static void on_ended(void *arg, const struct failure *f, bool began)
 }
 
 static const struct generation_ops ops = {
-        .prompt = on_prompt, .begin = on_begin, .token = on_token, .done = on_done, .ended = on_ended};
+	.prompt = on_prompt, .begin = on_begin, .token = on_token, .done = on_done, .ended = on_ended};
 
 /* ---- Life ---- */
 
 struct response *response_create(struct app *a, struct response_request *q, const struct response_sink *sink, void *arg,
-                                 const struct generation_origin *origin, const char *stream_id)
+				 const struct generation_origin *origin, const char *stream_id)
 {
 	struct response *r = calloc(1, sizeof *r);
 	if (r && stream_id)
@@ -420,9 +424,9 @@ static enum status build_prompt(struct response *r, struct engine_request *reque
 		struct json messages = json_get(&root, "messages"), tools = json_get(&root, "tools");
 		/* A warm-up stops where the next turn's input will begin. */
 		struct chat_request chat = {.messages = &messages,
-		                            .tools = &tools,
-		                            .add_generation_prompt = r->q.generate,
-		                            .text_n = text.len};
+					    .tools = &tools,
+					    .add_generation_prompt = r->q.generate,
+					    .text_n = text.len};
 		request->input = ENGINE_INPUT_CHAT;
 		status = chat_build(&chat, &request->arena, &request->chat, err);
 	}

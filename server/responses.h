@@ -4,8 +4,9 @@
  *
  * Events: response.created, response.in_progress, response.output_item.added, response.content_part.added,
  * response.output_text.delta*, response.output_text.done, response.content_part.done, response.output_item.done, then
- * response.completed, response.incomplete or response.failed. Nothing is sent before the prompt has been accepted, so what goes wrong until
- * then is a plain error. A cancelled response ends with response.incomplete, status "cancelled" and reason "cancelled".
+ * response.completed, response.incomplete or response.failed. Nothing is sent before the prompt has been accepted, so
+ * what goes wrong until then is a plain error. A cancelled response ends with response.incomplete, status "cancelled"
+ * and reason "cancelled".
  */
 #pragma once
 
@@ -19,34 +20,35 @@ struct history {
 	int refs;
 	char response_id[RESPONSE_ID_MAX];
 	char session[ENGINE_SESSION_ID_MAX + 1]; /* that holds its KV, or "" */
-	struct buf messages;                     /* comma-separated objects */
+	struct buf messages;			 /* comma-separated objects */
 };
 
 struct history *history_ref(struct history *h); /* NULL is allowed */
-void history_unref(struct history *h);          /* NULL is allowed */
+void history_unref(struct history *h);		/* NULL is allowed */
 
 /* What was asked for. */
 struct response_request {
 	struct params params;
-	struct buf input;    /* the input items as comma-separated chat messages */
-	struct buf tools;    /* chat tools as a JSON array, or empty */
-	struct buf instructions, metadata; /* as JSON: a string or null, an object */
+	struct buf input;		       /* the input items as comma-separated chat messages */
+	struct buf tools;		       /* chat tools as a JSON array, or empty */
+	struct buf instructions, metadata;     /* as JSON: a string or null, an object */
 	char previous_id[RESPONSE_ID_MAX * 2]; /* "": none */
-	bool generate;       /* false: only warm the cache */
+	bool generate;			       /* false: only warm the cache */
 	bool logprobs;
 };
 
 /* Free with response_request_free() in any case. */
 enum status response_request_parse(struct response_request *q, struct engine *e, const struct json *body,
-                                   struct str session_header, struct error *err);
+				   struct str session_header, struct error *err);
 void response_request_free(struct response_request *q);
 
 struct response;
 
 struct response_sink {
 	/*
-	 * One event as a JSON object (check json->failed: a stream with a hole must not go on). False: the reader is gone or too
-	 * slow, and the response ends at once and unseen; `ended` is not called. NULL: events are not wanted.
+	 * One event as a JSON object (check json->failed: a stream with a hole must not go on). False: the reader is
+	 * gone or too slow, and the response ends at once and unseen; `ended` is not called. NULL: events are not
+	 * wanted.
 	 */
 	bool (*event)(void *arg, const char *type, const struct buf *json);
 	/* It failed before anything was sent. The owner answers, then destroys it or starts it again. */
@@ -55,9 +57,10 @@ struct response_sink {
 	void (*ended)(void *arg);
 };
 
-/* Takes the content of *q. stream_id: put into every event, or NULL. NULL when there is no memory (*q is then untouched). */
+/* Takes the content of *q. stream_id: put into every event, or NULL. NULL when there is no memory (*q is then
+ * untouched). */
 struct response *response_create(struct app *a, struct response_request *q, const struct response_sink *sink, void *arg,
-                                 const struct generation_origin *origin, const char *stream_id);
+				 const struct generation_origin *origin, const char *stream_id);
 /*
  * Submits it. base: what it continues, or NULL (a reference is taken). session as in struct engine_request, or NULL for
  * the request's own. On an error nothing has been submitted and no callback will come.

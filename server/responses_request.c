@@ -109,7 +109,8 @@ static enum status read_item(const struct json *item, bool *open, struct buf *ou
 		return add_call(item, open, out, err);
 	if (str_is(t, "function_call_output"))
 		return add_result(item, out, err);
-	return json_fail(&type, STATUS_UNSUPPORTED, err, "is not supported; items are messages, function calls and their outputs.");
+	return json_fail(&type, STATUS_UNSUPPORTED, err,
+			 "is not supported; items are messages, function calls and their outputs.");
 }
 
 static enum status read_input(const struct json *body, struct buf *out, struct error *err)
@@ -175,10 +176,12 @@ static enum status refuse_unsupported(const struct json *body, struct error *err
 	if (in_background)
 		return json_fail(&background, STATUS_UNSUPPORTED, err, "is not supported.");
 	if (json_has(&truncation) && !str_is(json_text(&truncation), "disabled"))
-		return json_fail(&truncation, STATUS_UNSUPPORTED, err, "is not supported: nothing is dropped from a conversation.");
+		return json_fail(&truncation, STATUS_UNSUPPORTED, err,
+				 "is not supported: nothing is dropped from a conversation.");
 	TRY(json_expect(&text, JSON_DICT, err));
 	if (json_has(&format) && !str_is(json_text(&type), "text"))
-		return json_fail(&format, STATUS_UNSUPPORTED, err, "is not supported, except for {\"type\": \"text\"}.");
+		return json_fail(&format, STATUS_UNSUPPORTED, err,
+				 "is not supported, except for {\"type\": \"text\"}.");
 	for (size_t i = 0; i < sizeof absent / sizeof *absent; i++) {
 		struct json j = json_get(body, absent[i]);
 		if (json_has(&j))
@@ -205,7 +208,7 @@ static enum status read_logprobs(struct response_request *q, const struct json *
 }
 
 enum status response_request_parse(struct response_request *q, struct engine *e, const struct json *body,
-                                   struct str session_header, struct error *err)
+				   struct str session_header, struct error *err)
 {
 	struct json instructions = json_get(body, "instructions"), metadata = json_get(body, "metadata");
 	struct json previous = json_get(body, "previous_response_id"), generate = json_get(body, "generate");

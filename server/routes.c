@@ -7,32 +7,35 @@
 
 /* A pattern's {id} is one path segment, {id*} the rest of the path (model names may hold slashes). */
 static const struct route routes[] = {
-        {HTTP_GET, "/", api_page, ROUTE_OPEN},
-        {HTTP_GET, "/health", api_health_ready, ROUTE_OPEN},
-        {HTTP_GET, "/health/live", api_health_live, ROUTE_OPEN},
-        {HTTP_GET, "/health/ready", api_health_ready, ROUTE_OPEN},
-        {HTTP_GET, "/metrics", api_metrics, 0},
-        {HTTP_GET, "/v1/models", api_models, 0},
-        {HTTP_GET, "/v1/models/{id*}", api_model, 0},
-        {HTTP_POST, "/v1/completions", api_completions, 0},
-        {HTTP_POST, "/v1/chat/completions", api_chat, 0},
-        {HTTP_POST, "/v1/responses", api_responses, 0},
-        {HTTP_GET, "/v1/responses", api_responses_plain_get, ROUTE_WEBSOCKET},
-        {HTTP_GET, "/v1/responses/{id}", api_response_get, 0},
-        {HTTP_POST, "/v1/tokenize", api_tokenize, 0},
-        {HTTP_POST, "/v1/detokenize", api_detokenize, 0},
-        {HTTP_POST, "/v1/sessions", api_sessions_create, 0},
-        {HTTP_GET, "/v1/sessions", api_sessions_list, 0},
-        {HTTP_GET, "/v1/sessions/{id}", api_session_get, 0},
-        {HTTP_DELETE, "/v1/sessions/{id}", api_session_delete, 0},
-        {HTTP_POST, "/v1/sessions/{id}/heartbeat", api_session_heartbeat, 0},
+	{HTTP_GET, "/", api_page, ROUTE_OPEN},
+	{HTTP_GET, "/health", api_health_ready, ROUTE_OPEN},
+	{HTTP_GET, "/health/live", api_health_live, ROUTE_OPEN},
+	{HTTP_GET, "/health/ready", api_health_ready, ROUTE_OPEN},
+	{HTTP_GET, "/metrics", api_metrics, 0},
+	{HTTP_GET, "/v1/models", api_models, 0},
+	{HTTP_GET, "/v1/models/{id*}", api_model, 0},
+	{HTTP_POST, "/v1/completions", api_completions, 0},
+	{HTTP_POST, "/v1/chat/completions", api_chat, 0},
+	{HTTP_POST, "/v1/responses", api_responses, 0},
+	{HTTP_GET, "/v1/responses", api_responses_plain_get, ROUTE_WEBSOCKET},
+	{HTTP_GET, "/v1/responses/{id}", api_response_get, 0},
+	{HTTP_POST, "/v1/tokenize", api_tokenize, 0},
+	{HTTP_POST, "/v1/detokenize", api_detokenize, 0},
+	{HTTP_POST, "/v1/sessions", api_sessions_create, 0},
+	{HTTP_GET, "/v1/sessions", api_sessions_list, 0},
+	{HTTP_GET, "/v1/sessions/{id}", api_session_get, 0},
+	{HTTP_DELETE, "/v1/sessions/{id}", api_session_delete, 0},
+	{HTTP_POST, "/v1/sessions/{id}/heartbeat", api_session_heartbeat, 0},
 };
 
 static const struct {
 	enum http_method method;
 	const char *name;
-} methods[] = {
-        {HTTP_GET, "GET"}, {HTTP_HEAD, "HEAD"}, {HTTP_POST, "POST"}, {HTTP_DELETE, "DELETE"}, {HTTP_OPTIONS, "OPTIONS"}};
+} methods[] = {{HTTP_GET, "GET"},
+	       {HTTP_HEAD, "HEAD"},
+	       {HTTP_POST, "POST"},
+	       {HTTP_DELETE, "DELETE"},
+	       {HTTP_OPTIONS, "OPTIONS"}};
 
 /* ---- Lookup ---- */
 
@@ -99,7 +102,8 @@ static bool is_header_list(struct str s)
 {
 	for (size_t i = 0; i < s.n; i++) {
 		char c = s.p[i];
-		bool name = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' || c == '_';
+		bool name = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' ||
+			    c == '_';
 		if (!name && c != ',' && c != ' ')
 			return false;
 	}
@@ -174,11 +178,11 @@ const struct route *routes_dispatch(struct http_exchange *x, void *app)
 		} else if (known) {
 			http_set_header(x, "Allow", allow);
 			failure_set(&f, FAILURE_METHOD, NULL, "%.*s does not take this method, only %s.",
-			            (int)(path.n < 200 ? path.n : 200), path.p, allow);
+				    (int)(path.n < 200 ? path.n : 200), path.p, allow);
 			reply_failure(x, &f);
 		} else {
 			failure_set(&f, FAILURE_NO_ROUTE, NULL, "There is nothing at %.*s.",
-			            (int)(path.n < 200 ? path.n : 200), path.p);
+				    (int)(path.n < 200 ? path.n : 200), path.p);
 			reply_failure(x, &f);
 		}
 		return NULL;

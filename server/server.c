@@ -69,7 +69,8 @@ static void announce(struct server *s)
 	buf_printf(&b, "kvasir %s is ready\n", KVASIR_VERSION);
 	buf_printf(&b, "  listening  http://%s%s%s:%d\n", bare_ipv6 ? "[" : "", host, bare_ipv6 ? "]" : "",
 	           listener_port(s->listener));
-	buf_printf(&b, "  model      %s (%s, %s, %.1f M parameters, ", info->model_name, info->arch, info->quantization,
+	buf_printf(&b, "  model      %s (%s, %s, %.1f M parameters, ",
+	           s->config->model_name ? s->config->model_name : info->file_name, info->arch, info->quantization,
 	           (double)info->n_params / 1e6);
 	show_size(&b, info->file_bytes);
 	buf_printf(&b, ")\n  context    %d tokens (trained for %d)\n", info->n_ctx, info->n_ctx_train);
@@ -188,6 +189,7 @@ static enum status start_engine(struct server *s, const char *chat_template)
 		.n_threads = (int32_t)c->threads,
 		.context_tokens = (int32_t)c->context,
 		.kv_bytes = (uint64_t)c->kv_memory,
+		.kv_policy = c->kv_policy,
 		.max_running = (int32_t)c->max_running,
 		.max_queue = (int32_t)c->max_queue,
 		.step_tokens = (int32_t)c->step_tokens,

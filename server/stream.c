@@ -7,7 +7,7 @@
 struct piece {
 	struct list node;
 	size_t len, at; /* bytes, bytes gone */
-	char data[];    /* [headroom + len] */
+	char data[];	/* [headroom + len] */
 };
 
 void stream_init(struct stream *s, size_t limit, size_t headroom)

@@ -1,41 +1,44 @@
 /* WebSocket by libwebsockets, on the libuv loop. See ws.h and ws_server.h. */
 #include "server/ws.h"
 
+#include <dlfcn.h>
 #include <libwebsockets.h>
+#include <link.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include "engine/base/clock.h"
 #include "engine/base/list.h"
 #include "engine/base/log.h"
+#include "server/frame.h"
 #include "server/stream.h"
 #include "server/ws_server.h"
 
 enum {
-	CLOSE_MS = 5000,      /* how long a close handshake may take */
-	SEND_ROUNDS = 16,     /* messages sent before other connections have their turn */
-	RX_CHUNK = 4096,      /* libwebsockets hands over this much of a message at a time */
-	REASON_MAX = 123,     /* bytes of a close reason (RFC 6455, 5.5) */
+	CLOSE_MS = 5000,  /* how long a close handshake may take */
+	SEND_ROUNDS = 16, /* messages sent before other connections have their turn */
+	RX_CHUNK = 4096,  /* libwebsockets hands over this much of a message at a time */
+	REASON_MAX = 123, /* bytes of a close reason (RFC 6455, 5.5) */
 };
 
 struct ws_conn {
 	struct list node; /* in server->conns once open */
 	struct list doomed_node;
 	struct ws_server *server;
+	struct conn *conn; /* NULL once it has let go */
 	struct lws *wsi;
 	void *user;
 	struct stream out;
-	struct buf in;            /* the message so far */
-	int64_t seen_ms;          /* of the last frame */
-	int64_t ping_ms;          /* the last ping */
-	int64_t closing_ms;       /* since when */
+	struct buf in;	    /* the message so far */
+	int64_t ping_ms;    /* the last ping */
+	int64_t closing_ms; /* since when */
 	int close_code;
-	bool open;                /* `opened` was called, `closed` was not */
+	bool open;		  /* `opened` was called, `closed` was not */
 	bool ping_due, ping_open; /* a ping is to be sent; was sent and not answered */
-	bool closing;             /* ws_close was called, or the peer broke the rules */
+	bool closing;		  /* ws_close was called, or the peer broke the rules */
 	bool close_sent;
+	bool refused; /* by frame.c */
 	bool doomed;
 	char close_reason[REASON_MAX + 1];
 	char peer[72];
@@ -69,7 +72,7 @@ static int64_t now_ms(void)
 
 static void on_reap(uv_timer_t *handle);
 
-/* Drops a connection soon: not now, for its memory is in use by whoever calls. */
+/* Drops a connection soon, and its output with it: not now, for its memory is in use by whoever calls. */
 static void doom(struct ws_conn *c)
 {
 	if (c->doomed)
@@ -77,22 +80,6 @@ static void doom(struct ws_conn *c)
 	c->doomed = true;
 	list_push_back(&c->server->doomed, &c->doomed_node);
 	uv_timer_start(&c->server->reaper, on_reap, 0, 0);
-}
-
-/* Drops it now, with an RST: what the peer has not read is not kept for it. Runs `closed`. */
-static void kill_now(struct ws_conn *c)
-{
-	struct linger now = {.l_onoff = 1, .l_linger = 0};
-	setsockopt(lws_get_socket_fd(c->wsi), SOL_SOCKET, SO_LINGER, &now, sizeof now);
-	lws_set_timeout(c->wsi, PENDING_TIMEOUT_USER_OK, LWS_TO_KILL_SYNC);
-}
-
-static void on_reap(uv_timer_t *handle)
-{
-	struct ws_server *s = handle->data;
-	struct list *node;
-	while ((node = list_pop_front(&s->doomed)))
-		kill_now(list_entry(node, struct ws_conn, doomed_node));
 }
 
 enum status ws_send(struct ws_conn *c, const char *text, size_t n)
@@ -142,19 +129,46 @@ const char *ws_peer(const struct ws_conn *c)
 	return c->peer;
 }
 
-/* The close frame is sent by libwebsockets when the callback then returns nonzero. */
-static int close_with(struct ws_conn *c, int code, const char *reason)
+/*
+ * Sends the close frame. libwebsockets has a close of its own (lws_close_reason), but asked for in the writable
+ * callback it sends nothing; so the frame is ours, and the peer's answer is seen in
+ * LWS_CALLBACK_WS_PEER_INITIATED_CLOSE.
+ */
+static int send_close(struct ws_conn *c)
 {
-	c->closing = c->close_sent = true;
-	c->closing_ms = now_ms();
+	unsigned char frame[LWS_PRE + 4 + REASON_MAX], *p = frame + LWS_PRE;
+	size_t n = strlen(c->close_reason);
+	p[0] = 0x88; /* the last fragment of a close frame */
+	p[1] = (unsigned char)(n + 2);
+	p[2] = (unsigned char)(c->close_code >> 8);
+	p[3] = (unsigned char)c->close_code;
+	memcpy(p + 4, c->close_reason, n);
+	c->close_sent = true;
+	if (lws_write(c->wsi, p, n + 4, LWS_WRITE_RAW) < 0)
+		return -1;
+	/* Nothing of a peer that broke the rules is read any more, so there is no answer to wait for. */
+	return c->refused ? -1 : 0;
+}
+
+void ws_conn_refuse(struct ws_conn *c, int code, const char *reason)
+{
+	if (c->refused)
+		return; /* once is enough: the close frame is on its way */
+	c->refused = true;
+	if (!c->open || c->close_sent) {
+		doom(c);
+		return;
+	}
+	/* A close that waits for its queue gives way. */
 	stream_clear(&c->out);
-	buf_free(&c->in);
-	lws_close_reason(c->wsi, (enum lws_close_status)code, (unsigned char *)(uintptr_t)reason, strlen(reason));
-	return -1;
+	c->closing = false;
+	ws_close(c, code, reason);
 }
 
 static int on_writable(struct ws_conn *c)
 {
+	if (c->close_sent)
+		return 0;
 	if (c->ping_due) {
 		unsigned char ping[LWS_PRE + 1];
 		c->ping_due = false;
@@ -173,37 +187,32 @@ static int on_writable(struct ws_conn *c)
 			return -1;
 		stream_consume(&c->out, n);
 	}
-	if (c->out.pending)
+	if (c->closing && !c->out.pending && !lws_send_pipe_choked(c->wsi))
+		return send_close(c);
+	if (c->closing || c->out.pending)
 		lws_callback_on_writable(c->wsi);
-	else if (c->closing)
-		return close_with(c, c->close_code, c->close_reason);
 	return 0;
 }
 
 /* ---- Receiving ---- */
 
-static void seen(struct ws_conn *c)
+void ws_conn_alive(struct ws_conn *c)
 {
-	c->seen_ms = now_ms();
 	c->ping_open = false;
-	if (c->open && !c->closing && c->server->app->alive)
+	if (c->open && !c->closing && !c->doomed && c->server->app->alive)
 		c->server->app->alive(c, c->server->app->app);
 }
 
+/* A piece of a text message, which frame.c found to be in order and not too large. */
 static int on_receive(struct ws_conn *c, const char *p, size_t n)
 {
-	seen(c);
-	if (c->closing)
-		return 0; /* it may still be sending what it had begun */
-	if (lws_frame_is_binary(c->wsi))
-		return close_with(c, 1003, "Only text messages are accepted.");
-	/* The announced rest of this frame counts too: no need to wait for it. */
-	uint64_t total = (uint64_t)c->in.len + n + lws_remaining_packet_payload(c->wsi);
-	if (total > (uint64_t)c->server->config->max_body)
-		return close_with(c, 1009, "The message is larger than this server accepts.");
+	if (c->closing || c->doomed)
+		return 0; /* the peer may still be sending what it had begun */
 	buf_append(&c->in, p, n);
-	if (c->in.failed)
-		return close_with(c, 1011, "There is no memory for the message.");
+	if (c->in.failed) {
+		ws_close(c, WS_INTERNAL_ERROR, "There is no memory for the message.");
+		return 0;
+	}
 	if (lws_remaining_packet_payload(c->wsi) || !lws_is_final_fragment(c->wsi))
 		return 0;
 	/* The handler gets the message and this connection a fresh buffer, so that idle ones hold none. */
@@ -218,7 +227,7 @@ static void on_established(struct ws_conn *c)
 {
 	struct ws_server *s = c->server;
 	c->open = true;
-	c->seen_ms = c->ping_ms = now_ms();
+	c->ping_ms = now_ms();
 	list_push_back(&s->conns, &c->node);
 	s->n_conns++;
 	s->app->opened(c, s->app->app);
@@ -257,10 +266,10 @@ static int on_event(struct lws *wsi, enum lws_callback_reasons reason, void *use
 		return 0;
 	case LWS_CALLBACK_RECEIVE:
 		return c ? on_receive(c, in, n) : -1;
-	case LWS_CALLBACK_RECEIVE_PONG:
-		if (c)
-			seen(c);
-		return 0;
+	case LWS_CALLBACK_WS_PEER_INITIATED_CLOSE:
+		/* The answer to our close frame ends the connection; a close of the peer's own is answered by
+		 * libwebsockets. */
+		return c && c->close_sent ? -1 : 0;
 	case LWS_CALLBACK_SERVER_WRITEABLE:
 		return c ? on_writable(c) : -1;
 	case LWS_CALLBACK_CLOSED:
@@ -271,6 +280,8 @@ static int on_event(struct lws *wsi, enum lws_callback_reasons reason, void *use
 		if (c) {
 			on_gone(c);
 			lws_set_opaque_user_data(wsi, NULL);
+			if (c->conn)
+				conn_ws_ended(c->conn, false);
 			stream_clear(&c->out);
 			buf_free(&c->in);
 			free(c);
@@ -278,18 +289,36 @@ static int on_event(struct lws *wsi, enum lws_callback_reasons reason, void *use
 		return 0;
 	case LWS_CALLBACK_HTTP:
 		return -1; /* only upgrades come here */
-	case LWS_CALLBACK_CHANGE_MODE_POLL_FD:
-		return 0;
 	default:
 		return 0;
 	}
 }
 
+static void on_reap(uv_timer_t *handle)
+{
+	struct ws_server *s = handle->data;
+	struct list *node;
+	while ((node = list_pop_front(&s->doomed))) {
+		struct ws_conn *c = list_entry(node, struct ws_conn, doomed_node);
+		struct conn *conn = c->conn;
+		ws_conn_drop(c);
+		if (conn)
+			conn_ws_ended(conn, true);
+	}
+}
+
+void ws_conn_drop(struct ws_conn *c)
+{
+	c->conn = NULL;
+	on_gone(c); /* now, whatever libwebsockets thinks has still to be done */
+	lws_set_timeout(c->wsi, PENDING_TIMEOUT_USER_OK, LWS_TO_KILL_SYNC);
+}
+
 /* ---- The server ---- */
 
 static const struct lws_protocols protocols[] = {
-        {.name = "kvasir", .callback = on_event, .rx_buffer_size = RX_CHUNK},
-        {0},
+	{.name = "kvasir", .callback = on_event, .rx_buffer_size = RX_CHUNK},
+	{0},
 };
 
 static void on_sweep(uv_timer_t *handle)
@@ -297,7 +326,8 @@ static void on_sweep(uv_timer_t *handle)
 	struct ws_server *s = handle->data;
 	int64_t now = now_ms();
 
-	list_each(node, tmp, &s->conns) {
+	list_each(node, tmp, &s->conns)
+	{
 		struct ws_conn *c = list_entry(node, struct ws_conn, node);
 		if (c->closing) {
 			if (now - c->closing_ms >= CLOSE_MS)
@@ -316,16 +346,34 @@ static void on_sweep(uv_timer_t *handle)
 	}
 }
 
+/* What libwebsockets says while it starts is worth reading; later it complains about every odd peer. */
+static bool starting;
+
 static void on_lws_log(int level, const char *line)
 {
 	size_t n = strlen(line);
+	(void)level;
 	while (n && line[n - 1] == '\n')
 		n--;
-	log_msg(level & LLL_ERR ? LOG_WARN : LOG_DEBUG, "libwebsockets", "%.*s", (int)n, line);
+	log_msg(starting ? LOG_WARN : LOG_DEBUG, "libwebsockets", "%.*s", (int)n, line);
+}
+
+/*
+ * libwebsockets unloads its libuv plugin at the end of lws_context_destroy() while libuv has still to call back into it
+ * (close callbacks run in the next turn of the loop). So the plugin is made to stay.
+ */
+static int pin_plugin(struct dl_phdr_info *info, size_t size, void *arg)
+{
+	(void)size;
+	(void)arg;
+	if (!strstr(info->dlpi_name, "evlib_uv"))
+		return 0;
+	dlopen(info->dlpi_name, RTLD_NOW | RTLD_NOLOAD | RTLD_NODELETE); /* the reference is kept for good */
+	return 1;
 }
 
 enum status ws_server_create(uv_loop_t *loop, const struct config *config, const struct ws_app *app,
-                             struct listener_stats *stats, struct ws_server **out, struct error *err)
+			     struct listener_stats *stats, struct ws_server **out, struct error *err)
 {
 	struct ws_server *s = calloc(1, sizeof *s);
 	if (!s)
@@ -341,26 +389,30 @@ enum status ws_server_create(uv_loop_t *loop, const struct config *config, const
 	static const lws_retry_bo_t no_pings = {.secs_since_valid_ping = 0, .secs_since_valid_hangup = 0};
 	void *loops[1] = {loop};
 	struct lws_context_creation_info info = {
-	        .port = CONTEXT_PORT_NO_LISTEN_SERVER,
-	        .protocols = protocols,
-	        .options = LWS_SERVER_OPTION_LIBUV | LWS_SERVER_OPTION_VALIDATE_UTF8 | LWS_SERVER_OPTION_EXPLICIT_VHOSTS |
-	                   LWS_SERVER_OPTION_DISABLE_IPV6,
-	        .foreign_loops = loops,
-	        .gid = (gid_t)-1,
-	        .uid = (uid_t)-1,
-	        .user = s,
-	        .pcontext = &s->context,
-	        .retry_and_idle_policy = &no_pings,
-	        .vhost_name = "kvasir",
+		.port = CONTEXT_PORT_NO_LISTEN_SERVER,
+		.protocols = protocols,
+		.options = LWS_SERVER_OPTION_LIBUV | LWS_SERVER_OPTION_VALIDATE_UTF8 |
+			   LWS_SERVER_OPTION_EXPLICIT_VHOSTS | LWS_SERVER_OPTION_DISABLE_IPV6,
+		.foreign_loops = loops,
+		.gid = (gid_t)-1,
+		.uid = (uid_t)-1,
+		.user = s,
+		.pcontext = &s->context,
+		.retry_and_idle_policy = &no_pings,
+		.vhost_name = "kvasir",
 	};
 	lws_set_log_level(LLL_ERR | LLL_WARN, on_lws_log);
+	starting = true;
 	s->context = lws_create_context(&info);
 	if (!s->context) {
 		free(s);
 		return error_set(err, STATUS_INTERNAL,
-		                 "libwebsockets could not be started; its libuv plugin (libwebsockets-evlib-uv) may be missing.");
+				 "libwebsockets could not be started; its libuv plugin (libwebsockets-evlib-uv) may be "
+				 "missing.");
 	}
+	dl_iterate_phdr(pin_plugin, NULL);
 	s->vhost = lws_create_vhost(s->context, &info);
+	starting = false;
 	uv_timer_init(loop, &s->sweep);
 	uv_timer_init(loop, &s->reaper);
 	s->sweep.data = s->reaper.data = s;
@@ -369,14 +421,15 @@ enum status ws_server_create(uv_loop_t *loop, const struct config *config, const
 		ws_server_close(s, NULL, NULL);
 		return error_set(err, STATUS_INTERNAL, "libwebsockets could not make a virtual host.");
 	}
-	int64_t tick = config->ws_ping_interval < config->ws_ping_timeout ? config->ws_ping_interval : config->ws_ping_timeout;
+	int64_t tick =
+		config->ws_ping_interval < config->ws_ping_timeout ? config->ws_ping_interval : config->ws_ping_timeout;
 	tick = tick / 4 < 10 ? 10 : tick / 4 > 1000 ? 1000 : tick / 4;
 	uv_timer_start(&s->sweep, on_sweep, (uint64_t)tick, (uint64_t)tick);
 	*out = s;
 	return STATUS_OK;
 }
 
-void ws_server_adopt(struct ws_server *s, int fd, const char *peer, const char *key, const char *early, size_t n_early)
+struct ws_conn *ws_server_adopt(struct ws_server *s, int fd, struct conn *conn, const char *peer, const char *key)
 {
 	struct ws_conn *c = calloc(1, sizeof *c);
 	struct buf head = BUF_INIT;
@@ -385,29 +438,35 @@ void ws_server_adopt(struct ws_server *s, int fd, const char *peer, const char *
 	 * offer, no extension to agree to, and no cookie that does not fit.
 	 */
 	buf_printf(&head,
-	           "GET / HTTP/1.1\r\nHost: kvasir\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-	           "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: %s\r\n\r\n",
-	           key);
-	buf_append(&head, early, n_early);
+		   "GET / HTTP/1.1\r\nHost: kvasir\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+		   "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: %s\r\n\r\n",
+		   key);
 	if (!c || head.failed || s->closing) {
 		close(fd);
-		free(c);
-		buf_free(&head);
-		return;
+		goto fail;
 	}
 	c->server = s;
+	c->conn = conn;
 	snprintf(c->peer, sizeof c->peer, "%s", peer);
 	list_init(&c->node);
 	list_init(&c->doomed_node);
 	stream_init(&c->out, (size_t)s->config->stream_buffer, LWS_PRE);
+	/* on_event() takes s->adopting, and from then on WSI_DESTROY frees it. On failure libwebsockets closes fd. */
 	s->adopting = c;
-	/* On failure it closes fd, and frees c by way of WSI_DESTROY if it came that far. */
-	lws_adopt_socket_vhost_readbuf(s->vhost, fd, head.data, head.len);
-	if (s->adopting) {
+	struct lws *wsi = lws_adopt_socket_vhost_readbuf(s->vhost, fd, head.data, head.len);
+	if (!wsi) {
+		if (s->adopting != c)
+			c = NULL;
 		s->adopting = NULL;
-		free(c);
+		goto fail;
 	}
 	buf_free(&head);
+	return c;
+
+fail:
+	free(c);
+	buf_free(&head);
+	return NULL;
 }
 
 int32_t ws_server_count(const struct ws_server *s)
@@ -417,8 +476,7 @@ int32_t ws_server_count(const struct ws_server *s)
 
 void ws_server_close_all(struct ws_server *s, int code, const char *reason)
 {
-	list_each(node, tmp, &s->conns)
-		ws_close(list_entry(node, struct ws_conn, node), code, reason);
+	list_each(node, tmp, &s->conns) ws_close(list_entry(node, struct ws_conn, node), code, reason);
 }
 
 static void on_closed(uv_handle_t *handle)
@@ -437,8 +495,6 @@ static void on_closed(uv_handle_t *handle)
 static void on_destroy(uv_timer_t *handle)
 {
 	struct ws_server *s = handle->data;
-	list_each(node, tmp, &s->conns)
-		kill_now(list_entry(node, struct ws_conn, node));
 	if (s->context) {
 		lws_context_destroy(s->context);
 		return;

@@ -2,8 +2,8 @@
  * WebSocket as the API files see it. ws.c is the only file that knows libwebsockets.
  *
  * All of this runs on the loop thread. A connection stays valid until its closed callback returns. Pings go out every
- * config.ws_ping_interval; a connection that does not answer within config.ws_ping_timeout is closed. Messages are whole,
- * valid UTF-8 text of at most config.max_body bytes; anything else is closed with the code RFC 6455 names.
+ * config.ws_ping_interval; a connection that does not answer within config.ws_ping_timeout is closed. Messages are
+ * whole, valid UTF-8 text of at most config.max_body bytes; anything else is closed with the code RFC 6455 names.
  */
 #pragma once
 
@@ -25,7 +25,8 @@ struct ws_app {
 	void (*closed)(struct ws_conn *c, void *app);
 };
 
-/* Queues one text message (copied). LIMIT when more than config.stream_buffer bytes are unread: the connection is then dropped. */
+/* Queues one text message (copied). LIMIT when more than config.stream_buffer bytes are unread: the connection is then
+ * dropped. */
 enum status ws_send(struct ws_conn *c, const char *text, size_t n);
 /* Sends what is queued, then a close frame. `closed` follows. */
 void ws_close(struct ws_conn *c, int code, const char *reason);

@@ -1,6 +1,7 @@
-/* libwebsockets on the libuv loop, as conn.c and listener.c use it. */
+/* libwebsockets on the libuv loop, as the connections and the listener use it. */
 #pragma once
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <uv.h>
@@ -9,16 +10,27 @@
 #include "server/listener.h"
 #include "server/ws.h"
 
+struct conn;
 struct ws_server;
 
 /* stats->dropped_slow is counted up. All pointers must outlive the server. */
 enum status ws_server_create(uv_loop_t *loop, const struct config *config, const struct ws_app *app,
-                             struct listener_stats *stats, struct ws_server **out, struct error *err);
+			     struct listener_stats *stats, struct ws_server **out, struct error *err);
 /*
- * Takes over a client's socket (closed in any case) whose upgrade request was read, checked and dispatched: answers 101
- * and goes on from there. key is its Sec-WebSocket-Key; early[0..n_early) is what was read behind the request.
+ * Gives libwebsockets fd, one end of a non-blocking socket pair (closed in any case), for a connection whose upgrade
+ * request was read, checked and dispatched: 101 is answered through it. key is the request's Sec-WebSocket-Key. NULL
+ * when it failed.
  */
-void ws_server_adopt(struct ws_server *s, int fd, const char *peer, const char *key, const char *early, size_t n_early);
+struct ws_conn *ws_server_adopt(struct ws_server *s, int fd, struct conn *conn, const char *peer, const char *key);
+/* The peer sent a whole frame of any kind. */
+void ws_conn_alive(struct ws_conn *c);
+/* The peer broke the rules: closes with this code, at once. Nothing may be sent through the pair any more. */
+void ws_conn_refuse(struct ws_conn *c, int code, const char *reason);
+/* The client is gone: `closed` runs before this returns, and nothing more is heard of c. */
+void ws_conn_drop(struct ws_conn *c);
+/* What conn.c offers: the WebSocket has ended and c is no longer valid. With `reset` its output is thrown away. */
+void conn_ws_ended(struct conn *conn, bool reset);
+
 int32_t ws_server_count(const struct ws_server *s);
 /* As ws_close(), for every connection. */
 void ws_server_close_all(struct ws_server *s, int code, const char *reason);

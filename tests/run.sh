@@ -102,7 +102,7 @@ build() {
 unit_tests() {
 	local name=$1 dir=$2 log
 	log=$logs/$name.log
-	meson test -C "$dir" --num-processes "$jobs" --print-errorlogs --timeout-multiplier "${3:-1}" >"$log" 2>&1
+	meson test -C "$dir" --suite unit --num-processes "$jobs" --print-errorlogs --timeout-multiplier "${3:-1}" >"$log" 2>&1
 	grep -E ' (FAIL|TIMEOUT|ERROR) ' "$log" | sed -E 's/^ *[0-9]+\/[0-9]+ +/FAIL /'
 	number() { sed -nE "s/^$1: *([0-9]+).*/\1/p" "$log" | tail -n 1; }
 	local ok fail timeout skip
@@ -139,9 +139,9 @@ need_python() {
 # The model: named, or fetched. Without one every test that needs it skips with that reason.
 model() {
 	[ -z "${KVASIR_TEST_MODEL:-}" ] || return 0
-	KVASIR_TEST_MODEL=$(deploy/fetch-model.sh "$cache/models" 2>"$logs/model.log")
+	KVASIR_TEST_MODEL=$(python3 tests/tools/fetch_models.py "$cache/models" 2>"$logs/model.log")
 	export KVASIR_TEST_MODEL
-	[ -n "$KVASIR_TEST_MODEL" ] || echo "no model: deploy/fetch-model.sh failed (see $logs/model.log)"
+	[ -n "$KVASIR_TEST_MODEL" ] || echo "no model: tests/tools/fetch_models.py failed (see $logs/model.log)"
 }
 
 api_tests() { # NAME BUILD
@@ -174,7 +174,8 @@ suite_noserver() {
 suite_unit() { build build && unit_tests unit build; }
 
 suite_golden() {
-	local f
+	local f name
+	local -A tool=([test_tokenizer]=tokenize-tool [test_templates]=render-tool [test_jinja_diff]=render-tool)
 	build build >/dev/null || return
 	if [ ! -d "$KVASIR_SHARED/golden" ]; then
 		skip golden "$KVASIR_SHARED/golden is not there (set KVASIR_SHARED)"
@@ -183,8 +184,9 @@ suite_golden() {
 	need_python golden || return
 	for f in tests/golden/test_*.py; do
 		[ -e "$f" ] || { skip golden "there are none"; return; }
+		name=$(basename "$f" .py)
 		KVASIR_FULL=$full KVASIR_BUILD=$PWD/build KVASIR_BIN=$PWD/build/server/kvasir \
-			summed "golden-$(basename "$f" .py)" "$cache/venv/bin/python" "$f"
+			summed "golden-${name#test_}" "$cache/venv/bin/python" "$f" ${tool[$name]:+"build/tests/golden/${tool[$name]}"}
 	done
 }
 

@@ -62,65 +62,42 @@ void kv_key_next(const struct kv_key *before, const int32_t *tokens, struct kv_k
 
 /* ---- The index ---- */
 
-enum { NO_NODE = -1 };
+enum { NO_NODE = EVICT_NONE };
 
 /* A page has at most one entry, so entries live in an array by page number and adding one cannot fail. */
 struct node {
 	struct kv_key key;
-	struct list idle_link;  /* in kv_prefix.idle: a leaf that nobody else holds */
 	int32_t tokens[KV_PAGE_TOKENS];
-	int32_t parent;         /* page, or NO_NODE for a first page */
-	int32_t hash_next;      /* page, or NO_NODE */
-	int32_t n_children;
-	int64_t used_ms;
-	bool present, held;     /* held: others have references too */
+	int32_t parent;    /* page, or NO_NODE for a first page */
+	int32_t hash_next; /* page, or NO_NODE */
+	uint64_t user;     /* the request that used it last */
+	bool present, held; /* held: others have references too */
 };
 
 struct kv_prefix {
 	struct kv_pool *pool;
-	struct node *nodes; /* [n_pages] */
-	int32_t *buckets;   /* [n_buckets] page, or NO_NODE */
-	size_t n_buckets;   /* a power of two */
-	struct list idle;   /* least recently used first */
+	struct evict *evict; /* its slots are pages */
+	struct node *nodes;  /* [n_pages] */
+	int32_t *buckets;    /* [n_buckets] page, or NO_NODE */
+	size_t n_buckets;    /* a power of two */
 	struct kv_prefix_stats stats;
 };
-
-static struct node *node_of(struct list *l)
-{
-	return list_entry(l, struct node, idle_link);
-}
-
-/* Puts an evictable leaf where its last use says; parents join behind the children they outlived, mostly at the front. */
-static void join_idle(struct kv_prefix *p, struct node *n, bool just_used)
-{
-	if (just_used) {
-		list_push_back(&p->idle, &n->idle_link);
-		return;
-	}
-	struct list *before = p->idle.next;
-	while (before != &p->idle && node_of(before)->used_ms < n->used_ms)
-		before = before->next;
-	list_insert_between(&n->idle_link, before->prev, before);
-}
 
 static void watch(void *arg, int32_t page, bool idle)
 {
 	struct kv_prefix *p = arg;
-	struct node *n = &p->nodes[page];
-	n->held = !idle;
+	p->nodes[page].held = !idle;
 	p->stats.n_idle += idle ? 1 : -1;
-	if (!idle)
-		list_remove(&n->idle_link);
-	else if (n->n_children == 0)
-		join_idle(p, n, true);
+	evict_idle(p->evict, page, idle);
 }
 
-enum status kv_prefix_create(struct kv_pool *pool, struct kv_prefix **out)
+enum status kv_prefix_create(struct kv_pool *pool, const char *policy, struct kv_prefix **out, struct error *err)
 {
 	int32_t n_pages = kv_pool_n_pages(pool);
+	enum status st = STATUS_NOMEM;
 	struct kv_prefix *p = calloc(1, sizeof *p);
 	if (!p)
-		return STATUS_NOMEM;
+		return error_set(err, STATUS_NOMEM, "no memory for the prefix index");
 	p->pool = pool;
 	p->n_buckets = 16;
 	while (p->n_buckets < (size_t)n_pages)
@@ -128,19 +105,23 @@ enum status kv_prefix_create(struct kv_pool *pool, struct kv_prefix **out)
 	p->nodes = calloc((size_t)n_pages, sizeof *p->nodes);
 	p->buckets = malloc(p->n_buckets * sizeof *p->buckets);
 	if (!p->nodes || !p->buckets) {
-		free(p->nodes);
-		free(p->buckets);
-		free(p);
-		return STATUS_NOMEM;
+		error_set(err, st, "no memory for a prefix index of %d pages", n_pages);
+		goto fail;
 	}
+	st = evict_create(policy, n_pages, &p->evict, err);
+	if (st != STATUS_OK)
+		goto fail;
 	for (size_t i = 0; i < p->n_buckets; i++)
 		p->buckets[i] = NO_NODE;
-	for (int32_t i = 0; i < n_pages; i++)
-		list_init(&p->nodes[i].idle_link);
-	list_init(&p->idle);
 	kv_pool_watch(pool, watch, p);
 	*out = p;
 	return STATUS_OK;
+
+fail:
+	free(p->nodes);
+	free(p->buckets);
+	free(p);
+	return st;
 }
 
 static int32_t *bucket_of(const struct kv_prefix *p, const struct kv_key *key)
@@ -150,7 +131,7 @@ static int32_t *bucket_of(const struct kv_prefix *p, const struct kv_key *key)
 	return &p->buckets[h & (p->n_buckets - 1)];
 }
 
-/* Takes an entry out and gives its reference back. It must have no children. */
+/* Takes an entry out and gives its reference back. The eviction engine has removed it, or is about to end. */
 static void unlink_node(struct kv_prefix *p, int32_t page)
 {
 	struct node *n = &p->nodes[page];
@@ -158,33 +139,23 @@ static void unlink_node(struct kv_prefix *p, int32_t page)
 	while (*at != page)
 		at = &p->nodes[*at].hash_next;
 	*at = n->hash_next;
-	list_remove(&n->idle_link);
 	p->stats.n_pages--;
 	p->stats.n_idle -= !n->held;
 	n->present = false;
 	kv_pool_mark(p->pool, page, false);
 	kv_pool_unref(p->pool, page);
-	if (n->parent == NO_NODE)
-		return;
-	struct node *parent = &p->nodes[n->parent];
-	if (--parent->n_children == 0 && !parent->held)
-		join_idle(p, parent, false);
 }
 
 void kv_prefix_destroy(struct kv_prefix *p)
 {
 	if (!p)
 		return;
-	for (bool more = true; more;) {
-		more = false;
-		for (int32_t i = 0; i < kv_pool_n_pages(p->pool); i++) {
-			if (p->nodes[i].present && p->nodes[i].n_children == 0) {
-				unlink_node(p, i);
-				more = true;
-			}
-		}
+	for (int32_t i = 0; i < kv_pool_n_pages(p->pool); i++) {
+		if (p->nodes[i].present)
+			unlink_node(p, i);
 	}
 	kv_pool_watch(p->pool, NULL, NULL);
+	evict_destroy(p->evict);
 	free(p->buckets);
 	free(p->nodes);
 	free(p);
@@ -217,13 +188,37 @@ int32_t kv_prefix_match(struct kv_prefix *p, const struct kv_key *root, const in
 	return n_pages;
 }
 
-enum status kv_prefix_get(struct kv_prefix *p, const struct kv_key *root, const int32_t *tokens, int32_t n, int64_t now_ms,
-                          struct kv_seq *seq)
+/* How far page `index` of a chain lies before the end of a prompt, in the unit of evict.h. */
+static int32_t distance(int32_t index, int32_t n_prompt)
+{
+	int32_t tokens = n_prompt - (index + 1) * KV_PAGE_TOKENS;
+	return tokens > 0 ? (tokens + EVICT_DISTANCE_TOKENS - 1) / EVICT_DISTANCE_TOKENS : 0;
+}
+
+/* Page `index` of a request's chain is used, unless this request has used it already. */
+static void touch(struct kv_prefix *p, int32_t page, int32_t index, const struct kv_use *use)
+{
+	struct node *n = &p->nodes[page];
+	struct evict_use u = {
+	        .parent = n->parent,
+	        .distance = distance(index, use->n_prompt),
+	        .now_ms = use->now_ms,
+	        .claim_until_ms = use->claim_until_ms,
+	};
+	if (use->request != 0 && n->user == use->request)
+		return;
+	n->user = use->request;
+	memcpy(&u.key, n->key.bytes, sizeof u.key);
+	evict_touch(p->evict, page, &u);
+}
+
+/* Makes seq hold the pages that are known of tokens[0..n); as a use, or without. */
+static enum status collect(struct kv_prefix *p, const struct kv_key *root, const int32_t *tokens, int32_t n,
+                           const struct kv_use *use, struct kv_seq *seq)
 {
 	struct kv_key key = *root;
-	int32_t parent = NO_NODE, whole = n / KV_PAGE_TOKENS;
-	p->stats.queries += (uint64_t)whole;
-	for (int32_t i = 0; i < whole; i++) {
+	int32_t parent = NO_NODE;
+	for (int32_t i = 0; i < n / KV_PAGE_TOKENS; i++) {
 		kv_key_next(&key, tokens + i * KV_PAGE_TOKENS, &key);
 		int32_t page = find(p, &key, parent, tokens + i * KV_PAGE_TOKENS);
 		if (page == NO_NODE)
@@ -232,39 +227,47 @@ enum status kv_prefix_get(struct kv_prefix *p, const struct kv_key *root, const 
 			kv_seq_release(p->pool, seq);
 			return STATUS_NOMEM;
 		}
-		p->nodes[page].used_ms = now_ms;
-		p->stats.hits++;
+		if (use)
+			touch(p, page, i, use);
 		parent = page;
 	}
 	return STATUS_OK;
 }
 
-static void add_node(struct kv_prefix *p, const struct kv_key *key, int32_t parent, const int32_t *tokens, int32_t page,
-                     int64_t now_ms)
+enum status kv_prefix_get(struct kv_prefix *p, const struct kv_key *root, const int32_t *tokens, int32_t n,
+                          const struct kv_use *use, struct kv_seq *seq)
+{
+	enum status st = collect(p, root, tokens, n, use, seq);
+	p->stats.queries += (uint64_t)(n / KV_PAGE_TOKENS);
+	p->stats.hits += (uint64_t)seq->n_pages;
+	return st;
+}
+
+enum status kv_prefix_hold(struct kv_prefix *p, const struct kv_key *root, const int32_t *tokens, int32_t n, struct kv_seq *seq)
+{
+	return collect(p, root, tokens, n, NULL, seq);
+}
+
+static void add_node(struct kv_prefix *p, const struct kv_key *key, int32_t parent, const int32_t *tokens, int32_t page)
 {
 	struct node *n = &p->nodes[page];
 	int32_t *bucket = bucket_of(p, key);
 	n->key = *key;
 	memcpy(n->tokens, tokens, sizeof n->tokens);
 	n->parent = parent;
-	n->n_children = 0;
-	n->used_ms = now_ms;
 	n->hash_next = *bucket;
+	n->user = 0;
 	n->present = true;
 	n->held = true; /* by the sequence that computed it */
 	*bucket = page;
 	kv_pool_ref(p->pool, page);
 	kv_pool_mark(p->pool, page, true);
-	if (parent != NO_NODE) {
-		p->nodes[parent].n_children++;
-		list_remove(&p->nodes[parent].idle_link);
-	}
 	p->stats.n_pages++;
 	p->stats.inserted++;
 }
 
 int32_t kv_prefix_put(struct kv_prefix *p, const struct kv_key *root, const int32_t *tokens, struct kv_seq *seq, int32_t first,
-                      int64_t now_ms)
+                      const struct kv_use *use)
 {
 	int32_t whole = seq->n_tokens / KV_PAGE_TOKENS, parent = NO_NODE;
 	struct kv_key key = *root;
@@ -286,28 +289,51 @@ int32_t kv_prefix_put(struct kv_prefix *p, const struct kv_key *root, const int3
 			/* A page that is indexed for another place cannot be indexed twice; its content would have to be the same. */
 			if (p->nodes[page].present)
 				return i;
-			add_node(p, &key, parent, mine, page, now_ms);
+			add_node(p, &key, parent, mine, page);
 		} else if (page != seq->pages[i]) {
 			kv_pool_ref(p->pool, page);
 			kv_pool_unref(p->pool, seq->pages[i]);
 			seq->pages[i] = page;
 		}
-		p->nodes[page].used_ms = now_ms;
+		touch(p, page, i, use);
 		parent = page;
 	}
 	return whole;
 }
 
-bool kv_prefix_evict(struct kv_prefix *p)
+void kv_prefix_hint(struct kv_prefix *p, const struct kv_seq *seq, int32_t n_pages, uint64_t request, unsigned hints)
 {
-	if (list_empty(&p->idle))
+	for (int32_t i = 0; i < n_pages && i < seq->n_pages; i++) {
+		const struct node *n = &p->nodes[seq->pages[i]];
+		if (n->present && n->user == request)
+			evict_hint(p->evict, seq->pages[i], hints);
+	}
+}
+
+void kv_prefix_claim(struct kv_prefix *p, const struct kv_seq *seq, int64_t until_ms)
+{
+	for (int32_t i = 0; i < seq->n_tokens / KV_PAGE_TOKENS; i++) {
+		if (p->nodes[seq->pages[i]].present)
+			evict_claim(p->evict, seq->pages[i], until_ms);
+	}
+}
+
+bool kv_prefix_evict(struct kv_prefix *p, int64_t now_ms, enum evict_reason reason)
+{
+	int32_t page = evict_victim(p->evict, now_ms);
+	if (page == EVICT_NONE)
 		return false;
-	unlink_node(p, (int32_t)(node_of(p->idle.next) - p->nodes));
-	p->stats.evicted++;
+	evict_remove(p->evict, page, reason);
+	unlink_node(p, page);
 	return true;
 }
 
 void kv_prefix_stats(const struct kv_prefix *p, struct kv_prefix_stats *out)
 {
+	struct evict_stats ev;
+	evict_stats(p->evict, &ev);
 	*out = p->stats;
+	out->n_ghosts = ev.n_ghosts;
+	out->revived = ev.revived;
+	memcpy(out->evicted, ev.removed, sizeof out->evicted);
 }

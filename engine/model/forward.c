@@ -130,31 +130,48 @@ static enum status no_step_memory(enum status st, int32_t max_rows, int32_t max_
 	                 max_outputs);
 }
 
+enum { STEP_PARTS = 9, STEP_ALIGN_FLOATS = 1024 };
+
+/* The arrays of a step: where each begins in the slab, in floats, and the slab's size in bytes. */
+struct step_parts {
+	size_t offset[STEP_PARTS];
+	size_t bytes;
+};
+
+/* False when the sizes overflow. max_outputs is at most max_rows: no step can want more. */
+static bool layout_step(const struct model_params *p, int32_t max_rows, int32_t max_outputs, struct step_parts *out)
+{
+	size_t rows = (size_t)max_rows, q_width = (size_t)p->n_head * (size_t)p->head_dim;
+	size_t kv_width = (size_t)p->n_head_kv * (size_t)p->head_dim, embd = (size_t)p->n_embd, ff = (size_t)p->n_ff;
+	const size_t width[STEP_PARTS] = {embd, embd, q_width, kv_width, kv_width, q_width, ff, ff, (size_t)p->n_vocab};
+	size_t total = 0;
+	for (size_t i = 0; i < STEP_PARTS; i++) {
+		size_t floats, n = i + 1 < STEP_PARTS ? rows : (size_t)max_outputs;
+		if (__builtin_mul_overflow(n, width[i], &floats) || floats > SIZE_MAX / 64 || total > SIZE_MAX / 64)
+			return false;
+		out->offset[i] = total;
+		total += (floats + STEP_ALIGN_FLOATS - 1) & ~(size_t)(STEP_ALIGN_FLOATS - 1);
+	}
+	out->bytes = total * sizeof(float);
+	return true;
+}
+
+size_t model_step_bytes(const struct model_params *p, int32_t max_rows, int32_t max_outputs)
+{
+	struct step_parts parts;
+	return layout_step(p, max_rows, max_outputs < max_rows ? max_outputs : max_rows, &parts) ? parts.bytes : SIZE_MAX;
+}
+
 enum status model_reserve(struct model *m, int32_t max_rows, int32_t max_outputs, const struct kv_layout *layout,
                           struct error *err)
 {
 	const struct model_params *p = &m->params;
 	const struct backend_ops *ops = m->backend->ops;
-	size_t rows = (size_t)max_rows, q_width = (size_t)p->n_head * (size_t)p->head_dim;
-	size_t kv_width = (size_t)p->n_head_kv * (size_t)p->head_dim, embd = (size_t)p->n_embd, ff = (size_t)p->n_ff;
+	struct step_parts parts;
+	float **const place[STEP_PARTS] = {&m->act.hidden, &m->act.normed, &m->act.q, &m->act.k,     &m->act.v,
+	                                   &m->act.mixed,  &m->act.gate,   &m->act.up, &m->act.logits};
 	if (max_outputs > max_rows)
-		max_outputs = max_rows; /* no step can want more */
-	const struct {
-		float **place;
-		size_t rows, width;
-	} part[] = {
-		{&m->act.hidden, rows, embd},
-		{&m->act.normed, rows, embd},
-		{&m->act.q, rows, q_width},
-		{&m->act.k, rows, kv_width},
-		{&m->act.v, rows, kv_width},
-		{&m->act.mixed, rows, q_width},
-		{&m->act.gate, rows, ff},
-		{&m->act.up, rows, ff},
-		{&m->act.logits, (size_t)max_outputs, (size_t)p->n_vocab},
-	};
-	enum { N_PARTS = sizeof part / sizeof part[0], ALIGN_FLOATS = 1024 };
-	size_t offset[N_PARTS], total = 0;
+		max_outputs = max_rows;
 
 	if (m->slab)
 		return error_set(err, STATUS_INVALID, "step memory is reserved already");
@@ -163,18 +180,12 @@ enum status model_reserve(struct model *m, int32_t max_rows, int32_t max_outputs
 		                 max_rows, max_outputs);
 	if (layout->n_layer != p->n_layer || layout->n_head_kv != p->n_head_kv || layout->head_dim != p->head_dim)
 		return error_set(err, STATUS_INVALID, "the KV layout is another model's");
-	for (size_t i = 0; i < N_PARTS; i++) {
-		size_t floats;
-		if (__builtin_mul_overflow(part[i].rows, part[i].width, &floats) || floats > SIZE_MAX / 64 ||
-		    total > SIZE_MAX / 64)
-			return no_step_memory(STATUS_NOMEM, max_rows, max_outputs, err);
-		offset[i] = total;
-		total += (floats + ALIGN_FLOATS - 1) & ~(size_t)(ALIGN_FLOATS - 1);
-	}
+	if (!layout_step(p, max_rows, max_outputs, &parts))
+		return no_step_memory(STATUS_NOMEM, max_rows, max_outputs, err);
 
 	struct backend_info info;
 	ops->info(m->backend, &info);
-	m->slab_bytes = total * sizeof(float);
+	m->slab_bytes = parts.bytes;
 	enum status st = ops->mem_alloc(m->backend, m->slab_bytes, &m->slab);
 	if (st != STATUS_OK)
 		return no_step_memory(st, max_rows, max_outputs, err);
@@ -183,16 +194,15 @@ enum status model_reserve(struct model *m, int32_t max_rows, int32_t max_outputs
 		if (!m->host_logits)
 			st = STATUS_NOMEM;
 	}
-	size_t widest = embd > ff ? embd : ff;
-	widest = widest > q_width ? widest : q_width;
+	int32_t q_width = p->n_head * p->head_dim, widest = p->n_embd > p->n_ff ? p->n_embd : p->n_ff;
 	if (st == STATUS_OK)
-		st = ops->reserve(m->backend, max_rows, (int32_t)widest, layout);
+		st = ops->reserve(m->backend, max_rows, widest > q_width ? widest : q_width, layout);
 	if (st != STATUS_OK) {
 		release_step_memory(m);
 		return no_step_memory(st, max_rows, max_outputs, err);
 	}
-	for (size_t i = 0; i < N_PARTS; i++)
-		*part[i].place = (float *)m->slab + offset[i];
+	for (size_t i = 0; i < STEP_PARTS; i++)
+		*place[i] = (float *)m->slab + parts.offset[i];
 	m->layout = *layout;
 	m->max_rows = max_rows;
 	m->max_outputs = max_outputs;

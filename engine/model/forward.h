@@ -17,6 +17,8 @@ uint64_t model_n_params(const struct model *m);
 /* Allocates memory for steps of up to max_rows rows and max_outputs wanted rows. Call once before model_forward(). */
 enum status model_reserve(struct model *m, int32_t max_rows, int32_t max_outputs, const struct kv_layout *layout,
                           struct error *err);
+/* Bytes of device memory that model_reserve() takes for such steps; SIZE_MAX when they overflow. */
+size_t model_step_bytes(const struct model_params *p, int32_t max_rows, int32_t max_outputs);
 /*
  * Runs one step: writes the KV of every row into its page and computes logits[n_outputs][n_vocab] (host memory, owned
  * by the model, valid until the next call; the caller may overwrite it) for batch->output_row. kv is the slab of the

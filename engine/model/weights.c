@@ -151,7 +151,8 @@ static enum status find_tensor(const struct loader *l, const struct rule *r, con
 	return STATUS_OK;
 }
 
-static enum status load_matrix(struct loader *l, const struct gguf_tensor *t, const char *name, struct weight **slot)
+static enum status load_matrix(struct loader *l, const struct rule *r, const struct gguf_tensor *t, const char *name,
+                               struct weight **slot)
 {
 	struct weight_desc desc = {
 		.name = name,
@@ -159,6 +160,7 @@ static enum status load_matrix(struct loader *l, const struct gguf_tensor *t, co
 		.n_in = (int64_t)t->dim[0],
 		.n_out = (int64_t)t->dim[1],
 		.data = t->data,
+		.rows_only = r->n_out == DIM_VOCAB && r->need == NEED_ALWAYS && !l->p->tied_output,
 	};
 	return l->b->ops->weight_create(l->b, &desc, slot, l->err);
 }
@@ -193,7 +195,7 @@ static enum status apply_rules(struct loader *l, enum pass pass, const struct ru
 		else if (r->n_out == DIM_ONE)
 			load_vector(l, t, (const float **)((char *)base + r->offset));
 		else
-			st = load_matrix(l, t, name, (struct weight **)((char *)base + r->offset));
+			st = load_matrix(l, r, t, name, (struct weight **)((char *)base + r->offset));
 		if (st != STATUS_OK)
 			return st;
 	}

@@ -7,8 +7,8 @@
 #include "engine/text/unicode.h"
 
 /*
- * The printable character of each byte. Those that Latin-1 prints stand for themselves; the others take U+0100 and up, in
- * order: bytes 00-20, 7F-A0 and AD.
+ * The printable character of each byte. Those that Latin-1 prints stand for themselves; the others take U+0100 and up,
+ * in order: bytes 00-20, 7F-A0 and AD.
  */
 static int byte_of_char(uint32_t cp)
 {
@@ -35,7 +35,7 @@ bool bpe_unprintable(const char *s, size_t n, struct buf *out)
 	return true;
 }
 
-/* Where a merge's line is cut: the first space after its first byte (a part itself never holds one). 0: there is none. */
+/* Where a merge's line is cut: the first space after its first byte (no part holds one itself). 0: nowhere. */
 static size_t merge_cut(struct str line)
 {
 	const char *space = line.n > 1 ? memchr(line.p + 1, ' ', line.n - 1) : NULL;
@@ -43,7 +43,8 @@ static size_t merge_cut(struct str line)
 }
 
 /* Adds line `rank` of the merge list. `scratch` is empty before and after. */
-static enum status add_merge(struct tokenizer *t, struct str line, uint32_t rank, struct buf *scratch, struct error *err)
+static enum status add_merge(struct tokenizer *t, struct str line, uint32_t rank, struct buf *scratch,
+                             struct error *err)
 {
 	size_t cut = merge_cut(line);
 	bool known = cut > 0 && bpe_unprintable(line.p, cut, scratch);
@@ -60,7 +61,8 @@ static enum status add_merge(struct tokenizer *t, struct str line, uint32_t rank
 	buf_clear(scratch);
 	if (left < 0 || right < 0 || result < 0) {
 		return error_set(err, STATUS_INVALID,
-		                 "tokenizer.ggml.merges: line %u (\"%.*s\") does not join two tokens of the vocabulary to a third",
+		                 "tokenizer.ggml.merges: line %u (\"%.*s\") does not join two tokens of the vocabulary "
+		                 "to a third",
 		                 rank, line.n > 80 ? 80 : (int)line.n, line.p);
 	}
 	if (!merge_table_add(&t->merges, left, right, rank, result))
@@ -73,7 +75,8 @@ static enum status check_bytes(const struct tokenizer *t, struct error *err)
 {
 	for (int b = 0; b < 256; b++) {
 		if (t->byte[b] < 0 && (t->byte[0xEF] < 0 || t->byte[0xBF] < 0 || t->byte[0xBD] < 0))
-			return error_set(err, STATUS_INVALID, "tokenizer.ggml.tokens: byte 0x%02X has no token", (unsigned)b);
+			return error_set(err, STATUS_INVALID, "tokenizer.ggml.tokens: byte 0x%02X has no token",
+			                 (unsigned)b);
 	}
 	return STATUS_OK;
 }
@@ -111,7 +114,8 @@ static bool add_byte(const struct tokenizer *t, unsigned char c, struct token_bu
 {
 	if (t->byte[c] >= 0)
 		return token_buf_add(out, t->byte[c]);
-	return token_buf_add(out, t->byte[0xEF]) && token_buf_add(out, t->byte[0xBF]) && token_buf_add(out, t->byte[0xBD]);
+	return token_buf_add(out, t->byte[0xEF]) && token_buf_add(out, t->byte[0xBF]) &&
+	       token_buf_add(out, t->byte[0xBD]);
 }
 
 static bool encode_piece(const struct tokenizer *t, struct merge_work *w, struct str piece, struct token_buf *out)

@@ -1,7 +1,7 @@
 /*
- * Bytes of tokens -> whole code points -> stop strings -> out. The stop strings are matched by one automaton (Aho and Corasick,
- * "Efficient string matching", 1975), whose state is the longest end of the text that begins a stop string: exactly what must be
- * held back. Those bytes are the stop string's own, so nothing is stored for them.
+ * Bytes of tokens -> whole code points -> stop strings -> out. The stop strings are matched by one automaton (Aho and
+ * Corasick, "Efficient string matching", 1975), whose state is the longest end of the text that begins a stop string:
+ * exactly what must be held back. Those bytes are the stop string's own, so nothing is stored for them.
  */
 #include "engine/text/detok.h"
 
@@ -17,18 +17,18 @@ struct state {
 	const char *path;
 	size_t depth;
 	int32_t child, sibling; /* -1: none */
-	int32_t fail;           /* the state of the longest proper end of the path */
-	int32_t stop;           /* the longest stop string that ends here: its index, or -1 */
-	size_t stop_n;          /* its length */
+	int32_t fail; /* the state of the longest proper end of the path */
+	int32_t stop; /* the longest stop string that ends here: its index, or -1 */
+	size_t stop_n; /* its length */
 };
 
 struct detok {
 	const struct tokenizer *tokenizer;
 	bool keep_special, at_start, stopped;
-	char *texts;           /* the stop strings, one after the other */
-	struct state *states;  /* [n_states]; 0 is the root */
+	char *texts; /* the stop strings, one after the other */
+	struct state *states; /* [n_states]; 0 is the root */
 	int32_t n_states, at;
-	char part[4];          /* the beginning of a code point */
+	char part[4]; /* the beginning of a code point */
 	size_t part_n;
 };
 

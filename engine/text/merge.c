@@ -5,7 +5,7 @@
 
 #define NO_RANK UINT32_MAX
 
-/* Sequences up to this length are merged by looking at every pair each time: words are short, and this stays in cache. */
+/* Sequences up to this length are merged by looking at every pair each time: most words, and all of it in cache. */
 enum { SHORT_MAX = 32 };
 
 static uint64_t pair_of(int32_t left, int32_t right)
@@ -204,8 +204,8 @@ static size_t merge_long(const struct merge_table *m, struct merge_work *w, int3
 		sift_down(heap, n_heap, i);
 
 	/*
-	 * An entry is stale when its node is gone or has another merge by now. Each merge takes one entry and adds at most two,
-	 * and there are fewer than n merges: 2n entries are enough.
+	 * An entry is stale when its node is gone or has another merge by now. Each merge takes one entry and adds at
+	 * most two, and there are fewer than n merges: 2n entries are enough.
 	 */
 	while (n_heap > 0) {
 		uint64_t top = heap[0];

@@ -33,7 +33,7 @@ const struct merge_slot *merge_table_find(const struct merge_table *m, int32_t l
 /* Scratch memory of one thread, kept between calls. Zero it first. */
 struct merge_work {
 	struct merge_node *nodes; /* [cap] */
-	uint64_t *heap;           /* [2 * cap] */
+	uint64_t *heap; /* [2 * cap] */
 	size_t cap;
 };
 

@@ -36,8 +36,8 @@ static bool is_newline(char c)
 }
 
 /*
- * 's|'t|'re|'ve|'m|'ll|'d: the length of the one that begins the text, or 0. `fold` ignores case as Unicode does: the long s
- * (U+017F) is an s.
+ * 's|'t|'re|'ve|'m|'ll|'d: the length of the one that begins the text, or 0. `fold` ignores case as Unicode does: the
+ * long s (U+017F) is an s.
  */
 static size_t contraction(const char *s, size_t n, bool fold)
 {
@@ -135,8 +135,8 @@ static size_t scan_qwen2(const char *s, size_t n)
 }
 
 /*
- * A stage that makes each match of an expression a piece of its own, and each gap between two matches another. `match` is
- * the length of the match at s[i], or 0.
+ * A stage that makes each match of an expression a piece of its own, and each gap between two matches another. `match`
+ * is the length of the match at s[i], or 0.
  */
 static size_t isolate(const char *s, size_t n, size_t (*match)(const char *s, size_t n, size_t i))
 {
@@ -219,11 +219,13 @@ static size_t scan_cjk(const char *s, size_t n)
 	return isolate(s, n, match_cjk);
 }
 
+/* clang-format off */
 #define GPT2     {scan_gpt2}
 #define LLAMA3   {scan_llama3}
 #define QWEN2    {scan_qwen2}
 #define SMOLLM   {scan_number, scan_gpt2}
 #define DEEPSEEK {scan_newline, scan_letters, scan_punct, scan_cjk, scan_number}
+/* clang-format on */
 
 /* The names are those that llama.cpp's converter writes. */
 static const struct pretokenizer pretokenizers[] = {

@@ -1,7 +1,7 @@
 /*
- * Pre-tokenizers: the cut of a text into the pieces ("pre-tokens") that byte-level BPE merges never cross. Each published
- * tokenizer gives its cut as a regular expression, or as several applied one after the other; here each expression is a
- * scanner written by hand, linear in the text.
+ * Pre-tokenizers: the cut of a text into the pieces ("pre-tokens") that byte-level BPE merges never cross. Each
+ * published tokenizer gives its cut as a regular expression, or as several applied one after the other; here each
+ * expression is a scanner written by hand, linear in the text.
  */
 #pragma once
 
@@ -19,9 +19,9 @@ enum { PRETOKEN_STAGES = 5 };
 struct pretokenizer {
 	const char *name;
 	pretoken_scan stage[PRETOKEN_STAGES]; /* each cuts the pieces of the one before; NULL after the last */
-	bool nfc;            /* the text is normalised first */
-	bool whole_first;    /* a piece that is a token is not merged ("ignore_merges") */
-	bool adds_bos;       /* when the metadata does not say */
+	bool nfc; /* the text is normalised first */
+	bool whole_first; /* a piece that is a token is not merged ("ignore_merges") */
+	bool adds_bos; /* when the metadata does not say */
 };
 
 /* NULL when the name is unknown. An empty name is "default". */

@@ -1,7 +1,7 @@
 /*
- * The tokens that are recognised in a text as they stand, before anything else looks at it: a trie that finds the longest one
- * at a position. Control tokens are found only where the caller allows them; user-defined ones always, as in the
- * tokenizers that models are published with.
+ * The tokens that are recognised in a text as they stand, before anything else looks at it: a trie that finds the
+ * longest one at a position. Control tokens are found only where the caller allows them; user-defined ones always, as
+ * in the tokenizers that models are published with.
  */
 #pragma once
 
@@ -14,11 +14,11 @@
 
 struct special_set {
 	struct special_node {
-		int32_t child;   /* first of the nodes below, -1: none */
+		int32_t child; /* first of the nodes below, -1: none */
 		int32_t sibling; /* next with the same parent, -1: none */
-		int32_t token;   /* the token that ends here, -1: none */
+		int32_t token; /* the token that ends here, -1: none */
 		uint8_t byte;
-		bool control;    /* of the token */
+		bool control; /* of the token */
 	} *nodes;
 	size_t n, cap;
 	int32_t root[256];

@@ -1,10 +1,11 @@
 /*
  * SentencePiece's BPE (google/sentencepiece, bpe_model.cc): the characters of the whole text are symbols at first; the
- * neighbours whose join is the token of the highest score are merged, the leftmost among equals; a character that has no token is
- * written as its bytes. U+2581, which stands for a space in the vocabulary, is a plain space everywhere here.
+ * neighbours whose join is the token of the highest score are merged, the leftmost among equals; a character that has
+ * no token is written as its bytes. U+2581, which stands for a space in the vocabulary, is a plain space everywhere
+ * here.
  *
- * The text is not cut into words before, but most neighbours never meet inside a token. Those places are boundaries no merge can
- * cross, and cutting there gives the same tokens from short runs.
+ * The text is not cut into words before, but most neighbours never meet inside a token. Those places are boundaries no
+ * merge can cross, and cutting there gives the same tokens from short runs.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -81,7 +82,7 @@ static enum status add_tokens(struct tokenizer *t, const float *scores, struct e
 		if (i > 0 && order[i].score != order[i - 1].score)
 			rank++;
 		if (tokenizer_bytes(t, id).n > LONGEST_TOKEN) {
-			status = error_set(err, STATUS_INVALID, "tokenizer.ggml.tokens: token %d is longer than %d bytes", id,
+			status = error_set(err, STATUS_INVALID, "tokenizer.ggml.tokens: token %d has over %d bytes", id,
 			                   LONGEST_TOKEN);
 		} else if (!add_token(t, id, rank)) {
 			status = error_set(err, STATUS_NOMEM, "no memory for the tokenizer");
@@ -101,9 +102,10 @@ enum status spm_create(struct tokenizer *t, const struct gguf *g, struct error *
 	}
 	for (int b = 0; b < 256; b++) {
 		if (t->byte[b] < 0 && t->unk < 0) {
-			return error_set(err, STATUS_INVALID,
-			                 "tokenizer.ggml.tokens: byte 0x%02X has no token, and there is no unknown token",
-			                 (unsigned)b);
+			return error_set(
+				err, STATUS_INVALID,
+				"tokenizer.ggml.tokens: byte 0x%02X has no token, and there is no unknown token",
+				(unsigned)b);
 		}
 	}
 
@@ -115,12 +117,14 @@ enum status spm_create(struct tokenizer *t, const struct gguf *g, struct error *
 	if (status)
 		return status;
 	if (n != (size_t)t->n_vocab) {
-		status = error_set(err, STATUS_INVALID, "tokenizer.ggml.scores has %zu values for %d tokens", n, t->n_vocab);
+		status = error_set(err, STATUS_INVALID, "tokenizer.ggml.scores has %zu values for %d tokens", n,
+		                   t->n_vocab);
 		goto out;
 	}
 	for (size_t i = 0; i < n; i++) {
 		if (isnan(scores[i])) {
-			status = error_set(err, STATUS_INVALID, "tokenizer.ggml.scores: the score of token %zu is not a number", i);
+			status = error_set(err, STATUS_INVALID,
+			                   "tokenizer.ggml.scores: the score of token %zu is not a number", i);
 			goto out;
 		}
 	}
@@ -142,6 +146,8 @@ struct run {
 static bool run_end(struct run *r)
 {
 	size_t n = r->out->n - r->begin;
+	if (n == 0)
+		return true;
 	if (!merge_run(&r->t->merges, r->work, r->out->ids + r->begin, &n))
 		return false;
 	r->out->n = r->begin + n;

@@ -9,14 +9,16 @@
 enum { PRE_SHOWN = 64 }; /* bytes of a name from the file that a message repeats */
 
 /*
- * Names that end a turn or a text in published models. A token of such a name is a control token even where the file's types say
- * otherwise, which conversions have got wrong.
+ * Names that end a turn or a text in published models. A token of such a name is a control token even where the file's
+ * types say otherwise, which conversions have got wrong.
  */
+/* clang-format off */
 static const char *const end_names[] = {
 	"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|eot|>", "<|eom|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>",
 	"<|end_of_turn|>", "<end_of_turn>", "<|EOT|>", "<EOT>", "<|return|>", "<|call|>",
-	"<\xEF\xBD\x9C" "end\xE2\x96\x81of\xE2\x96\x81sentence\xEF\xBD\x9C>", /* DeepSeek: fullwidth bars, U+2581 */
+	"<\uFF5Cend\u2581of\u2581sentence\uFF5C>", /* DeepSeek */
 };
+/* clang-format on */
 
 void token_buf_free(struct token_buf *t)
 {
@@ -90,19 +92,32 @@ static enum status index_create(struct tokenizer *t, struct error *err)
 	return STATUS_OK;
 }
 
-static bool is_end_name(struct str name)
+static bool is_one_of(struct str name, const char *const *names, size_t n)
 {
-	for (size_t i = 0; i < sizeof end_names / sizeof *end_names; i++) {
-		if (str_is(name, end_names[i]))
+	for (size_t i = 0; i < n; i++) {
+		if (str_is(name, names[i]))
 			return true;
 	}
 	return false;
 }
 
-/* <|...|> */
+static bool is_end_name(struct str name)
+{
+	return is_one_of(name, end_names, sizeof end_names / sizeof *end_names);
+}
+
+static bool is_between(struct str s, const char *left, const char *right)
+{
+	size_t l = strlen(left), r = strlen(right);
+	return s.n > l + r && memcmp(s.p, left, l) == 0 && memcmp(s.p + s.n - r, right, r) == 0;
+}
+
+/* Names that only turn markers have. A user-defined token of such a name must not be found in a user's text either. */
 static bool looks_control(struct str s)
 {
-	return s.n > 4 && memcmp(s.p, "<|", 2) == 0 && memcmp(s.p + s.n - 2, "|>", 2) == 0;
+	static const char *const turns[] = {"<start_of_turn>", "[INST]", "[/INST]"};
+	return is_between(s, "<|", "|>") || is_between(s, "<\uFF5C", "\uFF5C>") ||
+	       is_one_of(s, turns, sizeof turns / sizeof *turns);
 }
 
 /* The value of "<0x0A>" as the vocabulary writes byte tokens, or -1. */
@@ -152,13 +167,15 @@ static enum status load_types(struct tokenizer *t, const struct gguf *g, const s
 	bool have = status == STATUS_OK;
 	status = STATUS_OK;
 	if (have && n != n_vocab) {
-		status = error_set(err, STATUS_INVALID, "tokenizer.ggml.token_type has %zu values for %zu tokens", n, n_vocab);
+		status = error_set(err, STATUS_INVALID, "tokenizer.ggml.token_type has %zu values for %zu tokens", n,
+		                   n_vocab);
 		goto out;
 	}
 	for (size_t i = 0; i < n_vocab; i++) {
 		int32_t type = have ? types[i] : (int32_t)guess_type(t, names[i]);
 		if (type < 0 || type > TOKEN_BYTE) {
-			status = error_set(err, STATUS_INVALID, "tokenizer.ggml.token_type: token %zu has the unknown type %d", i, type);
+			status = error_set(err, STATUS_INVALID,
+			                   "tokenizer.ggml.token_type: token %zu has the unknown type %d", i, type);
 			goto out;
 		}
 		if (type == 0) /* undefined */
@@ -186,7 +203,8 @@ static void append_spaced(struct buf *out, struct str s)
 }
 
 /* Appends what token `id` stands for in a text. */
-static enum status append_token(const struct tokenizer *t, int32_t id, struct str name, struct buf *out, struct error *err)
+static enum status append_token(const struct tokenizer *t, int32_t id, struct str name, struct buf *out,
+                                struct error *err)
 {
 	size_t before = out->len;
 	int byte;
@@ -194,7 +212,8 @@ static enum status append_token(const struct tokenizer *t, int32_t id, struct st
 	case TOKEN_BYTE:
 		byte = byte_token_value(name);
 		if (byte < 0) {
-			return error_set(err, STATUS_INVALID, "tokenizer.ggml.tokens: token %d (\"%.*s\") has the type of a byte", id,
+			return error_set(err, STATUS_INVALID,
+			                 "tokenizer.ggml.tokens: token %d (\"%.*s\") has the type of a byte", id,
 			                 name.n > PRE_SHOWN ? PRE_SHOWN : (int)name.n, name.p);
 		}
 		buf_putc(out, (char)byte);
@@ -268,7 +287,8 @@ out:
 }
 
 /* Reads a token id; *id stays as it is when the key is absent or says "none" (-1). */
-static enum status get_id(const struct tokenizer *t, const struct gguf *g, const char *key, int32_t *id, struct error *err)
+static enum status get_id(const struct tokenizer *t, const struct gguf *g, const char *key, int32_t *id,
+                          struct error *err)
 {
 	uint64_t value;
 	enum status status = gguf_get_uint(g, key, &value, err);
@@ -277,14 +297,14 @@ static enum status get_id(const struct tokenizer *t, const struct gguf *g, const
 	if (status)
 		return status;
 	if (value >= (uint64_t)t->n_vocab) {
-		return error_set(err, STATUS_INVALID, "%s is %llu, but the vocabulary has %d tokens", key, (unsigned long long)value,
-		                 t->n_vocab);
+		return error_set(err, STATUS_INVALID, "%s is %llu, but the vocabulary has %d tokens", key,
+		                 (unsigned long long)value, t->n_vocab);
 	}
 	*id = (int32_t)value;
 	return STATUS_OK;
 }
 
-/* The first token with this text that is not a normal one, or -1. */
+/* The first token of a type with this text, or -1. */
 static int32_t find_named(const struct tokenizer *t, const char *name, enum token_type type)
 {
 	for (int32_t id = 0; id < t->n_vocab; id++) {
@@ -361,7 +381,8 @@ static enum status load_kind(struct tokenizer *t, const struct gguf *g, struct e
 		return STATUS_OK;
 	}
 	if (!str_is(model, "gpt2")) {
-		return error_set(err, STATUS_UNSUPPORTED, "the tokenizer model \"%.*s\" is not supported (gpt2 and llama are)",
+		return error_set(err, STATUS_UNSUPPORTED,
+		                 "the tokenizer model \"%.*s\" is not supported (gpt2 and llama are)",
 		                 model.n > PRE_SHOWN ? PRE_SHOWN : (int)model.n, model.p);
 	}
 	t->kind = TOKENIZER_BPE;
@@ -370,7 +391,8 @@ static enum status load_kind(struct tokenizer *t, const struct gguf *g, struct e
 		return status;
 	t->pre = pretokenizer_find(pre);
 	if (!t->pre) {
-		return error_set(err, STATUS_UNSUPPORTED, "the pre-tokenizer \"%.*s\" (tokenizer.ggml.pre) is not supported",
+		return error_set(err, STATUS_UNSUPPORTED,
+		                 "the pre-tokenizer \"%.*s\" (tokenizer.ggml.pre) is not supported",
 		                 pre.n > PRE_SHOWN ? PRE_SHOWN : (int)pre.n, pre.p);
 	}
 	return STATUS_OK;
@@ -433,7 +455,8 @@ void tokenizer_destroy(struct tokenizer *t)
 /* ---- Text to tokens ---- */
 
 /* The text before, between or after special tokens. */
-static bool encode_plain(const struct tokenizer *t, struct merge_work *w, const char *s, size_t n, struct token_buf *out)
+static bool encode_plain(const struct tokenizer *t, struct merge_work *w, const char *s, size_t n,
+                         struct token_buf *out)
 {
 	if (n == 0)
 		return true;

@@ -32,14 +32,14 @@ struct tokenizer {
 	char *blob;
 	size_t blob_n;
 	uint32_t *start; /* [n_vocab + 1] */
-	uint8_t *type;   /* [n_vocab], enum token_type */
-	bool *ends;      /* [n_vocab], see tokenizer_is_end() */
+	uint8_t *type; /* [n_vocab], enum token_type */
+	bool *ends; /* [n_vocab], see tokenizer_is_end() */
 	int32_t bos, eos, unk; /* -1: none */
 	bool add_bos, add_eos;
 	bool space_prefix; /* SentencePiece: a space goes before the first word */
 
 	struct token_index index; /* of the tokens that merging can give */
-	int32_t byte[256];        /* the token of each byte, or -1 */
+	int32_t byte[256]; /* the token of each byte, or -1 */
 	struct merge_table merges;
 	struct merge_table adjacent; /* SentencePiece: pairs of characters that are neighbours inside some token */
 	struct special_set specials;
@@ -55,14 +55,15 @@ enum status bpe_create(struct tokenizer *t, const struct gguf *g, struct error *
 enum status spm_create(struct tokenizer *t, const struct gguf *g, struct error *err);
 
 /*
- * Append the tokens of a text without special tokens, n > 0; false when there is no memory. SentencePiece puts its space before
- * it, as llama.cpp does (and transformers in its "legacy" mode) both at the start and after each special token.
+ * Append the tokens of a text without special tokens, n > 0; false when there is no memory. SentencePiece puts its
+ * space before it, as llama.cpp does (and transformers in its "legacy" mode) both at the start and after each special
+ * token.
  */
 bool bpe_encode(const struct tokenizer *t, struct merge_work *w, const char *s, size_t n, struct token_buf *out);
 bool spm_encode(const struct tokenizer *t, struct merge_work *w, const char *s, size_t n, struct token_buf *out);
 
 /*
- * Byte-level BPE writes each byte as one printable character (openai/gpt-2, encoder.py, bytes_to_unicode). Appends the bytes
- * that the n bytes at s stand for; false when a character is none of the 256.
+ * Byte-level BPE writes each byte as one printable character (openai/gpt-2, encoder.py, bytes_to_unicode). Appends the
+ * bytes that the n bytes at s stand for; false when a character is none of the 256.
  */
 bool bpe_unprintable(const char *s, size_t n, struct buf *out);

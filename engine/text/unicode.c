@@ -7,7 +7,7 @@
 
 #include "engine/base/utf8.h"
 
-/* Below this every code point is in NFC and none of them combines with one before it (DerivedNormalizationProps.txt). */
+/* Below this every code point is in NFC and none combines with one before it (DerivedNormalizationProps.txt). */
 enum { FIRST_COMBINING = 0x300 };
 
 /* White_Space of PropList.txt. */
@@ -88,7 +88,7 @@ bool unicode_is_plain(const char *s, size_t n)
 
 /* The code points of one run that may need normalisation. */
 struct run {
-	utf8proc_int32_t *cp;  /* [cap] */
+	utf8proc_int32_t *cp; /* [cap] */
 	utf8proc_int32_t *tmp; /* [cap], for sorting */
 	size_t n, cap;
 };
@@ -156,7 +156,7 @@ static void sort_marks(utf8proc_int32_t *cp, utf8proc_int32_t *tmp, size_t n)
 	memcpy(cp, tmp, n * sizeof *cp);
 }
 
-/* Puts the run into canonical order (Unicode 3.11, D109), composes it and appends it as UTF-8; the run is then empty. */
+/* Puts the run into canonical order (Unicode 3.11, D109), composes it and appends it as UTF-8; then it is empty. */
 static bool run_flush(struct run *r, struct buf *out)
 {
 	for (size_t i = 0; i < r->n;) {
@@ -171,8 +171,8 @@ static bool run_flush(struct run *r, struct buf *out)
 		i = end;
 	}
 	if (r->n > 0) {
-		utf8proc_ssize_t got = utf8proc_normalize_utf32(r->cp, (utf8proc_ssize_t)r->n,
-		                                                UTF8PROC_COMPOSE | UTF8PROC_STABLE);
+		utf8proc_ssize_t got =
+			utf8proc_normalize_utf32(r->cp, (utf8proc_ssize_t)r->n, UTF8PROC_COMPOSE | UTF8PROC_STABLE);
 		r->n = got > 0 ? (size_t)got : 0;
 	}
 	for (size_t i = 0; i < r->n; i++) {

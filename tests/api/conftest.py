@@ -19,7 +19,12 @@ def pytest_collection_modifyitems(items):
         reason = f"{BIN} is not built"
     if reason:
         for item in items:
-            item.add_marker(pytest.mark.skip(reason=reason))
+            if not item.get_closest_marker("no_model"):
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "no_model: the test needs no model")
 
 
 @pytest.fixture(scope="session")

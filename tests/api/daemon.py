@@ -111,6 +111,11 @@ class Daemon:
                 values[name] = values.get(name, 0) + float(value)
         return values
 
+    def pages(self):
+        """KV pages that new work can have: those nobody holds, and those that the prefix index alone keeps."""
+        m = self.metrics()
+        return m["kvasir:kv_pages_free"] + m["kvasir:kv_pages_cached"]
+
     def idle(self):
         m = self.metrics()
         return m["vllm:num_requests_running"] == 0 and m["vllm:num_requests_waiting"] == 0

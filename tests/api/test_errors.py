@@ -28,7 +28,7 @@ BODIES = [
     (CHAT, with_(top_p=2), 400), (CHAT, with_(n=0), 400), (CHAT, with_(n=100000), 400), (CHAT, with_(stop=5), 400),
     (CHAT, with_(stop=[[]]), 400), (CHAT, with_(stream="yes"), 400), (CHAT, with_(top_logprobs=3), 400),
     (CHAT, with_(logprobs=True, top_logprobs=1000), 400), (CHAT, with_(logit_bias={"x": 1}), 400),
-    (CHAT, with_(logit_bias={"99999999": 1}), 400), (CHAT, with_(logit_bias=[]), 400), (CHAT, with_(seed="x"), 400),
+    (CHAT, with_(logit_bias={"99999999": 1}), 400), (CHAT, with_(logit_bias=[5]), 400), (CHAT, with_(seed="x"), 400),
     (CHAT, with_(stream_options={"include_usage": True}), 400), (CHAT, with_(session_id="no such"), 400),
     (CHAT, with_(presence_penalty=3), 400), (CHAT, with_(frequency_penalty=-3), 400),
     (CHAT, with_(max_tokens=100000), 400),
@@ -45,7 +45,7 @@ BODIES = [
 
 
 def assert_error(status, headers, body, expected=None):
-    assert 400 <= status < 500, (status, body[:300])
+    assert 400 <= status < 500 or status == expected, (status, body[:300])
     if expected:
         assert status == expected or {status, expected} == {400, 404}, (status, body[:300])
     assert headers["content-type"].startswith("application/json")
@@ -114,7 +114,7 @@ def test_framing_that_makes_no_sense(daemon, name):
     head, _, body = answer.partition(b"\r\n\r\n")
     status = int(head.split()[1])
     headers = {k.strip().lower(): v.strip() for k, _, v in (line.partition(":") for line in head.decode().split("\r\n")[1:])}
-    assert_error(status, headers, body)
+    assert_error(status, headers, body, 501 if name == "unknown coding" else None)  # RFC 9112, 6.1
     assert headers.get("connection", "").lower() == "close"
 
 

@@ -29,10 +29,10 @@ def test_a_completion_goes_on_where_the_prompt_ends(client):
 
 
 def test_a_chat_answers(client):
-    r = chat(client, "What is the capital of France?", max_tokens=32)
+    r = chat(client, "Hi", max_tokens=32)
     assert r.object == "chat.completion"
     assert r.choices[0].message.role == "assistant"
-    assert "Paris" in r.choices[0].message.content
+    assert r.choices[0].message.content.startswith("Hello")
     assert r.choices[0].finish_reason in ("stop", "length")
 
 
@@ -199,8 +199,11 @@ def test_a_prompt_beyond_the_context_names_both_numbers(client):
         with pytest.raises(openai.BadRequestError) as e:
             complete(client, "word " * 9000, max_tokens=100, stream=stream)
         assert e.value.code == "context_length_exceeded"
-        assert "8192" in e.value.message
-        assert "9" in e.value.message and "100" in e.value.message
+        assert "8192" in e.value.message and "9001" in e.value.message
+        with pytest.raises(openai.BadRequestError) as e:
+            complete(client, "word " * 100, max_tokens=8150, stream=stream)
+        assert e.value.code == "context_length_exceeded"
+        assert "8192" in e.value.message and ("8150" in e.value.message or "8251" in e.value.message)
 
 
 def test_a_key_is_asked_for_when_one_is_set():

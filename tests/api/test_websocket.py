@@ -18,7 +18,7 @@ def wire(daemon):
 
 
 def test_one_turn_has_every_event_in_order(wire):
-    wire.send("What is the capital of France?")
+    wire.send("Hi")
     events = list(wire.events())
     kinds = [e["type"] for e in events]
     deltas = kinds.count("response.output_text.delta")
@@ -30,7 +30,7 @@ def test_one_turn_has_every_event_in_order(wire):
     numbers = [e["sequence_number"] for e in events]
     assert numbers == sorted(set(numbers))
     text = "".join(e["delta"] for e in events if e["type"] == "response.output_text.delta")
-    assert "Paris" in text
+    assert text.startswith("Hello")
     final = events[-1]["response"]
     assert final["output"][0]["content"][0]["text"] == text
     assert final["error"] is None and "incomplete_details" in final
@@ -177,7 +177,7 @@ def test_an_expired_session_is_told_by_name(http):
 
 def test_a_client_that_leaves_cancels_its_lanes(daemon):
     daemon.wait_idle()
-    free = daemon.metrics()["kvasir:kv_pages_free"]
+    free = daemon.pages()
     with Wire(daemon) as w:
         for i in range(4):
             w.send("Write a very long story.", stream_id=f"l{i}", max_output_tokens=4000)
@@ -185,7 +185,7 @@ def test_a_client_that_leaves_cancels_its_lanes(daemon):
             pass
         w.socket.socket.close()  # without a close frame
     eventually(daemon.idle, 1, "nothing runs")
-    eventually(lambda: daemon.metrics()["kvasir:kv_pages_free"] == free, 1, "all pages are back")
+    eventually(lambda: daemon.pages() == free, 1, "all pages are back")
 
 
 def test_a_connection_that_answers_no_ping_is_closed():
@@ -196,11 +196,11 @@ def test_a_connection_that_answers_no_ping_is_closed():
                       b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n")
             s.settimeout(10 * SLOW)
             got = b""
-            while True:  # reads pings and answers none
-                part = s.recv(4096)
-                if not part:
-                    break
-                got += part
+            try:
+                while part := s.recv(4096):  # reads pings and answers none
+                    got += part
+            except ConnectionResetError:
+                pass
             assert got.startswith(b"HTTP/1.1 101")
             assert b"\x89" in got.split(b"\r\n\r\n", 1)[1], "no ping came"
 

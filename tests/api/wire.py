@@ -10,7 +10,7 @@ TERMINAL = {"response.completed", "response.incomplete", "response.failed", "err
 
 class Wire:
     def __init__(self, daemon, **more):
-        self.socket = websockets.sync.client.connect(daemon.ws_url, open_timeout=20 * SLOW, **more)
+        self.socket = websockets.sync.client.connect(daemon.ws_url, open_timeout=20 * SLOW, legacy=True, **more)
 
     def __enter__(self):
         return self

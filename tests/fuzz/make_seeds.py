@@ -91,6 +91,9 @@ def seeds_tokenizer(folder):
     for i, text in enumerate(TEXTS):
         (folder / f"text{i}").write_text(text, encoding="utf-8", newline="")
     (folder / "broken").write_bytes(b"\xff\xc3 \xed\xa0\x80 \xf4\x90\x80\x80 end\xe2\x82")
+    # The top bit of the first byte makes the input a vocabulary: see fuzz_tokenizer.c.
+    (folder / "vocabulary-bpe").write_bytes(b"\x90\x01ab\n\x01abc\n\xffa b\n\xffab c\n\x03<|im_end|>\n\x04<t>\n\x01abcab<t>")
+    (folder / "vocabulary-spm").write_bytes(b"\xa1\x01a\n\x09b\n\x11ab\n\x19abab\n\x04<t>\n\x01abab ab<t>")
 
 
 BODIES = [
@@ -100,6 +103,13 @@ BODIES = [
                   {"role": "user", "content": [{"type": "text", "text": "caf\u00e9 \U0001f600"}]}],
      "n": 2, "seed": -1, "logit_bias": {"50256": -100}, "logprobs": True, "top_logprobs": 5, "user": None},
     {"prompt": [[1, 2, 3], [4]], "echo": True, "logprobs": 0, "max_tokens": 0},
+    {"input": [{"role": "user", "content": [{"type": "input_text", "text": "a"}]},
+               {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{\"x\": 1}"},
+               {"type": "function_call_output", "call_id": "c", "output": "r"}],
+     "tools": [{"type": "function", "name": "f", "parameters": {}}], "instructions": "be brief", "metadata": {"k": "v"},
+     "include": ["message.output_text.logprobs"], "top_logprobs": 1, "type": "response.create", "max_output_tokens": 3},
+    {"tokens": [104, 105], "content": "<s>hi", "parse_special": True, "id": "one", "ttl": 1.5, "heartbeat_timeout": 2},
+    {"type": "response.cancel", "response_id": "resp_1", "stream_id": "a"},
     {"type": "response.create", "stream_id": "a.b", "input": "hello", "previous_response_id": "resp_1", "generate": False},
     [1e308, -0.0, 18446744073709551615, {"a": {"b": [[[]]]}}, "\u0000\ud800\"\\/"],
 ]
@@ -112,7 +122,37 @@ def seeds_json(folder):
 
 
 # One row per target.
-TARGETS = {"gguf": seeds_gguf, "json": seeds_json, "template": seeds_template, "tokenizer": seeds_tokenizer}
+def seeds_http_head(folder):
+    head = "POST /v1/chat/completions?a=b HTTP/1.1\r\nHost: localhost:8080\r\nContent-Type: application/json\r\n"
+    requests = [
+        "GET / HTTP/1.0\r\n\r\n",
+        head + "Content-Length: 2\r\n\r\n{}" + head + "Connection: close\r\n\r\n",
+        head + "Transfer-Encoding: chunked\r\nExpect: 100-continue\r\n\r\n2;x=y\r\n{}\r\n0\r\nX: y\r\n\r\n" + head + "\r\n",
+        "GET /v1/responses HTTP/1.1\r\nHost: a\r\nConnection: keep-alive, Upgrade\r\nUpgrade: websocket\r\n"
+        "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n",
+        "OPTIONS * HTTP/1.1\r\nHost: a\r\nCookie: a=b; c=d\r\n\r\n",
+        head + "Content-Length: 6\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    ]
+    for i, text in enumerate(requests):
+        (folder / f"request{i}").write_bytes(bytes([7]) + text.encode())
+
+
+def seeds_ws_frame(folder):
+    def frame(first, payload, extended=b""):
+        return bytes([first, 0x80 | (126 if extended else len(payload))]) + extended + b"\0\0\0\0" + payload
+
+    streams = [
+        frame(0x81, b"hello") + frame(0x89, b"ping") + frame(0x88, b"\x03\xe8bye"),
+        frame(0x01, b"one") + frame(0x8A, b"") + frame(0x00, b"two") + frame(0x80, b"three"),
+        frame(0x81, b"x" * 200, b"\0\xc8"),
+        frame(0x82, b"binary"),
+    ]
+    for i, data in enumerate(streams):
+        (folder / f"frames{i}").write_bytes(bytes([4]) + data)
+
+
+TARGETS = {"gguf": seeds_gguf, "http_head": seeds_http_head, "json": seeds_json, "template": seeds_template, "tokenizer": seeds_tokenizer,
+           "ws_frame": seeds_ws_frame}
 
 
 def main(directory):

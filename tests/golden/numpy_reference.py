@@ -1,6 +1,6 @@
 """
-A transformer in NumPy, written from the papers and nothing else of this project, for tiny models: the independent opinion that the
-engine's logits are compared with.
+A transformer in NumPy, written from the papers and nothing else of this project, for tiny models: the independent opinion
+that the engine's logits are compared with.
 
 RMS norm: arXiv:1910.07467. SwiGLU: arXiv:2002.05202. Rotary embeddings: arXiv:2104.09864. Grouped queries: arXiv:2305.13245.
 YaRN: arXiv:2309.00071. Linear interpolation: arXiv:2306.15595. Llama 3.1's frequency rule: as published with that model.

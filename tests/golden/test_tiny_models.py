@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """
-Runs tiny random models through the engine and through numpy_reference.py: every architecture in every tensor format and with every
-RoPE scaling.
+Runs tiny random models through the engine and through numpy_reference.py: every architecture in every tensor format and
+with every RoPE scaling.
 
     test_tiny_models.py [--device NAME ...] [--only TEXT] [--verbose]
 
@@ -38,12 +38,12 @@ LENGTH = 100
 
 # The reference backend computes with float activations, so only the order of float sums differs from NumPy's doubles.
 EXACT = 1e-3
-# Other devices quantise activations to 8 bits (see the bounds of their own unit tests); F32 and 16-bit weights are exempt.
-ROUNDED = 0.05
+# Other devices round activations to 8 bits per 32, about 0.5% a product, except with weights that are floats.
+ROUNDED = 0.04
 
 
 def tolerance(backend, type_name):
-    return EXACT if backend == "cpu-reference" or type_name == "F32" else ROUNDED
+    return EXACT if backend == "cpu-reference" or type_name in ("F32", "F16", "BF16") else ROUNDED
 
 
 def variants():

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Every tokenisation of the golden files, and the way back.
+"""Every tokenisation of the golden files, and the way back; and a megabyte of hard text in under a second.
 
 usage: test_tokenizer.py TOKENIZE_TOOL
 
@@ -65,6 +65,13 @@ def compare(score, tool, name, cases, restored=lambda text: text):
         score.check(back == want, f"{name} {case['text'][:80]!r} comes back as {back[:80]!r}")
 
 
+def measure(score, program, name, vocabulary):
+    """A megabyte of each hard text stays under the tool's limit."""
+    run = subprocess.run([program, "--speed", str(vocabulary)], capture_output=True, text=True)
+    slow = [line for line in run.stdout.splitlines() if not line.startswith("ok")]
+    score.check(run.returncode == 0, f"{name}: " + ("; ".join(slow) or run.stderr.strip()))
+
+
 def nfc(text):
     return unicodedata.normalize("NFC", text)
 
@@ -86,6 +93,7 @@ def main():
         tool = Tool(program, GOLDEN / "vocab" / f"{name}.gguf")
         compare(score, tool, name, json.loads((GOLDEN / "vocab" / f"{name}.json").read_text()), restored)
         score.check(tool.close() == 0, f"{name}: the tool failed")
+        measure(score, program, name, GOLDEN / "vocab" / f"{name}.gguf")
 
     # Qwen2.5-Coder has the merges of Qwen2, and adds control tokens that these prompts hardly use.
     tool = Tool(program, GOLDEN / "vocab" / "qwen2.gguf")
@@ -105,6 +113,7 @@ def main():
             ids, _ = tool.encode(case["prompt"])
             score.check(ids == case["prompt_ids"], f"smollm2 {case['prompt'][:80]!r}")
         score.check(tool.close() == 0, "smollm2: the tool failed")
+        measure(score, program, "smollm2", model)
     else:
         print("skipped: smollm2, for KVASIR_TEST_MODEL names no model")
     print(f"{score.passed} passed, {score.failed} failed")

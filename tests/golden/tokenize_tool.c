@@ -4,12 +4,16 @@
  *
  * request: flags (enum tokenize_flags), length, text
  * answer:  number of ids, ids, length of the decoded text (special tokens kept), decoded text
+ *
+ * With --speed it encodes megabytes of hard texts instead, prints the processor time of each, and fails when one is over the limit.
  */
 #include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
 
 #include "engine/model/gguf.h"
 #include "engine/text/tokenizer.h"
+#include "tests/support/adversarial.h"
 
 enum { LONGEST_TEXT = 1 << 28 };
 
@@ -59,27 +63,52 @@ static bool answer(const struct tokenizer *t, uint32_t flags)
 	return ok;
 }
 
+static bool filter(const struct tokenizer *t)
+{
+	uint32_t flags;
+	while (get_u32(&flags)) {
+		if (!answer(t, flags))
+			return false;
+	}
+	return true;
+}
+
+static bool measure(const struct tokenizer *t)
+{
+	bool ok = true;
+	char *text = malloc(ADVERSARIAL_BYTES);
+	for (size_t k = 0; text && k < N_ADVERSARIAL; k++) {
+		struct token_buf ids = {0};
+		adversarial_fill(&adversarial_texts[k], text);
+		clock_t began = clock();
+		enum status status = tokenizer_encode(t, text, ADVERSARIAL_BYTES, NULL, 0, TOKENIZE_SPECIAL, &ids, NULL);
+		double seconds = (double)(clock() - began) / CLOCKS_PER_SEC;
+		bool fine = status == STATUS_OK && seconds <= ADVERSARIAL_SECONDS;
+		printf("%-4s %6.0f ms %8zu tokens  %s\n", fine ? "ok" : "SLOW", seconds * 1e3, ids.n, adversarial_texts[k].name);
+		ok = ok && fine;
+		token_buf_free(&ids);
+	}
+	free(text);
+	return ok && text;
+}
+
 int main(int argc, char **argv)
 {
-	if (argc != 2) {
-		fprintf(stderr, "usage: %s FILE.gguf\n", argv[0]);
+	bool speed = argc == 3 && strcmp(argv[1], "--speed") == 0;
+	if (argc != 2 && !speed) {
+		fprintf(stderr, "usage: %s [--speed] FILE.gguf\n", argv[0]);
 		return 2;
 	}
+	const char *path = argv[argc - 1];
 	struct gguf *g = NULL;
 	struct tokenizer *t = NULL;
 	struct error err;
-	int rc = 1;
-	if (gguf_open(argv[1], &g, &err) || tokenizer_create(g, &t, &err)) {
-		fprintf(stderr, "%s: %s\n", argv[1], err.message);
-		goto out;
-	}
-	uint32_t flags;
-	bool ok = true;
-	while (ok && get_u32(&flags))
-		ok = answer(t, flags);
-	rc = ok ? 0 : 1;
-out:
+	bool ok = false;
+	if (gguf_open(path, &g, &err) || tokenizer_create(g, &t, &err))
+		fprintf(stderr, "%s: %s\n", path, err.message);
+	else
+		ok = speed ? measure(t) : filter(t);
 	tokenizer_destroy(t);
 	gguf_close(g);
-	return rc;
+	return ok ? 0 : 1;
 }

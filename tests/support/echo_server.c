@@ -1,8 +1,8 @@
 /*
- * The transport alone, for tests/api/test_transport.py: listener, HTTP and WebSocket with small handlers and no engine. Takes the
- * daemon's options, prints "listening on port N" and drains on SIGTERM as the daemon does.
+ * The transport alone, for tests/api/test_transport.py: listener, HTTP and WebSocket with small handlers and no engine.
+ * Takes the daemon's options as --name VALUE, in bytes and milliseconds, prints "listening on port N" and drains on
+ * SIGTERM as the daemon does.
  */
-#include <microhttpd.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,8 +21,8 @@ struct state {
 	struct listener *listener;
 	struct loop_timer *drain;
 	uv_signal_t term;
+	int64_t written; /* bytes into streams */
 	int64_t started, closed, ws_opened, ws_closed, alive;
-	struct list streams;
 };
 
 static struct state state;
@@ -88,11 +88,13 @@ static void get_stats(struct http_exchange *x, void *app)
 	listener_stats(state.listener, &s);
 	getrusage(RUSAGE_SELF, &usage);
 	buf_printf(&out,
-	           "{\"started\":%lld,\"closed\":%lld,\"active\":%d,\"connections\":%d,\"websockets\":%d,\"dropped_slow\":%llu,"
-	           "\"refused\":%llu,\"ws_opened\":%lld,\"ws_closed\":%lld,\"alive\":%lld}",
-	           (long long)state.started, (long long)state.closed, listener_active(state.listener), s.connections, s.websockets,
-	           (unsigned long long)s.dropped_slow, (unsigned long long)s.refused, (long long)state.ws_opened,
-	           (long long)state.ws_closed, (long long)state.alive);
+		   "{\"started\":%lld,\"closed\":%lld,\"active\":%d,\"connections\":%d,\"websockets\":%d,\"dropped_"
+		   "slow\":%llu,"
+		   "\"refused\":%llu,\"ws_opened\":%lld,\"ws_closed\":%lld,\"alive\":%lld,\"written\":%lld}",
+		   (long long)state.started, (long long)state.closed, listener_active(state.listener), s.connections,
+		   s.websockets, (unsigned long long)s.dropped_slow, (unsigned long long)s.refused,
+		   (long long)state.ws_opened, (long long)state.ws_closed, (long long)state.alive,
+		   (long long)state.written);
 	http_reply(x, 200, "application/json", &out);
 }
 
@@ -159,6 +161,7 @@ static void on_stream(void *arg)
 	buf_puts(&event, "\"}\n\n");
 	struct http_exchange *x = p->x;
 	enum status status = http_stream_write(x, event.data, event.len);
+	state.written += (int64_t)event.len;
 	buf_free(&event);
 	if (status != STATUS_OK) {
 		loop_timer_stop(p->timer);
@@ -204,31 +207,32 @@ static void get_burst(struct http_exchange *x, void *app)
 static void get_responses(struct http_exchange *x, void *app)
 {
 	(void)app;
-	reply(x, 426, "{\"error\":{\"message\":\"This is a WebSocket.\",\"type\":\"invalid_request_error\",\"param\":null,"
-	              "\"code\":\"upgrade_required\"}}");
+	reply(x, 426,
+	      "{\"error\":{\"message\":\"This is a WebSocket.\",\"type\":\"invalid_request_error\",\"param\":null,"
+	      "\"code\":\"upgrade_required\"}}");
 }
 
 static const struct route routes[] = {
-        {HTTP_GET, "/health/live", get_live, ROUTE_OPEN},
-        {HTTP_POST, "/tokenize", post_tokenize, 0},
-        {HTTP_POST, "/echo", post_echo, 0},
-        {HTTP_PATCH, "/echo", post_echo, 0},
-        {HTTP_DELETE, "/echo", post_echo, 0},
-        {HTTP_GET, "/stats", get_stats, 0},
-        {HTTP_GET, "/slow", get_slow, 0},
-        {HTTP_POST, "/slow", get_slow, 0},
-        {HTTP_GET, "/big", get_big, 0},
-        {HTTP_GET, "/stream", get_stream, 0},
-        {HTTP_GET, "/burst", get_burst, 0},
-        {HTTP_GET, "/v1/responses", get_responses, ROUTE_WEBSOCKET},
+	{HTTP_GET, "/health/live", get_live, ROUTE_OPEN},
+	{HTTP_POST, "/tokenize", post_tokenize, 0},
+	{HTTP_POST, "/echo", post_echo, 0},
+	{HTTP_PATCH, "/echo", post_echo, 0},
+	{HTTP_DELETE, "/echo", post_echo, 0},
+	{HTTP_GET, "/stats", get_stats, 0},
+	{HTTP_GET, "/slow", get_slow, 0},
+	{HTTP_POST, "/slow", get_slow, 0},
+	{HTTP_GET, "/big", get_big, 0},
+	{HTTP_GET, "/stream", get_stream, 0},
+	{HTTP_GET, "/burst", get_burst, 0},
+	{HTTP_GET, "/v1/responses", get_responses, ROUTE_WEBSOCKET},
 };
 
 static const char *error_body(struct buf *out, int status, const char *code, const char *message)
 {
 	buf_puts(out, "{\"error\":{\"message\":");
 	buf_json_string(out, message, strlen(message));
-	buf_printf(out, ",\"type\":\"%s\",\"param\":null,\"code\":\"%s\"}}", status < 500 ? "invalid_request_error" : "server_error",
-	           code);
+	buf_printf(out, ",\"type\":\"%s\",\"param\":null,\"code\":\"%s\"}}",
+		   status < 500 ? "invalid_request_error" : "server_error", code);
 	return "application/json";
 }
 
@@ -253,7 +257,8 @@ static const struct route *dispatch(struct http_exchange *x, void *app)
 			found = &routes[i];
 	}
 	if (!found) {
-		refuse(x, path_known ? 405 : 404, path_known ? "method_not_allowed" : "not_found", "There is no such route.");
+		refuse(x, path_known ? 405 : 404, path_known ? "method_not_allowed" : "not_found",
+		       "There is no such route.");
 		return NULL;
 	}
 	if (state.config.api_key && !(found->flags & ROUTE_OPEN)) {
@@ -290,7 +295,7 @@ static void ws_message(struct ws_conn *c, struct str text, void *app)
 			;
 		free(p);
 	} else {
-		ws_send(c, text.p, text.n);
+		ws_send(c, text.n ? text.p : "(empty)", text.n ? text.n : 7);
 	}
 }
 
@@ -335,22 +340,71 @@ static void on_term(uv_signal_t *handle, int signo)
 	state.drain = loop_timer_start(&state.loop, 10, 10, on_drain, NULL);
 }
 
+static void set_string(char **field, const char *value)
+{
+	*field = (char *)(uintptr_t)value; /* argv and literals outlive it */
+}
+
+static void set_number(int64_t *field, const char *value)
+{
+	*field = strtoll(value, NULL, 10);
+}
+
+static void set_bool(bool *field, const char *value)
+{
+	*field = strcmp(value, "0") != 0;
+}
+
+#define DEFAULT_STRING(field, def)  set_string(&state.config.field, def)
+#define DEFAULT_BOOL(field, def)    (state.config.field = (def))
+#define DEFAULT_INT(field, def)	    (state.config.field = (def))
+#define DEFAULT_BYTES(field, def)   (state.config.field = (def))
+#define DEFAULT_SECONDS(field, def) (state.config.field = (def))
+#define SET_STRING		    set_string
+#define SET_BOOL		    set_bool
+#define SET_INT			    set_number
+#define SET_BYTES		    set_number
+#define SET_SECONDS		    set_number
+
+static bool read_options(int argc, char **argv)
+{
+#define OPT(kind, field, name, def, min, max, help) DEFAULT_##kind(field, def);
+#include "config/options.def"
+#undef OPT
+	for (int i = 1; i < argc; i += 2) {
+		bool found = false;
+		if (i + 1 == argc || strncmp(argv[i], "--", 2) != 0)
+			return false;
+#define OPT(kind, field, name, def, min, max, help)                                                                    \
+	if (strcmp(argv[i] + 2, name) == 0) {                                                                          \
+		SET_##kind(&state.config.field, argv[i + 1]);                                                          \
+		found = true;                                                                                          \
+	}
+#include "config/options.def"
+#undef OPT
+		if (!found)
+			return false;
+	}
+	return true;
+}
+
 int main(int argc, char **argv)
 {
 	struct error err = {0};
 	static const struct http_app http = {.dispatch = dispatch, .error_body = error_body};
 	static const struct ws_app ws = {
-	        .opened = ws_opened, .message = ws_message, .alive = ws_alive, .closed = ws_closed};
+		.opened = ws_opened, .message = ws_message, .alive = ws_alive, .closed = ws_closed};
 
 	signal(SIGPIPE, SIG_IGN);
 	uv_loop_init(&state.loop);
-	if (config_init(&state.config) != STATUS_OK ||
-	    config_read_args(&state.config, argc, argv, NULL, &err) != STATUS_OK ||
-	    listener_start(&state.loop, &state.config, &http, &ws, &state.listener, &err) != STATUS_OK) {
+	if (!read_options(argc, argv)) {
+		fprintf(stderr, "usage: echo-server [--name VALUE]...\n");
+		return 2;
+	}
+	if (listener_start(&state.loop, &state.config, &http, &ws, &state.listener, &err) != STATUS_OK) {
 		fprintf(stderr, "%s\n", err.message);
 		uv_run(&state.loop, UV_RUN_DEFAULT);
 		uv_loop_close(&state.loop);
-		config_free(&state.config);
 		return 1;
 	}
 	uv_signal_init(&state.loop, &state.term);
@@ -359,8 +413,8 @@ int main(int argc, char **argv)
 	fflush(stdout);
 	uv_run(&state.loop, UV_RUN_DEFAULT);
 	int left = uv_loop_close(&state.loop);
-	config_free(&state.config);
 	printf("ended: %lld of %lld exchanges, %lld of %lld websockets closed, loop %s\n", (long long)state.closed,
-	       (long long)state.started, (long long)state.ws_closed, (long long)state.ws_opened, left ? uv_strerror(left) : "closed");
+	       (long long)state.started, (long long)state.ws_closed, (long long)state.ws_opened,
+	       left ? uv_strerror(left) : "closed");
 	return left ? 1 : 0;
 }

@@ -31,7 +31,7 @@ static void setup(struct fixture *f, int32_t n_pages)
 	clock_manual_init(&now, 1);
 	assert_int_equal(kv_pool_create(&mem.base, &layout, n_pages, &f->pool, NULL), STATUS_OK);
 	assert_int_equal(session_table_init(&f->sessions, &now, 30000, 300000, 100), STATUS_OK);
-	assert_int_equal(kv_prefix_create(f->pool, &f->prefix), STATUS_OK);
+	assert_int_equal(kv_prefix_create(f->pool, NULL, &f->prefix, NULL), STATUS_OK);
 	assert_int_equal(sched_init(&f->sched, f->pool, f->prefix, &f->sessions, &now, MAX_RUNNING, STEP, MAX_RUNNING + 8), STATUS_OK);
 }
 
@@ -326,6 +326,50 @@ static void memory_goes_from_idle_sessions_first_then_from_the_youngest(void **s
 	teardown(&f);
 }
 
+static void what_a_queued_request_will_hit_is_not_evicted(void **state)
+{
+	(void)state;
+	struct fixture f;
+	int32_t prompt[100];
+	setup(&f, 100);
+	for (int32_t i = 0; i < 100; i++)
+		prompt[i] = i;
+	add(&f, NULL, prompt, 100, 1);
+	run_all(&f);
+	for (int i = 0; i < MAX_RUNNING; i++)
+		add_fresh(&f, NULL, 20, 10);
+	struct request *queued = add(&f, NULL, prompt, 100, 5);
+	run_step(&f);
+	assert_int_equal(queued->state, REQUEST_WAITING);
+	while (kv_prefix_evict(f.prefix, clock_now_ms(&now), EVICT_FOR_PROMPT))
+		;
+	while (queued->state == REQUEST_WAITING)
+		assert_true(run_step(&f) > 0);
+	assert_int_equal(queued->usage.cached_tokens, 96);
+	run_all(&f);
+	teardown(&f);
+}
+
+static void what_a_queued_request_holds_goes_before_anyone_is_preempted(void **state)
+{
+	(void)state;
+	struct fixture f;
+	int32_t prompt[64];
+	setup(&f, 8);
+	for (int32_t i = 0; i < 64; i++)
+		prompt[i] = i;
+	add(&f, NULL, prompt, 64, 0);
+	run_all(&f);
+	struct session *s = make_session(&f, "s");
+	add_fresh(&f, s, 20, 90);
+	struct request *queued = add(&f, s, prompt, 64, 1);
+	run_step(&f);
+	assert_int_equal(queued->kv.n_pages, 4);
+	run_all(&f);
+	assert_int_equal(f.sched.n_preemptions, 0);
+	teardown(&f);
+}
+
 static void a_prompt_that_only_warms_the_cache_asks_for_no_logits(void **state)
 {
 	(void)state;
@@ -397,6 +441,8 @@ UNIT_MAIN(cmocka_unit_test(prompts_are_cut_into_chunks_and_share_steps_with_deco
           cmocka_unit_test(what_a_cancelled_request_computed_is_not_lost),
           cmocka_unit_test(equal_prompts_that_arrive_together_are_computed_once),
           cmocka_unit_test(memory_goes_from_idle_sessions_first_then_from_the_youngest),
+          cmocka_unit_test(what_a_queued_request_will_hit_is_not_evicted),
+          cmocka_unit_test(what_a_queued_request_holds_goes_before_anyone_is_preempted),
           cmocka_unit_test(a_prompt_that_only_warms_the_cache_asks_for_no_logits),
           cmocka_unit_test(steps_keep_to_their_time_once_the_speed_is_known),
           cmocka_unit_test(random_work_under_pressure))

@@ -23,14 +23,19 @@ static struct kv_root plain_root(void)
 	                        .salt = str_from("")};
 }
 
-static void setup(struct fixture *f, int32_t n_pages)
+static void setup_policy(struct fixture *f, int32_t n_pages, const char *policy)
 {
 	struct kv_layout layout = memory_layout();
 	struct kv_root root = plain_root();
 	memory_backend_init(&mem);
 	assert_int_equal(kv_pool_create(&mem.base, &layout, n_pages, &f->pool, NULL), STATUS_OK);
-	assert_int_equal(kv_prefix_create(f->pool, &f->prefix), STATUS_OK);
+	assert_int_equal(kv_prefix_create(f->pool, policy, &f->prefix, NULL), STATUS_OK);
 	kv_key_root(&root, &f->root);
+}
+
+static void setup(struct fixture *f, int32_t n_pages)
+{
+	setup_policy(f, n_pages, "lru");
 }
 
 static void teardown(struct fixture *f)
@@ -49,6 +54,13 @@ static struct kv_seq computed(struct fixture *f, int32_t n)
 	return s;
 }
 
+static const struct kv_use *at(int64_t now_ms)
+{
+	static struct kv_use use;
+	use = (struct kv_use){.now_ms = now_ms};
+	return &use;
+}
+
 static void fill(int32_t *tokens, int32_t n, int32_t from)
 {
 	for (int32_t i = 0; i < n; i++)
@@ -63,10 +75,10 @@ static void full_pages_are_found_again_and_shared(void **state)
 	setup(&f, 20);
 	fill(tokens, 100, 0);
 	struct kv_seq a = computed(&f, 70), b = KV_SEQ_INIT;
-	assert_int_equal(kv_prefix_put(f.prefix, &f.root, tokens, &a, 0, 1), 4);
+	assert_int_equal(kv_prefix_put(f.prefix, &f.root, tokens, &a, 0, at(1)), 4);
 	assert_int_equal(kv_prefix_match(f.prefix, &f.root, tokens, 100), 4);
 	assert_int_equal(kv_prefix_match(f.prefix, &f.root, tokens, 63), 3);
-	assert_int_equal(kv_prefix_get(f.prefix, &f.root, tokens, 100, 2, &b), STATUS_OK);
+	assert_int_equal(kv_prefix_get(f.prefix, &f.root, tokens, 100, at(2), &b), STATUS_OK);
 	assert_int_equal(b.n_tokens, 64);
 	for (int i = 0; i < 4; i++)
 		assert_int_equal(a.pages[i], b.pages[i]);
@@ -132,7 +144,7 @@ static void salts_share_nothing(void **state)
 	setup(&f, 20);
 	fill(tokens, 64, 0);
 	struct kv_seq a = computed(&f, 64);
-	kv_prefix_put(f.prefix, &f.root, tokens, &a, 0, 1);
+	kv_prefix_put(f.prefix, &f.root, tokens, &a, 0, at(1));
 	other.salt = str_from("other");
 	kv_key_root(&other, &key);
 	assert_int_equal(kv_prefix_match(f.prefix, &key, tokens, 64), 0);
@@ -149,8 +161,8 @@ static void equal_content_computed_twice_ends_up_in_one_place(void **state)
 	fill(tokens, 64, 0);
 	struct kv_seq a = computed(&f, 64), b = computed(&f, 60);
 	assert_int_equal(kv_pool_n_free(f.pool), 12);
-	kv_prefix_put(f.prefix, &f.root, tokens, &a, 0, 1);
-	assert_int_equal(kv_prefix_put(f.prefix, &f.root, tokens, &b, 0, 1), 3);
+	kv_prefix_put(f.prefix, &f.root, tokens, &a, 0, at(1));
+	assert_int_equal(kv_prefix_put(f.prefix, &f.root, tokens, &b, 0, at(1)), 3);
 	assert_int_equal(kv_pool_n_free(f.pool), 15);
 	assert_int_equal(a.pages[2], b.pages[2]);
 	assert_int_not_equal(a.pages[3], b.pages[3]);
@@ -170,7 +182,7 @@ static void pages_are_added_as_they_fill(void **state)
 	int32_t done = 0;
 	for (int32_t n = 1; n <= 64; n++) {
 		a.n_tokens = n;
-		done = kv_prefix_put(f.prefix, &f.root, tokens, &a, done, n);
+		done = kv_prefix_put(f.prefix, &f.root, tokens, &a, done, at(n));
 		assert_int_equal(done, n / KV_PAGE_TOKENS);
 	}
 	assert_int_equal(kv_prefix_match(f.prefix, &f.root, tokens, 64), 4);
@@ -189,25 +201,142 @@ static void eviction_takes_leaves_that_nobody_holds_oldest_first(void **state)
 	fill(y, 64, 0);
 	y[32] = -1; /* shares two pages with x */
 	struct kv_seq a = computed(&f, 64), b = computed(&f, 64);
-	kv_prefix_put(f.prefix, &f.root, x, &a, 0, 1);
-	kv_prefix_put(f.prefix, &f.root, y, &b, 0, 2);
-	assert_false(kv_prefix_evict(f.prefix));
+	kv_prefix_put(f.prefix, &f.root, x, &a, 0, at(1));
+	kv_prefix_put(f.prefix, &f.root, y, &b, 0, at(2));
+	assert_false(kv_prefix_evict(f.prefix, 0, EVICT_FOR_PROMPT));
 	kv_seq_release(f.pool, &a);
 	kv_prefix_stats(f.prefix, &st);
 	assert_int_equal(st.n_pages, 6);
 	assert_int_equal(st.n_idle, 2);
-	assert_true(kv_prefix_evict(f.prefix));
+	assert_true(kv_prefix_evict(f.prefix, 0, EVICT_FOR_PROMPT));
 	assert_int_equal(kv_prefix_match(f.prefix, &f.root, x, 64), 3);
-	assert_true(kv_prefix_evict(f.prefix));
+	assert_true(kv_prefix_evict(f.prefix, 0, EVICT_FOR_PROMPT));
 	assert_int_equal(kv_prefix_match(f.prefix, &f.root, x, 64), 2);
 	/* The rest belongs to b as well. */
-	assert_false(kv_prefix_evict(f.prefix));
+	assert_false(kv_prefix_evict(f.prefix, 0, EVICT_FOR_PROMPT));
 	kv_seq_release(f.pool, &b);
 	for (int left = 3; left >= 0; left--) {
-		assert_true(kv_prefix_evict(f.prefix));
+		assert_true(kv_prefix_evict(f.prefix, 0, EVICT_FOR_PROMPT));
 		assert_int_equal(kv_prefix_match(f.prefix, &f.root, y, 64), left);
 	}
-	assert_false(kv_prefix_evict(f.prefix));
+	assert_false(kv_prefix_evict(f.prefix, 0, EVICT_FOR_PROMPT));
+	teardown(&f);
+}
+
+/* Two chains of two pages, x and y, that nobody holds any more. */
+static void two_chains(struct fixture *f, int32_t *x, int32_t *y, const struct kv_use *use_x, const struct kv_use *use_y)
+{
+	fill(x, 32, 0);
+	fill(y, 32, 100);
+	struct kv_seq a = computed(f, 32), b = computed(f, 32);
+	kv_prefix_put(f->prefix, &f->root, x, &a, 0, use_x);
+	kv_prefix_put(f->prefix, &f->root, y, &b, 0, use_y);
+	kv_seq_release(f->pool, &a);
+	kv_seq_release(f->pool, &b);
+}
+
+static void evict_one(struct fixture *f, int64_t now_ms, enum evict_reason reason)
+{
+	assert_true(kv_prefix_evict(f->prefix, now_ms, reason));
+}
+
+static void a_request_uses_a_page_once_however_often_it_asks(void **state)
+{
+	(void)state;
+	struct fixture f;
+	int32_t x[32], y[32];
+	struct kv_use one = {.request = 1, .now_ms = 1}, two = {.request = 2, .now_ms = 2}, three = {.request = 3, .now_ms = 3};
+	setup_policy(&f, 20, "lfu");
+	two_chains(&f, x, y, &one, &two);
+	struct kv_seq s = KV_SEQ_INIT;
+	/* Request 1 is preempted, asks again and again, and puts what it has; request 3 uses y once. */
+	for (int i = 0; i < 5; i++) {
+		assert_int_equal(kv_prefix_get(f.prefix, &f.root, x, 32, &one, &s), STATUS_OK);
+		assert_int_equal(kv_prefix_put(f.prefix, &f.root, x, &s, 0, &one), 2);
+		kv_seq_release(f.pool, &s);
+	}
+	assert_int_equal(kv_prefix_get(f.prefix, &f.root, y, 32, &three, &s), STATUS_OK);
+	kv_seq_release(f.pool, &s);
+	evict_one(&f, 4, EVICT_FOR_PROMPT);
+	assert_int_equal(kv_prefix_match(f.prefix, &f.root, x, 32), 1);
+	assert_int_equal(kv_prefix_match(f.prefix, &f.root, y, 32), 2);
+	teardown(&f);
+}
+
+static void a_hold_keeps_pages_and_is_no_use(void **state)
+{
+	(void)state;
+	struct fixture f;
+	int32_t x[32], y[32];
+	struct kv_seq s = KV_SEQ_INIT;
+	struct kv_prefix_stats st;
+	setup(&f, 20);
+	two_chains(&f, x, y, at(1), at(2));
+	assert_int_equal(kv_prefix_hold(f.prefix, &f.root, x, 32, &s), STATUS_OK);
+	assert_int_equal(s.n_tokens, 32);
+	evict_one(&f, 3, EVICT_FOR_PROMPT);
+	evict_one(&f, 3, EVICT_FOR_DECODE);
+	assert_false(kv_prefix_evict(f.prefix, 3, EVICT_FOR_PROMPT));
+	assert_int_equal(kv_prefix_match(f.prefix, &f.root, y, 32), 0);
+	kv_prefix_stats(f.prefix, &st);
+	assert_int_equal(st.queries, 0);
+	assert_int_equal(st.evicted[EVICT_FOR_PROMPT], 1);
+	assert_int_equal(st.evicted[EVICT_FOR_DECODE], 1);
+	kv_seq_release(f.pool, &s);
+	evict_one(&f, 3, EVICT_FOR_PROMPT);
+	teardown(&f);
+}
+
+static void what_a_live_session_vouches_for_goes_later(void **state)
+{
+	(void)state;
+	struct fixture f;
+	int32_t x[32], y[32];
+	struct kv_seq s = KV_SEQ_INIT;
+	/* x is older than y. */
+	setup_policy(&f, 20, NULL);
+	two_chains(&f, x, y, at(1000), at(9000));
+	assert_int_equal(kv_prefix_hold(f.prefix, &f.root, x, 32, &s), STATUS_OK);
+	kv_prefix_claim(f.prefix, &s, 60000);
+	kv_seq_release(f.pool, &s);
+	evict_one(&f, 20000, EVICT_FOR_PROMPT);
+	evict_one(&f, 20000, EVICT_FOR_PROMPT);
+	assert_int_equal(kv_prefix_match(f.prefix, &f.root, x, 32), 2);
+	/* But not never. */
+	evict_one(&f, 20000, EVICT_FOR_PROMPT);
+	evict_one(&f, 20000, EVICT_FOR_PROMPT);
+	assert_false(kv_prefix_evict(f.prefix, 20000, EVICT_FOR_PROMPT));
+	teardown(&f);
+}
+
+static void an_evicted_page_that_comes_back_is_known(void **state)
+{
+	(void)state;
+	struct fixture f;
+	int32_t x[32], y[32];
+	struct kv_prefix_stats st;
+	setup_policy(&f, 20, NULL);
+	two_chains(&f, x, y, at(1000), at(9000));
+	while (kv_prefix_evict(f.prefix, 20000, EVICT_FOR_PROMPT))
+		;
+	kv_prefix_stats(f.prefix, &st);
+	assert_int_equal(st.n_ghosts, 4);
+	two_chains(&f, x, y, at(21000), at(22000));
+	kv_prefix_stats(f.prefix, &st);
+	assert_int_equal(st.revived, 4);
+	assert_int_equal(st.n_ghosts, 0);
+	teardown(&f);
+}
+
+static void a_policy_that_does_not_exist_is_refused(void **state)
+{
+	(void)state;
+	struct fixture f;
+	struct kv_prefix *other;
+	struct error err;
+	setup(&f, 4);
+	assert_int_equal(kv_prefix_create(f.pool, "best", &other, &err), STATUS_INVALID);
+	assert_non_null(strstr(err.message, "\"best\""));
 	teardown(&f);
 }
 
@@ -215,16 +344,15 @@ static void eviction_takes_leaves_that_nobody_holds_oldest_first(void **state)
  * Random sequences with few distinct beginnings, against the tokens themselves: whatever the index says, a page's
  * remembered content is what was put there. Content is modelled by a copy of the tokens kept per page.
  */
-static void a_random_workload_never_serves_a_wrong_page(void **state)
+static void random_workload(const char *policy)
 {
-	(void)state;
 	enum { PAGES = 60, SEQS = 8, LEN = 160 };
 	static int32_t content[PAGES][KV_PAGE_TOKENS], tokens[SEQS][LEN];
 	struct kv_seq seq[SEQS] = {{0}};
 	struct kv_prefix_stats st;
 	struct fixture f;
 	uint64_t rng = 77;
-	setup(&f, PAGES);
+	setup_policy(&f, PAGES, policy);
 	for (int round = 0; round < 20000; round++) {
 		int i = (int)(unit_rand(&rng) % SEQS);
 		kv_seq_release(f.pool, &seq[i]);
@@ -234,12 +362,12 @@ static void a_random_workload_never_serves_a_wrong_page(void **state)
 		        cut = (int32_t)(unit_rand(&rng) % LEN);
 		for (int32_t t = 0; t < n; t++)
 			tokens[i][t] = t < cut ? family : (int32_t)(unit_rand(&rng) % 2) + 10;
-		assert_int_equal(kv_prefix_get(f.prefix, &f.root, tokens[i], n, round, &seq[i]), STATUS_OK);
+		assert_int_equal(kv_prefix_get(f.prefix, &f.root, tokens[i], n, at(round), &seq[i]), STATUS_OK);
 		for (int32_t t = 0; t < seq[i].n_tokens; t++)
 			assert_int_equal(content[seq[i].pages[t / KV_PAGE_TOKENS]][t % KV_PAGE_TOKENS], tokens[i][t]);
 		int32_t known = seq[i].n_tokens / KV_PAGE_TOKENS;
 		while (kv_seq_pages_needed(f.pool, &seq[i], n - seq[i].n_tokens) > kv_pool_n_free(f.pool)) {
-			if (!kv_prefix_evict(f.prefix))
+			if (!kv_prefix_evict(f.prefix, round, EVICT_FOR_PROMPT))
 				break;
 		}
 		if (kv_seq_prepare(f.pool, &seq[i], n - seq[i].n_tokens) != STATUS_OK) {
@@ -251,24 +379,36 @@ static void a_random_workload_never_serves_a_wrong_page(void **state)
 			content[seq[i].pages[t / KV_PAGE_TOKENS]][t % KV_PAGE_TOKENS] = tokens[i][t];
 		}
 		seq[i].n_tokens = n;
-		kv_prefix_put(f.prefix, &f.root, tokens[i], &seq[i], known, round);
+		kv_prefix_put(f.prefix, &f.root, tokens[i], &seq[i], known, at(round));
 		kv_prefix_stats(f.prefix, &st);
 		assert_true(st.n_idle >= 0 && st.n_idle <= st.n_pages);
 	}
 	kv_prefix_stats(f.prefix, &st);
-	assert_true(st.hits > 1000 && st.evicted > 1000);
+	assert_true(st.hits > 1000 && st.evicted[EVICT_FOR_PROMPT] > 1000);
 	for (int i = 0; i < SEQS; i++)
 		kv_seq_release(f.pool, &seq[i]);
 	kv_prefix_stats(f.prefix, &st);
 	assert_int_equal(st.n_idle, st.n_pages);
-	while (kv_prefix_evict(f.prefix))
+	while (kv_prefix_evict(f.prefix, 0, EVICT_FOR_PROMPT))
 		;
 	assert_int_equal(kv_pool_n_free(f.pool), PAGES);
 	teardown(&f);
+}
+
+static void a_random_workload_never_serves_a_wrong_page(void **state)
+{
+	(void)state;
+	for (size_t i = 0; evict_policy_name(i); i++)
+		random_workload(evict_policy_name(i));
 }
 
 UNIT_MAIN(cmocka_unit_test(full_pages_are_found_again_and_shared), cmocka_unit_test(each_field_of_the_root_changes_the_key),
           cmocka_unit_test(bytes_moved_between_fields_change_the_key), cmocka_unit_test(salts_share_nothing),
           cmocka_unit_test(equal_content_computed_twice_ends_up_in_one_place), cmocka_unit_test(pages_are_added_as_they_fill),
           cmocka_unit_test(eviction_takes_leaves_that_nobody_holds_oldest_first),
+          cmocka_unit_test(a_request_uses_a_page_once_however_often_it_asks),
+          cmocka_unit_test(a_hold_keeps_pages_and_is_no_use),
+          cmocka_unit_test(what_a_live_session_vouches_for_goes_later),
+          cmocka_unit_test(an_evicted_page_that_comes_back_is_known),
+          cmocka_unit_test(a_policy_that_does_not_exist_is_refused),
           cmocka_unit_test(a_random_workload_never_serves_a_wrong_page))

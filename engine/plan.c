@@ -1,0 +1,72 @@
+/* What a model will take, from its file alone: the same formulas by which an engine sizes itself. */
+#include <inttypes.h>
+#include <string.h>
+
+#include "engine/engine_internal.h"
+#include "engine/kv/seq.h"
+
+static enum status check(const struct engine_plan_params *p, struct error *err)
+{
+	if (p->context_tokens < 0)
+		return error_set_param(err, STATUS_INVALID, "ctx", "a context cannot have %" PRId32 " tokens", p->context_tokens);
+	if (p->n_sessions < 0)
+		return error_set_param(err, STATUS_INVALID, "sessions", "there cannot be %" PRId32 " sessions", p->n_sessions);
+	if (!(p->tokens_per_s >= 0))
+		return error_set_param(err, STATUS_INVALID, "rate", "a rate is zero or more tokens a second");
+	return STATUS_OK;
+}
+
+static enum status plan_pool(const struct engine_plan_params *params, struct engine_plan *out, struct error *err)
+{
+	uint64_t fixed = out->weights_bytes + out->activation_bytes;
+	if (__builtin_mul_overflow(out->kv_bytes_per_session, (uint64_t)params->n_sessions, &out->kv_bytes) ||
+	    __builtin_add_overflow(fixed, out->kv_bytes, &out->total_bytes))
+		return error_set_param(err, STATUS_INVALID, "sessions", "%" PRId32 " sessions of %" PRId32 " tokens take more than 2^64 bytes",
+		                       params->n_sessions, out->n_ctx);
+	uint64_t memory = params->memory_bytes ? params->memory_bytes : out->total_bytes;
+	out->pool_bytes = memory > fixed ? (memory - fixed) / out->page_bytes * out->page_bytes : 0;
+	out->sessions_that_fit = (int64_t)(out->pool_bytes / out->kv_bytes_per_session);
+	/* Pages go in the order they came, at the latest: one stays until as many tokens as the pool holds have been written. */
+	if (params->tokens_per_s > 0)
+		out->idle_seconds = (double)(out->pool_bytes / out->page_bytes) * KV_PAGE_TOKENS / params->tokens_per_s;
+	return STATUS_OK;
+}
+
+enum status engine_plan(const struct engine_plan_params *params, struct engine_plan *out, struct error *err)
+{
+	struct gguf *g = NULL;
+	struct model_params p;
+	struct kv_layout layout;
+	int32_t step = params->step_tokens ? params->step_tokens : ENGINE_DEFAULT_STEP_TOKENS;
+	int32_t running = params->max_running ? params->max_running : ENGINE_DEFAULT_MAX_RUNNING;
+	memset(out, 0, sizeof *out);
+	enum status st = check(params, err);
+	if (st == STATUS_OK)
+		st = gguf_open(params->model_path, &g, err);
+	if (st == STATUS_OK)
+		st = arch_read_params(g, &p, err);
+	if (st != STATUS_OK)
+		goto out;
+	st = kv_layout_init(&layout, p.n_layer, p.n_head_kv, p.head_dim, QUANT_F16);
+	if (st != STATUS_OK) {
+		error_set(err, st, "the model's KV geometry is not supported");
+		goto out;
+	}
+	strncpy(out->arch, p.arch, sizeof out->arch - 1);
+	out->n_ctx = params->context_tokens ? params->context_tokens : p.n_ctx_train;
+	out->n_layer = p.n_layer;
+	out->n_head = p.n_head;
+	out->n_head_kv = p.n_head_kv;
+	out->head_dim = p.head_dim;
+	out->page_tokens = KV_PAGE_TOKENS;
+	for (size_t i = 0; i < gguf_n_tensors(g); i++)
+		out->weights_bytes += gguf_tensor_at(g, i)->n_bytes;
+	out->activation_bytes = model_step_bytes(&p, step < running ? running : step, engine_max_outputs(running, step));
+	out->kv_bytes_per_token = layout.page_bytes / KV_PAGE_TOKENS;
+	out->page_bytes = layout.page_stride;
+	out->kv_bytes_per_session = (uint64_t)kv_pages_for(out->n_ctx) * layout.page_stride;
+	st = plan_pool(params, out, err);
+out:
+	gguf_close(g);
+	return st;
+}

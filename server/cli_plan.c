@@ -1,0 +1,137 @@
+/* kvasir plan: what a model will take, before it is served. */
+#include "server/cli.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "engine/engine.h"
+
+struct args {
+	char *model;
+	int64_t ctx, sessions, memory, step_tokens, max_running;
+	double rate;
+	bool json;
+};
+
+static const struct option rows[] = {
+	OPTION_ROW_STRING(struct args, model, "model", NULL, "GGUF file"),
+	OPTION_ROW_INT(struct args, ctx, "ctx", 0, 0, 1 << 30, "tokens of a conversation; 0: as trained"),
+	OPTION_ROW_INT(struct args, sessions, "sessions", 1, 0, 1 << 30, "conversations to hold at once"),
+	OPTION_ROW_BYTES(struct args, memory, "memory", 0, 0, INT64_MAX, "memory for everything; 0: what the plan comes to"),
+	OPTION_ROW_REAL(struct args, rate, "rate", 0, 0, 1 << 30, "tokens a second that all clients write; 0: not known"),
+	OPTION_ROW_INT(struct args, step_tokens, "step-tokens", 0, 0, 65536, "rows of a step; 0: the server's default"),
+	OPTION_ROW_INT(struct args, max_running, "max-running", 0, 0, 4096, "generations that run together; 0: the server's default"),
+	OPTION_ROW_BOOL(struct args, json, "json", "one JSON object instead of text"),
+};
+
+static const struct cli_usage usage = {
+	"kvasir plan --model FILE [--ctx N] [--sessions M] [--memory B] [--rate R] [--json]",
+	"Says what weights, activations and KV cache will take, how many conversations fit, and how long an idle one is kept.",
+	{rows, sizeof rows / sizeof *rows},
+};
+
+static void write_json(const struct engine_plan *p, struct buf *out)
+{
+	const struct {
+		const char *key;
+		uint64_t value;
+	} rows_out[] = {
+		{"context_tokens", (uint64_t)p->n_ctx},
+		{"layers", (uint64_t)p->n_layer},
+		{"heads", (uint64_t)p->n_head},
+		{"kv_heads", (uint64_t)p->n_head_kv},
+		{"head_dim", (uint64_t)p->head_dim},
+		{"page_tokens", (uint64_t)p->page_tokens},
+		{"page_bytes", p->page_bytes},
+		{"weights_bytes", p->weights_bytes},
+		{"activation_bytes", p->activation_bytes},
+		{"kv_bytes_per_token", p->kv_bytes_per_token},
+		{"kv_bytes_per_session", p->kv_bytes_per_session},
+		{"kv_bytes", p->kv_bytes},
+		{"total_bytes", p->total_bytes},
+		{"pool_bytes", p->pool_bytes},
+		{"sessions_that_fit", (uint64_t)p->sessions_that_fit},
+	};
+	buf_puts(out, "{\"architecture\":");
+	buf_json_string(out, p->arch, strlen(p->arch));
+	for (size_t i = 0; i < sizeof rows_out / sizeof *rows_out; i++)
+		buf_printf(out, ",\"%s\":%llu", rows_out[i].key, (unsigned long long)rows_out[i].value);
+	buf_puts(out, ",\"idle_seconds\":");
+	if (p->idle_seconds > 0)
+		buf_json_number(out, p->idle_seconds);
+	else
+		buf_puts(out, "null");
+	buf_puts(out, "}\n");
+}
+
+static void write_size(struct buf *out, const char *what, uint64_t bytes, const char *note)
+{
+	buf_printf(out, "  %-26s %16llu bytes  %10.1f MiB  %s\n", what, (unsigned long long)bytes, (double)bytes / (1 << 20), note);
+}
+
+static void write_text(const struct engine_plan *p, const struct args *args, struct buf *out)
+{
+	char note[120];
+	buf_printf(out, "%s, %d layers, %d query and %d KV heads of %d; a context of %d tokens\n", p->arch, p->n_layer, p->n_head,
+	           p->n_head_kv, p->head_dim, p->n_ctx);
+	write_size(out, "weights", p->weights_bytes, "as in the file");
+	write_size(out, "activations", p->activation_bytes, "of a step");
+	snprintf(note, sizeof note, "grows by this with each token, with KV heads and not with query heads");
+	write_size(out, "KV of a token", p->kv_bytes_per_token, note);
+	for (int32_t n = 1024; n < p->n_ctx; n *= 2) {
+		uint64_t pages = ((uint64_t)n + (uint64_t)p->page_tokens - 1) / (uint64_t)p->page_tokens;
+		snprintf(note, sizeof note, "KV of %d tokens", n);
+		write_size(out, note, pages * p->page_bytes, "");
+	}
+	write_size(out, "KV of a whole context", p->kv_bytes_per_session, "in whole pages");
+	snprintf(note, sizeof note, "KV of %lld sessions", (long long)args->sessions);
+	write_size(out, note, p->kv_bytes, "");
+	write_size(out, "in all", p->total_bytes, "");
+	if (args->memory) {
+		write_size(out, "given", (uint64_t)args->memory, "");
+		write_size(out, "left for KV", p->pool_bytes, "");
+	}
+	buf_printf(out, "  %-26s %16lld\n", "whole contexts that fit", (long long)p->sessions_that_fit);
+	if (p->idle_seconds > 0)
+		buf_printf(out, "  %-26s %16.0f seconds, while all clients write %g tokens a second\n", "an idle session stays",
+		           p->idle_seconds, args->rate);
+}
+
+int cli_plan(int argc, char **argv)
+{
+	struct args args;
+	struct buf out = BUF_INIT;
+	struct error err;
+	struct engine_plan plan;
+	int status;
+	if (cli_read_args(&usage, &args, argc, argv, NULL, &status) == CLI_STOP)
+		goto out;
+	if (!args.model) {
+		status = cli_misuse("plan needs --model FILE");
+		goto out;
+	}
+	const struct engine_plan_params params = {
+		.model_path = args.model,
+		.context_tokens = (int32_t)args.ctx,
+		.n_sessions = (int32_t)args.sessions,
+		.step_tokens = (int32_t)args.step_tokens,
+		.max_running = (int32_t)args.max_running,
+		.memory_bytes = (uint64_t)args.memory,
+		.tokens_per_s = args.rate,
+	};
+	status = CLI_OK;
+	if (engine_plan(&params, &plan, &err) != STATUS_OK) {
+		status = cli_fail(&err);
+		goto out;
+	}
+	if (args.json)
+		write_json(&plan, &out);
+	else
+		write_text(&plan, &args, &out);
+	if (!cli_write(out.data, out.len))
+		status = CLI_FAILED;
+out:
+	buf_free(&out);
+	option_free(usage.options, &args);
+	return status;
+}

@@ -1,0 +1,56 @@
+/*
+ * The rules for WebSocket frames from a client (RFC 6455, section 5), checked on the raw bytes before libwebsockets
+ * sees them: every frame masked, no reserved bits or opcodes, the shortest length encoding, small whole control frames,
+ * fragments in order, a bounded message, a proper close frame. libwebsockets 4.1.6 accepts unmasked frames and overlong
+ * lengths, echoes malformed close codes, drops the connection without a close frame for some of the rest, and does not
+ * report a peer's pings.
+ *
+ * Whether text is UTF-8 is not looked at here: libwebsockets does that. Nothing here allocates; a frame may arrive in
+ * any pieces.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* Close codes of RFC 6455, 7.4.1. */
+enum {
+	WS_NORMAL = 1000,
+	WS_PROTOCOL_ERROR = 1002,
+	WS_UNSUPPORTED_DATA = 1003,
+	WS_INVALID_PAYLOAD = 1007,
+	WS_TOO_BIG = 1009,
+	WS_INTERNAL_ERROR = 1011,
+};
+
+enum { FRAME_MAX_HEADER = 14, FRAME_MAX_CONTROL = 125 };
+
+struct frame_check {
+	uint64_t max;			  /* bytes a message may have */
+	uint64_t message;		  /* bytes of the message so far announced */
+	uint64_t left;			  /* payload bytes of the current frame still to come */
+	uint64_t frames;		  /* frames whose payload is complete */
+	uint8_t header[FRAME_MAX_HEADER]; /* of the current frame; not passed on before it is whole and checked */
+	uint8_t n_header;
+	uint8_t held[FRAME_MAX_HEADER];
+	uint8_t control[FRAME_MAX_CONTROL]; /* a close frame's payload, unmasked */
+	uint8_t n_control;
+	bool in_payload;
+	bool in_message; /* between the first fragment and the last */
+	bool closed;	 /* a close frame came, or a rule was broken: nothing may follow */
+};
+
+struct frame_error {
+	int code;	    /* to close with */
+	const char *reason; /* static */
+};
+
+void frame_check_init(struct frame_check *f, uint64_t max);
+/*
+ * Looks at p[0..n). True: first f->held[0..*n_held), which earlier calls were given, and then p[0..*used) may be passed
+ * on; the rest was the beginning of a header, which is kept, or followed a close frame and is to be thrown away. False:
+ * *err says how to close; nothing may be passed on any more.
+ */
+bool frame_check_feed(struct frame_check *f, const uint8_t *p, size_t n, size_t *n_held, size_t *used,
+		      struct frame_error *err);

@@ -1,0 +1,251 @@
+/* The rules for a client's WebSocket frames. */
+#include "tests/unit/unit.h"
+
+#include "server/frame.h"
+
+#define MAX 1000
+
+struct bytes {
+	uint8_t p[70000];
+	size_t n;
+};
+
+static struct bytes wire, passed;
+
+/* Appends a masked frame; `first` is its first byte. */
+static void put(uint8_t first, const char *data, size_t n)
+{
+	static const uint8_t mask[4] = {0x11, 0xE2, 0x73, 0x84};
+	uint8_t *p = wire.p + wire.n;
+	*p++ = first;
+	if (n < 126) {
+		*p++ = 0x80 | (uint8_t)n;
+	} else {
+		*p++ = 0x80 | 126;
+		*p++ = (uint8_t)(n >> 8);
+		*p++ = (uint8_t)n;
+	}
+	memcpy(p, mask, 4);
+	p += 4;
+	for (size_t i = 0; i < n; i++)
+		*p++ = (uint8_t)data[i] ^ mask[i & 3];
+	wire.n = (size_t)(p - wire.p);
+}
+
+static void put_text(uint8_t first, const char *text)
+{
+	put(first, text, strlen(text));
+}
+
+/* The close code that the wire's content earns, in one piece and byte by byte; 0 when it is in order. *frames are
+ * counted. */
+static int verdict(uint64_t *frames)
+{
+	int codes[2] = {0, 0};
+	struct frame_check f;
+	for (int slow = 0; slow < 2; slow++) {
+		struct frame_error err = {0};
+		frame_check_init(&f, MAX);
+		size_t step = slow ? 1 : wire.n, n_held, used;
+		passed.n = 0;
+		for (size_t at = 0; at < wire.n; at += step) {
+			if (!frame_check_feed(&f, wire.p + at, step, &n_held, &used, &err)) {
+				codes[slow] = err.code;
+				assert_non_null(err.reason);
+				break;
+			}
+			memcpy(passed.p + passed.n, f.held, n_held);
+			memcpy(passed.p + passed.n + n_held, wire.p + at, used);
+			passed.n += n_held + used;
+		}
+		/* What is in order passes unchanged; of what is not, no bad header does. */
+		assert_memory_equal(passed.p, wire.p, passed.n);
+		if (!codes[slow])
+			assert_int_equal(passed.n, wire.n);
+	}
+	assert_int_equal(codes[0], codes[1]);
+	if (frames)
+		*frames = f.frames;
+	wire.n = 0;
+	return codes[0];
+}
+
+static void put_raw(const char *bytes, size_t n)
+{
+	memcpy(wire.p + wire.n, bytes, n);
+	wire.n += n;
+}
+
+static void test_messages_pass(void **state)
+{
+	(void)state;
+	uint64_t frames;
+	char big[MAX] = {0};
+	put_text(0x81, "hello");
+	put_text(0x81, "");
+	put(0x81, big, MAX);
+	put_text(0x89, "ping");
+	put_text(0x8A, "");
+	assert_int_equal(verdict(&frames), 0);
+	assert_int_equal(frames, 5);
+}
+
+static void test_fragments_pass_with_control_frames_between(void **state)
+{
+	(void)state;
+	put_text(0x01, "one ");
+	put_text(0x89, "ping");
+	put_text(0x00, "two ");
+	put_text(0x80, "three");
+	put_text(0x81, "next");
+	assert_int_equal(verdict(NULL), 0);
+}
+
+static void test_fragments_must_be_in_order(void **state)
+{
+	(void)state;
+	put_text(0x80, "continues nothing");
+	assert_int_equal(verdict(NULL), WS_PROTOCOL_ERROR);
+	put_text(0x01, "one");
+	put_text(0x81, "another");
+	assert_int_equal(verdict(NULL), WS_PROTOCOL_ERROR);
+	put_text(0x81, "whole");
+	put_text(0x80, "continues nothing");
+	assert_int_equal(verdict(NULL), WS_PROTOCOL_ERROR);
+}
+
+static void test_frames_must_be_masked(void **state)
+{
+	(void)state;
+	put_raw("\x81\x02hi", 4);
+	assert_int_equal(verdict(NULL), WS_PROTOCOL_ERROR);
+}
+
+static void test_reserved_bits_and_opcodes_are_refused(void **state)
+{
+	(void)state;
+	for (int bit = 0x10; bit <= 0x40; bit <<= 1) {
+		put_text((uint8_t)(0x81 | bit), "x");
+		assert_int_equal(verdict(NULL), WS_PROTOCOL_ERROR);
+	}
+	for (uint8_t op = 3; op < 16; op++) {
+		if (op >= 8 && op <= 10)
+			continue;
+		put_text(0x80 | op, "x");
+		assert_int_equal(verdict(NULL), WS_PROTOCOL_ERROR);
+	}
+}
+
+static void test_binary_is_refused(void **state)
+{
+	(void)state;
+	put_text(0x82, "x");
+	assert_int_equal(verdict(NULL), WS_UNSUPPORTED_DATA);
+}
+
+static void test_control_frames_are_small_and_whole(void **state)
+{
+	(void)state;
+	char data[126] = {0};
+	put(0x89, data, 125);
+	assert_int_equal(verdict(NULL), 0);
+	put(0x89, data, 126);
+	assert_int_equal(verdict(NULL), WS_PROTOCOL_ERROR);
+	put_text(0x09, "x");
+	assert_int_equal(verdict(NULL), WS_PROTOCOL_ERROR);
+}
+
+static void test_messages_are_bounded(void **state)
+{
+	(void)state;
+	char big[MAX + 1] = {0};
+	put(0x81, big, MAX + 1);
+	assert_int_equal(verdict(NULL), WS_TOO_BIG);
+	/* The sum of the fragments counts, and a control frame between does not. */
+	put(0x01, big, MAX);
+	put_text(0x89, "ping");
+	put_text(0x80, "x");
+	assert_int_equal(verdict(NULL), WS_TOO_BIG);
+	/* Announced is enough. */
+	put_raw("\x81\xff\x7f\xff\xff\xff\xff\xff\xff\xff", 10);
+	put_raw("mask", 4);
+	assert_int_equal(verdict(NULL), WS_TOO_BIG);
+}
+
+static void test_lengths_have_one_encoding(void **state)
+{
+	(void)state;
+	put_raw("\x81\xfe\x00\x7dmask", 8); /* 125 in two bytes */
+	assert_int_equal(verdict(NULL), WS_PROTOCOL_ERROR);
+	put_raw("\x81\xff\0\0\0\0\0\0\xff\xffmask", 14); /* 65535 in eight */
+	assert_int_equal(verdict(NULL), WS_PROTOCOL_ERROR);
+	put_raw("\x81\xff\x80\0\0\0\0\0\0\0mask", 14); /* the top bit */
+	assert_int_equal(verdict(NULL), WS_PROTOCOL_ERROR);
+}
+
+static void test_close_frames_are_proper(void **state)
+{
+	(void)state;
+	static const int good[] = {1000, 1001, 1003, 1007, 1011, 1014, 3000, 4999};
+	static const int wrong[] = {0, 999, 1004, 1005, 1006, 1015, 1016, 2999, 5000, 65535};
+	for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
+		char data[5] = {(char)(good[i] >> 8), (char)good[i], 'b', 'y', 'e'};
+		put(0x88, data, sizeof data);
+		assert_int_equal(verdict(NULL), 0);
+	}
+	for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+		char data[2] = {(char)(wrong[i] >> 8), (char)wrong[i]};
+		put(0x88, data, 2);
+		assert_int_equal(verdict(NULL), WS_PROTOCOL_ERROR);
+	}
+	put(0x88, "", 0);
+	assert_int_equal(verdict(NULL), 0);
+	put(0x88, "\x03", 1);
+	assert_int_equal(verdict(NULL), WS_PROTOCOL_ERROR);
+	put(0x88, "\x03\xe8\xff", 3);
+	assert_int_equal(verdict(NULL), WS_INVALID_PAYLOAD);
+}
+
+static void test_headers_pass_whole(void **state)
+{
+	(void)state;
+	struct frame_check f;
+	struct frame_error err;
+	size_t n_held, used;
+	frame_check_init(&f, MAX);
+	put_text(0x81, "ab");
+	put_text(0x81, "cd");
+	/* The first frame, and the second one up to the middle of its mask. */
+	assert_true(frame_check_feed(&f, wire.p, 12, &n_held, &used, &err));
+	assert_int_equal(n_held, 0);
+	assert_int_equal(used, 8);
+	assert_true(frame_check_feed(&f, wire.p + 12, wire.n - 12, &n_held, &used, &err));
+	assert_int_equal(n_held, 4);
+	assert_memory_equal(f.held, wire.p + 8, 4);
+	assert_int_equal(used, wire.n - 12);
+	wire.n = 0;
+}
+
+static void test_nothing_follows_a_close(void **state)
+{
+	(void)state;
+	struct frame_check f;
+	struct frame_error err;
+	size_t n_held, used, n;
+	frame_check_init(&f, MAX);
+	put(0x88, "\x03\xe8", 2);
+	n = wire.n;
+	put_text(0x82, "not even looked at");
+	assert_true(frame_check_feed(&f, wire.p, wire.n, &n_held, &used, &err));
+	assert_int_equal(used, n);
+	assert_true(frame_check_feed(&f, wire.p, wire.n, &n_held, &used, &err));
+	assert_int_equal(used, 0);
+	wire.n = 0;
+}
+
+UNIT_MAIN(cmocka_unit_test(test_messages_pass), cmocka_unit_test(test_fragments_pass_with_control_frames_between),
+	  cmocka_unit_test(test_fragments_must_be_in_order), cmocka_unit_test(test_frames_must_be_masked),
+	  cmocka_unit_test(test_reserved_bits_and_opcodes_are_refused), cmocka_unit_test(test_binary_is_refused),
+	  cmocka_unit_test(test_control_frames_are_small_and_whole), cmocka_unit_test(test_messages_are_bounded),
+	  cmocka_unit_test(test_lengths_have_one_encoding), cmocka_unit_test(test_close_frames_are_proper),
+	  cmocka_unit_test(test_headers_pass_whole), cmocka_unit_test(test_nothing_follows_a_close))

@@ -1,0 +1,84 @@
+#include "tests/unit/unit.h"
+
+#include <stdio.h>
+
+#include "server/metrics.h"
+
+static void expect_line(const struct buf *out, const char *line)
+{
+	char needle[256];
+	snprintf(needle, sizeof needle, "\n%s\n", line);
+	if (!strstr(out->data, needle))
+		fail_msg("no line %s", line);
+}
+
+static struct buf render(const struct metrics *m, const char *model)
+{
+	static const struct engine_info info = {.arch = "llama",
+						.quantization = "Q4_1",
+						.backend = "cpu",
+						.page_tokens = 16,
+						.n_pages = 64,
+						.n_ctx = 2048};
+	struct metrics_gauges g = {.model = model, .info = &info, .ready = true};
+	struct buf out = BUF_INIT;
+	g.stats.pages_total = 64;
+	g.stats.pages_free = 48;
+	g.stats.n_running = 3;
+	g.stats.n_waiting = 2;
+	g.stats.finished_stop = 5;
+	g.stats.generated_tokens = UINT64_C(9007199254740993);
+	metrics_write(m, &g, &out);
+	return out;
+}
+
+static void series_have_the_names_that_dashboards_read(void **state)
+{
+	(void)state;
+	struct metrics m = {0};
+	struct buf out = render(&m, "m");
+	expect_line(&out, "vllm:num_requests_running{model_name=\"m\"} 3");
+	expect_line(&out, "vllm:num_requests_waiting{model_name=\"m\"} 2");
+	expect_line(&out, "vllm:kv_cache_usage_perc{model_name=\"m\"} 0.25");
+	expect_line(&out, "vllm:request_success_total{model_name=\"m\",finished_reason=\"stop\"} 5");
+	expect_line(&out, "vllm:cache_config_info{model_name=\"m\",block_size=\"16\",num_gpu_blocks=\"64\",num_cpu_"
+			  "blocks=\"0\"} 1");
+	expect_line(&out, "# TYPE vllm:time_to_first_token_seconds histogram");
+	expect_line(&out, "vllm:generation_tokens_total{model_name=\"m\"} 9007199254740992");
+	buf_free(&out);
+}
+
+static void histograms_are_cumulative_and_end_in_infinity(void **state)
+{
+	(void)state;
+	struct metrics m = {0};
+	struct engine_usage u = {
+		.prompt_tokens = 7, .completion_tokens = 3, .ttft_ns = 15000000, .decode_ns = 40000000};
+	struct buf out;
+	metrics_finished(&m, &u, 55000000);
+	u.ttft_ns = INT64_C(700000000000);
+	metrics_finished(&m, &u, 55000000);
+	metrics_token(&m, 20000000);
+	out = render(&m, "m");
+	expect_line(&out, "vllm:time_to_first_token_seconds_bucket{model_name=\"m\",le=\"0.01\"} 0");
+	expect_line(&out, "vllm:time_to_first_token_seconds_bucket{model_name=\"m\",le=\"0.02\"} 1");
+	expect_line(&out, "vllm:time_to_first_token_seconds_bucket{model_name=\"m\",le=\"640\"} 1");
+	expect_line(&out, "vllm:time_to_first_token_seconds_bucket{model_name=\"m\",le=\"+Inf\"} 2");
+	expect_line(&out, "vllm:time_to_first_token_seconds_count{model_name=\"m\"} 2");
+	expect_line(&out, "vllm:request_time_per_output_token_seconds_bucket{model_name=\"m\",le=\"0.025\"} 2");
+	expect_line(&out, "vllm:inter_token_latency_seconds_bucket{model_name=\"m\",le=\"0.025\"} 1");
+	expect_line(&out, "vllm:request_prompt_tokens_sum{model_name=\"m\"} 14");
+	buf_free(&out);
+}
+
+static void label_values_are_escaped(void **state)
+{
+	(void)state;
+	struct metrics m = {0};
+	struct buf out = render(&m, "a\"b\\c\nd");
+	expect_line(&out, "vllm:num_requests_running{model_name=\"a\\\"b\\\\c\\nd\"} 3");
+	buf_free(&out);
+}
+
+UNIT_MAIN(cmocka_unit_test(series_have_the_names_that_dashboards_read),
+	  cmocka_unit_test(histograms_are_cumulative_and_end_in_infinity), cmocka_unit_test(label_values_are_escaped))
