@@ -67,6 +67,7 @@ static void insert_ordered(struct list *head, struct request *r)
 static void to_waiting(struct sched *s, struct request *r)
 {
 	r->state = REQUEST_WAITING;
+	kv_seq_label(s->pool, &r->kv, (struct kv_holder){KV_HOLDER_WAITING, r->id});
 	insert_ordered(&s->waiting, r);
 	s->n_waiting++;
 	if (r->session)
@@ -210,7 +211,7 @@ static void attach_kv(struct sched *s, struct request *r)
 	kv_seq_release(s->pool, &r->kv);
 	if (r->session) {
 		struct token_buf old = {NULL, 0, 0};
-		session_take(s->sessions, r->session, &old, &r->kv);
+		session_take(s->sessions, s->pool, r->session, &old, &r->kv);
 		kv_seq_truncate(s->pool, &r->kv, tokens_common_prefix(r->tokens.ids, n, old.ids, r->kv.n_tokens));
 		token_buf_free(&old);
 	}
@@ -257,6 +258,7 @@ static bool admit(struct sched *s, struct request *r)
 		goto wait;
 	leave_list(s, r);
 	r->state = REQUEST_PREFILL;
+	kv_seq_label(s->pool, &r->kv, (struct kv_holder){KV_HOLDER_RUNNING, r->id});
 	insert_ordered(&s->running, r);
 	s->n_running++;
 	if (r->session)

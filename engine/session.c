@@ -186,6 +186,8 @@ enum status session_create(struct session_table *t, const struct engine_session_
 	s->heartbeat_ms = bounded(p->heartbeat_timeout_ms, t->heartbeat_ms);
 	s->ttl_ms = bounded(p->ttl_ms, t->ttl_ms);
 	list_init(&s->idle_link);
+	s->number = t->created;
+	s->kv.holder = (struct kv_holder){KV_HOLDER_SESSION, s->number};
 	if (t->n_sessions >= t->n_buckets)
 		grow_buckets(t);
 	struct session **b = bucket_of(t, id);
@@ -265,7 +267,7 @@ void session_keep(struct session_table *t, struct kv_pool *pool, struct session 
 	kv_seq_release(pool, &s->kv);
 	s->tokens = *tokens;
 	*tokens = (struct token_buf){NULL, 0, 0};
-	kv_seq_move(&s->kv, kv);
+	kv_seq_move(pool, &s->kv, kv);
 	s->tokens.n = (size_t)s->kv.n_tokens;
 	if (s->kv.n_pages > 0) {
 		list_push_back(&t->idle, &s->idle_link);
@@ -273,13 +275,13 @@ void session_keep(struct session_table *t, struct kv_pool *pool, struct session 
 	}
 }
 
-void session_take(struct session_table *t, struct session *s, struct token_buf *tokens, struct kv_seq *kv)
+void session_take(struct session_table *t, struct kv_pool *pool, struct session *s, struct token_buf *tokens, struct kv_seq *kv)
 {
 	leave_idle(t, s);
 	token_buf_free(tokens);
 	*tokens = s->tokens;
 	s->tokens = (struct token_buf){NULL, 0, 0};
-	kv_seq_move(kv, &s->kv);
+	kv_seq_move(pool, kv, &s->kv);
 }
 
 const struct session *session_next_idle(const struct session_table *t)

@@ -22,6 +22,7 @@ struct request;
 
 struct session {
 	char id[ENGINE_SESSION_ID_MAX + 1];
+	uint64_t number;              /* how many sessions were made before it: its name as a holder of pages */
 	int64_t created_ms, seen_ms;
 	int64_t heartbeat_ms, ttl_ms; /* -1: never */
 	struct request *running;      /* at most one; it holds the KV meanwhile */
@@ -74,7 +75,7 @@ void session_remove(struct session_table *t, struct kv_pool *pool, struct sessio
 void session_keep(struct session_table *t, struct kv_pool *pool, struct session *s, struct token_buf *tokens,
                   struct kv_seq *kv);
 /* Takes the KV out, for a request that begins. */
-void session_take(struct session_table *t, struct session *s, struct token_buf *tokens, struct kv_seq *kv);
+void session_take(struct session_table *t, struct kv_pool *pool, struct session *s, struct token_buf *tokens, struct kv_seq *kv);
 /* Of the idle sessions that hold pages the one used least recently, or NULL. */
 const struct session *session_next_idle(const struct session_table *t);
 /* Until when a session whose last sign of life was at alive_ms vouches for its pages, if there is no other sign. */

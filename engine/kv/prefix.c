@@ -64,6 +64,9 @@ void kv_key_next(const struct kv_key *before, const int32_t *tokens, struct kv_k
 
 enum { NO_NODE = EVICT_NONE };
 
+/* In whose name the index holds pages. */
+static const struct kv_holder self = {KV_HOLDER_INDEX, 0};
+
 /* A page has at most one entry, so entries live in an array by page number and adding one cannot fail. */
 struct node {
 	struct kv_key key;
@@ -143,7 +146,7 @@ static void unlink_node(struct kv_prefix *p, int32_t page)
 	p->stats.n_idle -= !n->held;
 	n->present = false;
 	kv_pool_mark(p->pool, page, false);
-	kv_pool_unref(p->pool, page);
+	kv_pool_unref(p->pool, page, self);
 }
 
 void kv_prefix_destroy(struct kv_prefix *p)
@@ -260,7 +263,7 @@ static void add_node(struct kv_prefix *p, const struct kv_key *key, int32_t pare
 	n->present = true;
 	n->held = true; /* by the sequence that computed it */
 	*bucket = page;
-	kv_pool_ref(p->pool, page);
+	kv_pool_ref(p->pool, page, self);
 	kv_pool_mark(p->pool, page, true);
 	p->stats.n_pages++;
 	p->stats.inserted++;
@@ -291,8 +294,8 @@ int32_t kv_prefix_put(struct kv_prefix *p, const struct kv_key *root, const int3
 				return i;
 			add_node(p, &key, parent, mine, page);
 		} else if (page != seq->pages[i]) {
-			kv_pool_ref(p->pool, page);
-			kv_pool_unref(p->pool, seq->pages[i]);
+			kv_pool_ref(p->pool, page, seq->holder);
+			kv_pool_unref(p->pool, seq->pages[i], seq->holder);
 			seq->pages[i] = page;
 		}
 		touch(p, page, i, use);

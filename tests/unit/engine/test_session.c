@@ -167,7 +167,7 @@ static void idle_kv_goes_least_recently_used_first_and_the_session_lives_on(void
 	assert_int_equal(f.table.idle_pages, 6);
 	struct token_buf tokens = {NULL, 0, 0};
 	struct kv_seq kv = KV_SEQ_INIT;
-	session_take(&f.table, s[0], &tokens, &kv);
+	session_take(&f.table, f.pool, s[0], &tokens, &kv);
 	assert_int_equal(f.table.idle_pages, 4);
 	session_keep(&f.table, f.pool, s[0], &tokens, &kv);
 	assert_true(session_drop_idle_kv(&f.table, f.pool));
