@@ -331,6 +331,11 @@ bool kv_prefix_evict(struct kv_prefix *p, int64_t now_ms, enum evict_reason reas
 	return true;
 }
 
+bool kv_prefix_has(const struct kv_prefix *p, int32_t page)
+{
+	return p->nodes[page].present;
+}
+
 void kv_prefix_stats(const struct kv_prefix *p, struct kv_prefix_stats *out)
 {
 	struct evict_stats ev;
