@@ -103,6 +103,7 @@ struct attn_job {
 	const int32_t *block_table;
 	int32_t head_dim;
 	int32_t from, to;            /* positions [from, to): whole blocks but for the end */
+	int32_t end;                 /* of the positions in the block table: what follows `to` is likely to be read next */
 	int n_queries;
 	const int32_t *limit;        /* [n_queries] ascending: query i sees positions below limit[i] */
 	const float *q;              /* [n_queries][head_dim], times scale * log2(e) */

@@ -277,6 +277,7 @@ static void run_item(const struct attention_call *c, const struct attn_item *ite
 	        .page_stride = c->layout->page_stride,
 	        .block_table = t->seq->block_table,
 	        .head_dim = dim,
+	        .end = t->position + t->n_rows,
 	        .n_queries = t->n_rows * t->n_heads,
 	        .limit = limit,
 	        .q = q,
