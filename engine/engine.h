@@ -144,7 +144,7 @@ struct engine_session_info {
 	int64_t age_ms, idle_ms;     /* since creation, since the last heartbeat or request */
 	int64_t expires_in_ms;       /* until the earlier of heartbeat timeout and TTL; -1: never */
 	int64_t heartbeat_timeout_ms, ttl_ms;
-	int32_t n_tokens;            /* tokens whose KV the session holds */
+	int32_t n_tokens;            /* tokens of its last request whose KV is there */
 	int32_t n_pages;
 	uint64_t kv_bytes;
 	int32_t n_running, n_waiting; /* its generations */
@@ -230,12 +230,11 @@ struct engine_stats {
 	int32_t n_running, n_waiting, n_sessions;
 	int32_t pages_total, pages_free;
 	int32_t pages_cached;   /* held by the prefix index alone: free for whoever needs them */
-	int32_t pages_sessions; /* references of idle sessions */
 	uint64_t prompt_tokens, cached_tokens, computed_prompt_tokens, generated_tokens;
 	uint64_t finished_stop, finished_length, cancelled, failed;
 	uint64_t prefix_queries, prefix_hits, prefix_evictions; /* pages asked of the prefix index, found, evicted from it */
 	uint64_t prefix_evictions_decode; /* of these, for a running generation; the others for a prompt */
-	uint64_t preemptions, sessions_created, sessions_expired, sessions_deleted, session_kv_dropped;
+	uint64_t preemptions, sessions_created, sessions_expired, sessions_deleted;
 	uint64_t steps, step_rows;
 	int64_t step_ns;
 };

@@ -97,6 +97,26 @@ void sched_add(struct sched *s, struct request *r)
 		kv_prefix_hold(s->prefix, &r->root, r->tokens.ids, (int32_t)r->tokens.n, &r->kv);
 }
 
+static struct kv_use use_by(const struct sched *s, const struct request *r)
+{
+	return (struct kv_use){
+	        .request = r->id,
+	        .now_ms = clock_now_ms(s->clock),
+	        .n_prompt = r->n_prompt,
+	        .claim = r->session ? r->session->claim : 0,
+	};
+}
+
+/* What it computed falls to the index, with the page that is not full. */
+static void leave_kv(struct sched *s, struct request *r)
+{
+	struct kv_use use = use_by(s, r);
+	kv_seq_truncate(s->pool, &r->kv, r->kv.n_tokens);
+	kv_prefix_put_tail(s->prefix, r->tokens.ids, &r->kv, &use);
+	if (r->session)
+		session_keep(s->sessions, r->session, &r->kv);
+}
+
 void sched_remove(struct sched *s, struct request *r)
 {
 	bool was_running = r->state != REQUEST_WAITING;
@@ -105,8 +125,8 @@ void sched_remove(struct sched *s, struct request *r)
 	if (r->completed && n_generated > 0 && n_generated < EVICT_SHORT_TOKENS)
 		kv_prefix_hint(s->prefix, &r->kv, r->n_indexed, r->id, EVICT_SHORT_ANSWER);
 	r->state = REQUEST_ENDED;
-	if (r->session && was_running)
-		session_keep(s->sessions, s->pool, r->session, &r->tokens, &r->kv);
+	if (was_running)
+		leave_kv(s, r);
 	if (r->session) {
 		r->session->n_requests++;
 		session_touch(s->sessions, r->session);
@@ -128,16 +148,6 @@ struct request *sched_find(const struct sched *s, uint64_t id)
 
 /* ---- Memory ---- */
 
-/* The session used least recently gives its pages up; in the index it still vouches for them. */
-static bool drop_idle_session(struct sched *s)
-{
-	const struct session *idle = session_next_idle(s->sessions);
-	if (!idle)
-		return false;
-	kv_prefix_claim(s->prefix, &idle->kv, session_claim_ms(idle, idle->seen_ms));
-	return session_drop_idle_kv(s->sessions, s->pool);
-}
-
 /* The last request in line, but for `r`, lets go of the pages it waits to use. */
 static bool drop_last_hold(struct sched *s, const struct request *r)
 {
@@ -153,7 +163,7 @@ static bool drop_last_hold(struct sched *s, const struct request *r)
 /* Makes some page free for r, or lets one fall to the index where it can be had next; false when nothing is left to take. */
 static bool reclaim_one(struct sched *s, const struct request *r, enum evict_reason reason)
 {
-	return kv_prefix_evict(s->prefix, clock_now_ms(s->clock), reason) || drop_idle_session(s) || drop_last_hold(s, r);
+	return kv_prefix_evict(s->prefix, clock_now_ms(s->clock), reason) || drop_last_hold(s, r);
 }
 
 static bool reclaim(struct sched *s, const struct request *r, int32_t n_free)
@@ -193,57 +203,19 @@ static bool make_room(struct sched *s, struct request *r)
 
 /* ---- Admission ---- */
 
-static struct kv_use use_by(const struct sched *s, const struct request *r)
-{
-	int64_t now_ms = clock_now_ms(s->clock);
-	return (struct kv_use){
-	        .request = r->id,
-	        .now_ms = now_ms,
-	        .n_prompt = r->n_prompt,
-	        .claim_until_ms = r->session ? session_claim_ms(r->session, now_ms) : 0,
-	};
-}
-
-/* Finds KV that is computed already: what the session kept, or the index if that knows more of the prompt. */
+/* Finds what the index has of the prompt. */
 static void attach_kv(struct sched *s, struct request *r)
 {
 	int32_t n = (int32_t)r->tokens.n;
-	kv_seq_release(s->pool, &r->kv);
-	if (r->session) {
-		struct token_buf old = {NULL, 0, 0};
-		session_take(s->sessions, s->pool, r->session, &old, &r->kv);
-		kv_seq_truncate(s->pool, &r->kv, tokens_common_prefix(r->tokens.ids, n, old.ids, r->kv.n_tokens));
-		token_buf_free(&old);
-	}
-	if (kv_prefix_match(s->prefix, &r->root, r->tokens.ids, n) * KV_PAGE_TOKENS > r->kv.n_tokens) {
-		struct kv_use use = use_by(s, r);
-		kv_seq_release(s->pool, &r->kv);
-		/* Without memory for the block table it is computed instead. */
-		if (kv_prefix_get(s->prefix, &r->root, r->tokens.ids, n, &use, &r->kv) != STATUS_OK)
-			kv_seq_release(s->pool, &r->kv);
-	}
 	/* The last token is computed in any case, for its logits; a prompt's own log-probabilities need all of them. */
 	int32_t most = r->prompt_logprobs && !r->prompt_done ? 0 : n - 1;
-	if (r->kv.n_tokens > most)
-		kv_seq_truncate(s->pool, &r->kv, most);
+	struct kv_use use = use_by(s, r);
+	kv_seq_release(s->pool, &r->kv);
+	/* Without memory for the block table it is computed instead. */
+	if (most > 0 && kv_prefix_get(s->prefix, &r->root, r->tokens.ids, n, &use, &r->kv) != STATUS_OK)
+		kv_seq_release(s->pool, &r->kv);
+	kv_seq_truncate(s->pool, &r->kv, r->kv.n_tokens < most ? r->kv.n_tokens : most);
 	r->n_indexed = 0;
-}
-
-/* Gives back what attach_kv() took, for a request that has to wait after all; it keeps what the index knew of it. */
-static void detach_kv(struct sched *s, struct request *r)
-{
-	if (r->session && r->kv.n_tokens > 0) {
-		struct token_buf tokens = {NULL, 0, 0};
-		for (int32_t i = 0; i < r->kv.n_tokens; i++) {
-			if (!token_buf_add(&tokens, r->tokens.ids[i])) {
-				token_buf_free(&tokens);
-				kv_seq_release(s->pool, &r->kv);
-				return;
-			}
-		}
-		session_keep(s->sessions, s->pool, r->session, &tokens, &r->kv);
-	}
-	kv_seq_truncate(s->pool, &r->kv, r->kv.n_tokens);
 }
 
 /* Takes the pages of the whole prompt, and leaves one for each running request's next token. */
@@ -272,7 +244,8 @@ static bool admit(struct sched *s, struct request *r)
 	return true;
 
 wait:
-	detach_kv(s, r);
+	/* What the index knew of it, it holds on to. */
+	kv_seq_truncate(s->pool, &r->kv, r->kv.n_tokens);
 	return false;
 }
 
@@ -305,9 +278,7 @@ static bool awaits_other(struct sched *s, struct request *r)
 	}
 	if (best == 0)
 		return false;
-	int32_t known = r->session ? tokens_common_prefix(r->tokens.ids, n, r->session->tokens.ids, r->session->kv.n_tokens) : 0;
-	int32_t indexed = kv_prefix_match(s->prefix, &r->root, r->tokens.ids, n) * KV_PAGE_TOKENS;
-	if (best <= (known > indexed ? known : indexed))
+	if (best <= kv_prefix_match(s->prefix, &r->root, r->tokens.ids, n) * KV_PAGE_TOKENS)
 		r->awaits_id = 0;
 	return r->awaits_id != 0;
 }

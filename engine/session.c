@@ -9,18 +9,20 @@
 
 enum { FIRST_BUCKETS = 64 };
 
-enum status session_table_init(struct session_table *t, const struct clock *clock, int64_t heartbeat_ms, int64_t ttl_ms,
-                               int32_t max_sessions)
+enum status session_table_init(struct session_table *t, const struct clock *clock, struct kv_prefix *prefix, int64_t heartbeat_ms,
+                               int64_t ttl_ms, int32_t max_sessions)
 {
 	memset(t, 0, sizeof *t);
 	t->clock = clock;
+	t->prefix = prefix;
 	t->heartbeat_ms = heartbeat_ms;
 	t->ttl_ms = ttl_ms;
 	t->max_sessions = max_sessions;
-	list_init(&t->idle);
 	/* The seed keeps clients from choosing ids that share a bucket. */
 	if (getrandom(t->id_seed, sizeof t->id_seed, 0) != sizeof t->id_seed)
 		return STATUS_INTERNAL;
+	if (prefix && kv_prefix_claims_create(prefix, max_sessions) != STATUS_OK)
+		return STATUS_NOMEM;
 	t->buckets = calloc(FIRST_BUCKETS, sizeof *t->buckets);
 	if (!t->buckets)
 		return STATUS_NOMEM;
@@ -185,9 +187,6 @@ enum status session_create(struct session_table *t, const struct engine_session_
 	s->created_ms = s->seen_ms = clock_now_ms(t->clock);
 	s->heartbeat_ms = bounded(p->heartbeat_timeout_ms, t->heartbeat_ms);
 	s->ttl_ms = bounded(p->ttl_ms, t->ttl_ms);
-	list_init(&s->idle_link);
-	s->number = t->created;
-	s->kv.holder = (struct kv_holder){KV_HOLDER_SESSION, s->number};
 	if (t->n_sessions >= t->n_buckets)
 		grow_buckets(t);
 	struct session **b = bucket_of(t, id);
@@ -198,6 +197,7 @@ enum status session_create(struct session_table *t, const struct engine_session_
 	s->heap_at = t->n_sessions++;
 	heap_up(t, s->heap_at);
 	t->created++;
+	s->claim = t->prefix ? kv_prefix_claim_open(t->prefix, s->heap_deadline_ms) : 0;
 	*out = s;
 	return STATUS_OK;
 }
@@ -208,9 +208,18 @@ struct session *session_find(struct session_table *t, const char *id)
 	return s && session_deadline_ms(s) > clock_now_ms(t->clock) ? s : NULL;
 }
 
+/* When its claim ends if no sign of life follows: a request that runs is none for the time after it. */
+static int64_t claim_end_ms(const struct session *s)
+{
+	int64_t by_ttl = add_ms(s->created_ms, s->ttl_ms), by_heartbeat = add_ms(s->seen_ms, s->heartbeat_ms);
+	return by_ttl < by_heartbeat ? by_ttl : by_heartbeat;
+}
+
 void session_touch(struct session_table *t, struct session *s)
 {
 	s->seen_ms = clock_now_ms(t->clock);
+	if (t->prefix)
+		kv_prefix_claim_renew(t->prefix, s->claim, claim_end_ms(s));
 }
 
 struct session *session_next_expired(struct session_table *t)
@@ -234,84 +243,31 @@ int64_t session_next_deadline_ms(const struct session_table *t)
 	return t->n_sessions ? t->heap[0]->heap_deadline_ms : INT64_MAX;
 }
 
-/* Its KV leaves the list of what may be given up; harmless when it is not there. */
-static void leave_idle(struct session_table *t, struct session *s)
-{
-	if (list_empty(&s->idle_link))
-		return;
-	list_remove(&s->idle_link);
-	t->idle_pages -= s->kv.n_pages;
-}
-
-void session_remove(struct session_table *t, struct kv_pool *pool, struct session *s)
+void session_remove(struct session_table *t, struct session *s)
 {
 	struct session **at = bucket_of(t, s->id);
 	while (*at != s)
 		at = &(*at)->hash_next;
 	*at = s->hash_next;
 	heap_remove(t, s);
-	leave_idle(t, s);
-	kv_seq_release(pool, &s->kv);
-	token_buf_free(&s->tokens);
+	if (t->prefix)
+		kv_prefix_claim_close(t->prefix, s->claim);
+	kv_weak_free(&s->kv);
 	free(s);
 }
 
 /* ---- Its KV ---- */
 
-void session_keep(struct session_table *t, struct kv_pool *pool, struct session *s, struct token_buf *tokens,
-                  struct kv_seq *kv)
+void session_keep(struct session_table *t, struct session *s, const struct kv_seq *kv)
 {
-	leave_idle(t, s);
-	kv_seq_truncate(pool, kv, kv->n_tokens);
-	token_buf_free(&s->tokens);
-	kv_seq_release(pool, &s->kv);
-	s->tokens = *tokens;
-	*tokens = (struct token_buf){NULL, 0, 0};
-	kv_seq_move(pool, &s->kv, kv);
-	s->tokens.n = (size_t)s->kv.n_tokens;
-	if (s->kv.n_pages > 0) {
-		list_push_back(&t->idle, &s->idle_link);
-		t->idle_pages += s->kv.n_pages;
-	}
-}
-
-void session_take(struct session_table *t, struct kv_pool *pool, struct session *s, struct token_buf *tokens, struct kv_seq *kv)
-{
-	leave_idle(t, s);
-	token_buf_free(tokens);
-	*tokens = s->tokens;
-	s->tokens = (struct token_buf){NULL, 0, 0};
-	kv_seq_move(pool, kv, &s->kv);
-}
-
-const struct session *session_next_idle(const struct session_table *t)
-{
-	return list_empty(&t->idle) ? NULL : list_entry(t->idle.next, struct session, idle_link);
-}
-
-int64_t session_claim_ms(const struct session *s, int64_t alive_ms)
-{
-	int64_t by_ttl = add_ms(s->created_ms, s->ttl_ms), by_heartbeat = add_ms(alive_ms, s->heartbeat_ms);
-	return by_ttl < by_heartbeat ? by_ttl : by_heartbeat;
-}
-
-bool session_drop_idle_kv(struct session_table *t, struct kv_pool *pool)
-{
-	if (list_empty(&t->idle))
-		return false;
-	struct session *s = list_entry(t->idle.next, struct session, idle_link);
-	leave_idle(t, s);
-	kv_seq_release(pool, &s->kv);
-	token_buf_free(&s->tokens);
-	t->kv_dropped++;
-	return true;
+	if (t->prefix)
+		kv_prefix_weaken(t->prefix, kv, &s->kv);
 }
 
 void session_describe(const struct session_table *t, const struct session *s, const struct kv_layout *layout,
                       struct engine_session_info *out)
 {
 	int64_t now = clock_now_ms(t->clock), deadline = session_deadline_ms(s);
-	const struct kv_seq *kv = s->running ? &s->running->kv : &s->kv;
 	memset(out, 0, sizeof *out);
 	memcpy(out->id, s->id, sizeof out->id);
 	out->age_ms = now - s->created_ms;
@@ -319,9 +275,14 @@ void session_describe(const struct session_table *t, const struct session *s, co
 	out->expires_in_ms = deadline == INT64_MAX ? -1 : deadline > now ? deadline - now : 0;
 	out->heartbeat_timeout_ms = s->heartbeat_ms;
 	out->ttl_ms = s->ttl_ms;
-	out->n_tokens = kv->n_tokens;
-	out->n_pages = kv->n_pages;
-	out->kv_bytes = (uint64_t)kv->n_pages * layout->page_stride;
+	if (s->running) {
+		out->n_tokens = s->running->kv.n_tokens;
+		out->n_pages = s->running->kv.n_pages;
+	} else if (t->prefix) {
+		out->n_pages = kv_weak_alive(t->prefix, &s->kv);
+		out->n_tokens = out->n_pages * KV_PAGE_TOKENS < s->kv.n_tokens ? out->n_pages * KV_PAGE_TOKENS : s->kv.n_tokens;
+	}
+	out->kv_bytes = (uint64_t)out->n_pages * layout->page_stride;
 	out->n_running = s->running != NULL;
 	out->n_waiting = s->n_waiting;
 	out->n_requests = s->n_requests;

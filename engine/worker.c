@@ -89,7 +89,7 @@ static void end_session(struct worker *w, struct session *s, const char *detail)
 		if (r->session == s)
 			finish_request(w, r, ENGINE_FINISH_CANCELLED, detail);
 	}
-	session_remove(&w->sessions, w->e->pool, s);
+	session_remove(&w->sessions, s);
 }
 
 static void collect_sessions(struct worker *w)
@@ -403,8 +403,6 @@ static void publish(struct worker *w)
 	s.sessions_created = w->sessions.created;
 	s.sessions_expired = w->sessions.expired;
 	s.sessions_deleted = w->sessions.deleted;
-	s.session_kv_dropped = w->sessions.kv_dropped;
-	s.pages_sessions = w->sessions.idle_pages;
 	pthread_mutex_lock(&e->lock);
 	e->stats = s;
 	pthread_mutex_unlock(&e->lock);
@@ -460,7 +458,7 @@ static void serve(struct worker *w)
 	for (struct list *l; (l = w->sched.waiting.next) != &w->sched.waiting;)
 		finish_request(w, list_entry(l, struct request, link), ENGINE_FINISH_CANCELLED, "shutdown");
 	while (w->sessions.n_sessions > 0)
-		session_remove(&w->sessions, w->e->pool, w->sessions.heap[0]);
+		session_remove(&w->sessions, w->sessions.heap[0]);
 	publish(w);
 }
 
@@ -493,7 +491,7 @@ static enum status start(struct worker *w, struct error *err)
 	enum status st = engine_load(e, err);
 	if (st != STATUS_OK)
 		return st;
-	st = session_table_init(&w->sessions, e->clock, o->heartbeat_timeout_ms, o->session_ttl_ms, o->max_sessions);
+	st = session_table_init(&w->sessions, e->clock, e->prefix, o->heartbeat_timeout_ms, o->session_ttl_ms, o->max_sessions);
 	if (st != STATUS_OK)
 		return error_set(err, st, "no memory for the session table");
 	st = sched_init(&w->sched, e->pool, e->prefix, &w->sessions, e->clock, o->max_running, o->step_tokens, e->max_outputs);

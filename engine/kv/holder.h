@@ -9,7 +9,6 @@
 	X(OTHER, "other")     /* whoever has not said who it is: tests and tools */                                   \
 	X(RUNNING, "running") /* a request that is computed; id: the request's */                                     \
 	X(WAITING, "waiting") /* a queued request, for what it is about to hit; id: the request's */                  \
-	X(SESSION, "session") /* an idle session; id: session.number */                                               \
 	X(INDEX, "index")     /* the prefix index */                                                                  \
 	X(COPY, "copy")       /* a copy that is under way, for its target */
 

@@ -3,7 +3,7 @@
  * up is decided elsewhere.
  *
  * Every reference has a holder, who is named when it is taken and when it is given back (holder.h): a live sequence's block table,
- * a queued request, an idle session, the prefix index, a copy under way. kv_pool_get() returns a page with one reference; the last
+ * a queued request, the prefix index, a copy under way. kv_pool_get() returns a page with one reference; the last
  * kv_pool_unref() frees it. A count that would go below zero, in all or for the kind of the holder, aborts with the page's recent
  * history: it is a bug, and going on would serve one conversation's memory to another. Builds with a ledger (-Dkv_ledger) check
  * the very holder, and know who holds a page.

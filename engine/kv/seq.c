@@ -103,13 +103,3 @@ void kv_seq_label(struct kv_pool *pool, struct kv_seq *s, struct kv_holder holde
 		kv_pool_pass(pool, s->pages[i], s->holder, holder);
 	s->holder = holder;
 }
-
-void kv_seq_move(struct kv_pool *pool, struct kv_seq *dst, struct kv_seq *src)
-{
-	struct kv_holder from = src->holder, to = dst->holder;
-	kv_seq_label(pool, src, to);
-	free(dst->pages);
-	*dst = *src;
-	*src = KV_SEQ_INIT;
-	src->holder = from;
-}

@@ -37,7 +37,5 @@ void kv_seq_release(struct kv_pool *pool, struct kv_seq *s);
 enum status kv_seq_share(struct kv_pool *pool, struct kv_seq *dst, const struct kv_seq *src, int32_t n_tokens);
 /* Adds one full page that is computed already behind the full pages of s, taking a reference; false without memory. */
 bool kv_seq_append(struct kv_pool *pool, struct kv_seq *s, int32_t page);
-/* Moves everything from src, which is then empty, to dst, which must be empty; what src's holder held is dst's holder's then. */
-void kv_seq_move(struct kv_pool *pool, struct kv_seq *dst, struct kv_seq *src);
 /* Everything that s holds, and will hold, is somebody else's. */
 void kv_seq_label(struct kv_pool *pool, struct kv_seq *s, struct kv_holder holder);

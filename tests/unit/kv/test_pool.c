@@ -134,13 +134,13 @@ static void a_count_below_zero_aborts(void **state)
 }
 
 static const struct kv_holder request_7 = {KV_HOLDER_RUNNING, 7}, request_8 = {KV_HOLDER_RUNNING, 8},
-                              session_3 = {KV_HOLDER_SESSION, 3}, index_ = {KV_HOLDER_INDEX, 0};
+                              waiting_3 = {KV_HOLDER_WAITING, 3}, index_ = {KV_HOLDER_INDEX, 0};
 
 static void unref_by_another_kind(struct kv_pool *p)
 {
 	int32_t page = kv_pool_get(p, request_7);
 	kv_pool_ref(p, page, index_);
-	kv_pool_unref(p, page, session_3);
+	kv_pool_unref(p, page, waiting_3);
 }
 
 static void unref_by_another_request(struct kv_pool *p)
@@ -156,7 +156,7 @@ static void who_does_not_hold_a_page_cannot_give_it_back(void **state)
 	struct kv_pool *p = make_pool(4);
 	char said[4096];
 	assert_int_equal(signal_of(unref_by_another_kind, p, said), SIGABRT);
-	assert_non_null(strstr(said, "somebody who does not hold it gives away page 0 of 4, by session 3 in unref_by_another_kind"));
+	assert_non_null(strstr(said, "somebody who does not hold it gives away page 0 of 4, by waiting 3 in unref_by_another_kind"));
 	assert_non_null(strstr(said, "g by running 7"));
 	/* Which request it is, only the ledger knows. */
 	assert_int_equal(signal_of(unref_by_another_request, p, said), kv_pool_has_ledger(p) ? SIGABRT : 0);
@@ -179,7 +179,7 @@ static void pages_are_counted_by_the_kind_of_their_holders(void **state)
 	assert_int_equal(c.pages[KV_HOLDER_RUNNING], 2);
 	assert_int_equal(c.refs[KV_HOLDER_RUNNING], 3);
 	assert_int_equal(c.pages[KV_HOLDER_INDEX], 1);
-	kv_pool_pass(p, b, request_7, session_3);
+	kv_pool_pass(p, b, request_7, waiting_3);
 	assert_int_equal(kv_pool_refs(p, b), 1);
 	assert_int_equal(kv_pool_refs_of(p, a, KV_HOLDER_RUNNING), 2);
 	kv_pool_unref(p, a, request_7);
@@ -187,10 +187,10 @@ static void pages_are_counted_by_the_kind_of_their_holders(void **state)
 	kv_pool_counts(p, &c);
 	assert_int_equal(c.n_shared, 0);
 	assert_int_equal(c.pages[KV_HOLDER_RUNNING], 1);
-	assert_int_equal(c.pages[KV_HOLDER_SESSION], 1);
+	assert_int_equal(c.pages[KV_HOLDER_WAITING], 1);
 	assert_int_equal(c.pages[KV_HOLDER_INDEX], 0);
 	kv_pool_unref(p, a, request_8);
-	kv_pool_unref(p, b, session_3);
+	kv_pool_unref(p, b, waiting_3);
 	kv_pool_counts(p, &c);
 	for (int kind = 0; kind < KV_HOLDER_KINDS; kind++)
 		assert_true(c.pages[kind] == 0 && c.refs[kind] == 0);
@@ -210,9 +210,9 @@ static void the_ledger_names_the_holders_of_each_page(void **state)
 	}
 	kv_pool_ref(p, pages[1], request_8);
 	kv_pool_unref(p, pages[3], request_7);
-	kv_pool_pass(p, pages[4], request_7, session_3);
+	kv_pool_pass(p, pages[4], request_7, waiting_3);
 	kv_pool_report(p, &report);
-	assert_non_null(strstr(report.data, "5 of 100 pages are held; running: 4 references on 3 pages; session: 1 references on 1 pages; "
+	assert_non_null(strstr(report.data, "5 of 100 pages are held; running: 4 references on 3 pages; waiting: 1 references on 1 pages; "
 	                                    "index: 5 references on 5 pages; shared: 4 pages\n"));
 	if (kv_pool_has_ledger(p)) {
 		assert_int_equal(kv_pool_holders(p, pages[1], who, 4), 3);
@@ -221,11 +221,11 @@ static void the_ledger_names_the_holders_of_each_page(void **state)
 		assert_int_equal(kv_pool_holders(p, 50, who, 4), 0);
 		assert_non_null(strstr(report.data, "running 7 holds 3 since the_ledger_names_the_holders_of_each_page: 0-2\n"));
 		assert_non_null(strstr(report.data, "running 8 holds 1 since the_ledger_names_the_holders_of_each_page: 1\n"));
-		assert_non_null(strstr(report.data, "session 3 holds 1 since the_ledger_names_the_holders_of_each_page: 4\n"));
+		assert_non_null(strstr(report.data, "waiting 3 holds 1 since the_ledger_names_the_holders_of_each_page: 4\n"));
 		assert_non_null(strstr(report.data, "index 0 holds 5 since the_ledger_names_the_holders_of_each_page: 0-4\n"));
 	}
 	buf_free(&report);
-	kv_pool_unref(p, pages[4], session_3);
+	kv_pool_unref(p, pages[4], waiting_3);
 	kv_pool_unref(p, pages[1], request_8);
 	for (int i = 0; i < 5; i++) {
 		kv_pool_unref(p, pages[i], index_);
