@@ -67,6 +67,7 @@ static void insert_ordered(struct list *head, struct request *r)
 static void to_waiting(struct sched *s, struct request *r)
 {
 	r->state = REQUEST_WAITING;
+	kv_seq_label(s->pool, &r->kv, (struct kv_holder){KV_HOLDER_WAITING, r->id});
 	insert_ordered(&s->waiting, r);
 	s->n_waiting++;
 	if (r->session)
@@ -229,6 +230,7 @@ static bool admit(struct sched *s, struct request *r)
 		goto wait;
 	leave_list(s, r);
 	r->state = REQUEST_PREFILL;
+	kv_seq_label(s->pool, &r->kv, (struct kv_holder){KV_HOLDER_RUNNING, r->id});
 	insert_ordered(&s->running, r);
 	s->n_running++;
 	if (r->session)

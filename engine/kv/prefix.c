@@ -78,6 +78,9 @@ enum {
 	MAX_CHILDREN_COMPARED = 32,
 };
 
+/* In whose name the index holds pages. */
+static const struct kv_holder self = {KV_HOLDER_INDEX, 0};
+
 /* A page has at most one entry, so entries live in an array by page number and adding one cannot fail. */
 struct node {
 	struct kv_key key;
@@ -195,7 +198,7 @@ void kv_prefix_destroy(struct kv_prefix *p)
 		if (!p->nodes[i].present)
 			continue;
 		unlink_node(p, i);
-		kv_pool_unref(p->pool, i);
+		kv_pool_unref(p->pool, i, self);
 	}
 	kv_pool_watch(p->pool, NULL, NULL);
 	evict_destroy(p->evict);
@@ -317,7 +320,7 @@ static enum status collect_part(struct kv_prefix *p, const int32_t *tokens, int3
 	if (p->nodes[page].n_tokens < KV_PAGE_TOKENS && p->nodes[page].n_tokens == common && kv_pool_refs(p->pool, page) == 2) {
 		evict_forget(p->evict, page);
 		unlink_node(p, page);
-		kv_pool_unref(p->pool, page);
+		kv_pool_unref(p->pool, page, self);
 	} else {
 		touch(p, page, i, use);
 	}
@@ -355,7 +358,7 @@ static void add_node(struct kv_prefix *p, const struct kv_key *key, int32_t pare
 	n->held = true; /* by the sequence that computed it */
 	*bucket = page;
 	enter_siblings(p, page);
-	kv_pool_ref(p->pool, page);
+	kv_pool_ref(p->pool, page, self);
 	kv_pool_mark(p->pool, page, true);
 	p->stats.n_pages++;
 	p->stats.n_tails += n_tokens < KV_PAGE_TOKENS;
@@ -367,8 +370,8 @@ static void replace_page(struct kv_prefix *p, struct kv_seq *seq, int32_t i, int
 {
 	if (page == seq->pages[i])
 		return;
-	kv_pool_ref(p->pool, page);
-	kv_pool_unref(p->pool, seq->pages[i]);
+	kv_pool_ref(p->pool, page, seq->holder);
+	kv_pool_unref(p->pool, seq->pages[i], seq->holder);
 	seq->pages[i] = page;
 }
 
@@ -495,8 +498,13 @@ bool kv_prefix_evict(struct kv_prefix *p, int64_t now_ms, enum evict_reason reas
 		return false;
 	evict_remove(p->evict, page, reason);
 	unlink_node(p, page);
-	kv_pool_unref(p->pool, page);
+	kv_pool_unref(p->pool, page, self);
 	return true;
+}
+
+bool kv_prefix_has(const struct kv_prefix *p, int32_t page)
+{
+	return p->nodes[page].present;
 }
 
 void kv_prefix_stats(const struct kv_prefix *p, struct kv_prefix_stats *out)
