@@ -55,11 +55,24 @@ static struct request *entry(struct list *l)
 	return list_entry(l, struct request, link);
 }
 
-/* Both lists are ordered by arrival; new requests go to the end, preempted ones back to where they were. */
-static void insert_ordered(struct list *head, struct request *r)
+static void insert_running(struct sched *s, struct request *r)
 {
-	struct list *after = head->prev;
-	while (after != head && entry(after)->order > r->order)
+	struct list *after = s->running.prev;
+	while (after != &s->running && entry(after)->order > r->order)
+		after = after->prev;
+	list_insert_between(&r->link, after, after->next);
+}
+
+static bool comes_after(const struct request *a, const struct request *b)
+{
+	return a->turn != b->turn ? a->turn > b->turn : a->order > b->order;
+}
+
+/* New requests go behind those of their turn, preempted ones back to where they were. */
+static void insert_waiting(struct sched *s, struct request *r)
+{
+	struct list *after = s->waiting.prev;
+	while (after != &s->waiting && comes_after(entry(after), r))
 		after = after->prev;
 	list_insert_between(&r->link, after, after->next);
 }
@@ -67,8 +80,9 @@ static void insert_ordered(struct list *head, struct request *r)
 static void to_waiting(struct sched *s, struct request *r)
 {
 	r->state = REQUEST_WAITING;
-	insert_ordered(&s->waiting, r);
+	insert_waiting(s, r);
 	s->n_waiting++;
+	r->tenant->n_waiting++;
 	if (r->session)
 		r->session->n_waiting++;
 }
@@ -78,18 +92,28 @@ static void leave_list(struct sched *s, struct request *r)
 	list_remove(&r->link);
 	if (r->state == REQUEST_WAITING) {
 		s->n_waiting--;
+		if (--r->tenant->n_waiting == 0 && r->tenant->last_turn > s->turn)
+			r->tenant->last_turn = s->turn; /* turns that were cancelled are not owed */
 		if (r->session)
 			r->session->n_waiting--;
 	} else {
 		s->n_running--;
+		r->tenant->n_running--;
 		if (r->session)
 			r->session->running = NULL;
 	}
 }
 
+/*
+ * Turns are start-time fair queueing (Goyal, Vin and Cheng, 1996) with equal weights and requests as the unit: each request of a
+ * tenant that waits comes one turn after its last, and a tenant that had nothing in the queue begins at the turn that is
+ * being served. So a tenant with a thousand requests delays another's next one by a single request of its own.
+ */
 void sched_add(struct sched *s, struct request *r)
 {
+	uint64_t last = r->tenant->last_turn;
 	r->order = s->next_order++;
+	r->turn = r->tenant->last_turn = (last > s->turn ? last : s->turn) + 1;
 	to_waiting(s, r);
 	/* What it is about to hit is not evicted while it waits. Without memory for that it takes its chance. */
 	if (!r->prompt_logprobs)
@@ -106,8 +130,14 @@ void sched_remove(struct sched *s, struct request *r)
 	r->state = REQUEST_ENDED;
 	if (r->session && was_running)
 		session_keep(s->sessions, s->pool, r->session, &r->tokens, &r->kv);
+	static const struct engine_usage none;
+	const struct engine_usage *usage = r->prompt_done ? &r->usage : &none;
+	r->tenant->requests++;
+	r->tenant->prompt_tokens += (uint64_t)usage->prompt_tokens;
+	r->tenant->cached_tokens += (uint64_t)usage->cached_tokens;
+	r->tenant->generated_tokens += (uint64_t)usage->completion_tokens;
 	if (r->session) {
-		r->session->n_requests++;
+		session_count(r->session, usage);
 		session_touch(s->sessions, r->session);
 	}
 	kv_seq_release(s->pool, &r->kv);
@@ -127,14 +157,14 @@ struct request *sched_find(const struct sched *s, uint64_t id)
 
 /* ---- Memory ---- */
 
-/* The session used least recently gives its pages up; in the index it still vouches for them. */
-static bool drop_idle_session(struct sched *s)
+/* An idle session gives its pages up; in the index it still vouches for them. */
+static bool drop_session(struct sched *s, const struct session *idle, enum engine_room room)
 {
-	const struct session *idle = session_next_idle(s->sessions);
 	if (!idle)
 		return false;
 	kv_prefix_claim(s->prefix, &idle->kv, session_claim_ms(idle, idle->seen_ms));
-	return session_drop_idle_kv(s->sessions, s->pool);
+	session_drop_kv(s->sessions, s->pool, idle, room);
+	return true;
 }
 
 /* The last request in line, but for `r`, lets go of the pages it waits to use. */
@@ -143,6 +173,7 @@ static bool drop_last_hold(struct sched *s, const struct request *r)
 	for (struct list *l = s->waiting.prev; l != &s->waiting; l = l->prev) {
 		if (entry(l) != r && entry(l)->kv.n_pages > 0) {
 			kv_seq_release(s->pool, &entry(l)->kv);
+			s->n_holds_dropped++;
 			return true;
 		}
 	}
@@ -152,7 +183,9 @@ static bool drop_last_hold(struct sched *s, const struct request *r)
 /* Makes some page free for r, or lets one fall to the index where it can be had next; false when nothing is left to take. */
 static bool reclaim_one(struct sched *s, const struct request *r, enum evict_reason reason)
 {
-	return kv_prefix_evict(s->prefix, clock_now_ms(s->clock), reason) || drop_idle_session(s) || drop_last_hold(s, r);
+	enum engine_room room = reason == EVICT_FOR_DECODE ? ENGINE_ROOM_DECODE : ENGINE_ROOM_PROMPT;
+	return kv_prefix_evict(s->prefix, clock_now_ms(s->clock), reason) ||
+	       drop_session(s, session_next_idle(s->sessions), room) || drop_last_hold(s, r);
 }
 
 static bool reclaim(struct sched *s, const struct request *r, int32_t n_free)
@@ -164,30 +197,67 @@ static bool reclaim(struct sched *s, const struct request *r, int32_t n_free)
 	return true;
 }
 
-static void preempt(struct sched *s, struct request *r)
+static void preempt(struct sched *s, struct request *r, enum engine_room room)
 {
 	leave_list(s, r);
 	kv_seq_release(s->pool, &r->kv);
+	kv_seq_charge(&r->kv, NULL);
 	to_waiting(s, r);
 	r->usage.n_preempted++;
 	s->n_preemptions++;
+	s->preempted[room]++;
+}
+
+/* References that n more positions add to what the tenant is charged for. */
+static int64_t more_pages(const struct request *r, int32_t n)
+{
+	int32_t want = kv_pages_for(r->kv.n_tokens + n);
+	return want > r->kv.n_pages ? want - r->kv.n_pages : 0;
 }
 
 /*
- * Makes the next position of a decoding request writable, at the cost of younger ones if need be. False when the request itself
- * was the youngest and had to go.
+ * Brings the tenant of r, whose kv is charged to it, so far below its limit that n more pages are allowed: its idle sessions give up theirs, if
+ * that is enough. False when it is not.
  */
-static bool make_room(struct sched *s, struct request *r)
+static bool keep_cap(struct sched *s, const struct request *r, int64_t n)
 {
-	while (kv_seq_prepare(s->pool, &r->kv, 1) != STATUS_OK) {
-		if (reclaim_one(s, r, EVICT_FOR_DECODE))
-			continue;
-		struct request *youngest = entry(s->running.prev);
-		preempt(s, youngest);
-		if (youngest == r)
+	struct tenant *t = r->tenant;
+	if (n == 0)
+		return true;
+	if (t->kv.n_pages - t->idle_pages + n > t->max_pages)
+		return false;
+	while (t->kv.n_pages + n > t->max_pages) {
+		if (!drop_session(s, session_next_idle_of(t), ENGINE_ROOM_CAP))
 			return false;
 	}
 	return true;
+}
+
+static struct request *youngest_of(const struct sched *s, const struct tenant *t)
+{
+	struct list *l = s->running.prev;
+	while (entry(l)->tenant != t)
+		l = l->prev;
+	return entry(l);
+}
+
+/*
+ * Makes the next position of a decoding request writable, at the cost of younger ones if need be: of its tenant's when that
+ * has reached its limit, else of anybody's. False when the request itself was the youngest of these and had to go.
+ */
+static bool make_room(struct sched *s, struct request *r)
+{
+	for (;;) {
+		bool allowed = keep_cap(s, r, more_pages(r, 1));
+		if (allowed && kv_seq_prepare(s->pool, &r->kv, 1) == STATUS_OK)
+			return true;
+		if (allowed && reclaim_one(s, r, EVICT_FOR_DECODE))
+			continue;
+		struct request *youngest = allowed ? entry(s->running.prev) : youngest_of(s, r->tenant);
+		preempt(s, youngest, allowed ? ENGINE_ROOM_DECODE : ENGINE_ROOM_CAP);
+		if (youngest == r)
+			return false;
+	}
 }
 
 /* ---- Admission ---- */
@@ -208,6 +278,7 @@ static void attach_kv(struct sched *s, struct request *r)
 {
 	int32_t n = (int32_t)r->tokens.n;
 	kv_seq_release(s->pool, &r->kv);
+	kv_seq_charge(&r->kv, &r->tenant->kv);
 	if (r->session) {
 		struct token_buf old = {NULL, 0, 0};
 		session_take(s->sessions, r->session, &old, &r->kv);
@@ -237,28 +308,63 @@ static void detach_kv(struct sched *s, struct request *r)
 			if (!token_buf_add(&tokens, r->tokens.ids[i])) {
 				token_buf_free(&tokens);
 				kv_seq_release(s->pool, &r->kv);
+				kv_seq_charge(&r->kv, NULL);
 				return;
 			}
 		}
 		session_keep(s->sessions, s->pool, r->session, &tokens, &r->kv);
 	}
 	kv_seq_truncate(s->pool, &r->kv, r->kv.n_tokens);
+	kv_seq_charge(&r->kv, NULL);
 }
 
-/* Takes the pages of the whole prompt, and leaves one for each running request's next token. */
-static bool admit(struct sched *s, struct request *r)
+/*
+ * Whether the pages that r lacks could be had at all now, as far as counters tell: what it can reuse is taken at its most, and so is what
+ * could be reclaimed. When this says no, trying would only take pages from the index and from sessions for nothing.
+ */
+static bool could_admit(const struct sched *s, const struct request *r)
 {
+	int32_t n = (int32_t)r->tokens.n, known = kv_prefix_match(s->prefix, &r->root, r->tokens.ids, n);
+	if (r->session && r->session->kv.n_pages > known)
+		known = r->session->kv.n_pages;
+	int64_t need = (int64_t)kv_pages_for(n) - known + s->n_running;
+	int64_t can = kv_pool_n_free(s->pool);
+	if (s->n_running == 0 || need <= can)
+		return true;
+	struct kv_prefix_stats index;
+	kv_prefix_stats(s->prefix, &index);
+	can += index.n_idle + s->sessions->idle_pages;
+	list_each(l, next, &s->waiting)
+		can += entry(l)->kv.n_pages;
+	return need <= can;
+}
+
+enum admission { ADMITTED, WAITS_FOR_MEMORY, WAITS_FOR_CAP };
+
+/* Takes the pages of the whole prompt, and leaves one for each running request's next token, of all and of the tenant. */
+static enum admission admit(struct sched *s, struct request *r)
+{
+	enum admission why = WAITS_FOR_MEMORY;
+	if (!could_admit(s, r))
+		return WAITS_FOR_MEMORY;
 	attach_kv(s, r);
 	int32_t pending = request_pending(r);
 	int32_t need = kv_seq_pages_needed(s->pool, &r->kv, pending);
+	if (!keep_cap(s, r, more_pages(r, pending) + r->tenant->n_running)) {
+		why = WAITS_FOR_CAP;
+		goto wait;
+	}
 	if (!reclaim(s, r, need + s->n_running) && s->n_running > 0)
 		goto wait;
 	if (kv_seq_prepare(s->pool, &r->kv, pending) != STATUS_OK)
 		goto wait;
 	leave_list(s, r);
 	r->state = REQUEST_PREFILL;
-	insert_ordered(&s->running, r);
+	insert_running(s, r);
 	s->n_running++;
+	r->tenant->n_running++;
+	if (r->turn > s->turn)
+		s->turn = r->turn;
 	if (r->session)
 		r->session->running = r;
 	if (!r->admitted_before) {
@@ -267,11 +373,11 @@ static bool admit(struct sched *s, struct request *r)
 		r->usage.cached_tokens = r->kv.n_tokens;
 		r->usage.queue_ns = r->started_ns - r->submitted_ns;
 	}
-	return true;
+	return ADMITTED;
 
 wait:
 	detach_kv(s, r);
-	return false;
+	return why;
 }
 
 /*
@@ -312,15 +418,19 @@ static bool awaits_other(struct sched *s, struct request *r)
 
 static void admit_waiting(struct sched *s)
 {
+	s->pass++;
 	list_each(l, next, &s->waiting) {
 		struct request *r = entry(l);
 		if (s->n_running >= s->max_running)
 			return;
-		if ((r->session && r->session->running) || awaits_other(s, r))
+		if (r->tenant->blocked_pass == s->pass || (r->session && r->session->running) || awaits_other(s, r))
 			continue;
-		/* Nobody overtakes a request that waits for memory: it would never get it. */
-		if (!admit(s, r))
+		/* Nobody overtakes a request that waits for memory, or it would never get it; a tenant's limit stops that tenant only. */
+		enum admission a = admit(s, r);
+		if (a == WAITS_FOR_MEMORY)
 			return;
+		if (a == WAITS_FOR_CAP)
+			r->tenant->blocked_pass = s->pass;
 	}
 }
 
@@ -403,8 +513,11 @@ bool sched_build(struct sched *s)
 	/* Oldest first: whoever has to give way is younger and so not in the batch yet. */
 	for (struct list *l = s->running.next; l != &s->running;) {
 		struct request *r = entry(l);
-		if (r->state == REQUEST_DECODE && !make_room(s, r))
-			break;
+		struct list *older = l->prev;
+		if (r->state == REQUEST_DECODE && !make_room(s, r)) {
+			l = older->next;
+			continue;
+		}
 		l = l->next;
 		if (r->state == REQUEST_DECODE)
 			add_rows(s, r, 1, 1);

@@ -16,20 +16,26 @@
 #include "engine/base/list.h"
 #include "engine/engine.h"
 #include "engine/kv/seq.h"
+#include "engine/tenant.h"
 #include "engine/text/tokenizer.h"
 
 struct request;
 
 struct session {
-	char id[ENGINE_SESSION_ID_MAX + 1];
+	char id[ENGINE_SESSION_ID_MAX + 1]; /* unique among its tenant's */
+	struct tenant *tenant;
+	uint64_t serial;              /* rises with each session made */
 	int64_t created_ms, seen_ms;
 	int64_t heartbeat_ms, ttl_ms; /* -1: never */
 	struct request *running;      /* at most one; it holds the KV meanwhile */
 	int32_t n_waiting;
-	uint64_t n_requests;
+	int32_t max_tokens;           /* that it may hold KV for; 0: no limit */
+	uint64_t n_requests, n_dropped;
+	uint64_t prompt_tokens, cached_tokens, generated_tokens; /* of its ended requests */
 	struct token_buf tokens;      /* [kv.n_tokens] the tokens whose KV it holds */
 	struct kv_seq kv;
 	struct list idle_link;        /* in session_table.idle while it holds KV and nothing runs */
+	struct list tenant_link;      /* at the same time, in tenant.idle */
 	struct session *hash_next;
 	size_t heap_at;
 	int64_t heap_deadline_ms;
@@ -39,6 +45,8 @@ struct session_table {
 	const struct clock *clock;
 	int64_t heartbeat_ms, ttl_ms; /* defaults and upper bounds */
 	int32_t max_sessions;
+	int32_t max_tokens; /* of a session's KV, default and upper bound; 0: no limit */
+	struct tenant_table *tenants;
 	struct session **buckets;
 	size_t n_buckets; /* a power of two */
 	struct session **heap; /* [n_sessions] by heap_deadline_ms */
@@ -47,18 +55,22 @@ struct session_table {
 	int32_t idle_pages;    /* references on pages that sessions in `idle` hold */
 	uint64_t id_seed[2];
 	uint64_t created, expired, deleted, kv_dropped;
+	uint64_t dropped[ENGINE_N_ROOMS]; /* idle sessions that gave their pages up, by what needed the room */
+	uint64_t pages_dropped;  /* references that they gave up */
+	uint64_t pages_released; /* and that ended sessions gave back */
 };
 
-enum status session_table_init(struct session_table *t, const struct clock *clock, int64_t heartbeat_ms, int64_t ttl_ms,
-                               int32_t max_sessions);
+/* The tenants must outlive the table. */
+enum status session_table_init(struct session_table *t, struct tenant_table *tenants, const struct clock *clock,
+                               int64_t heartbeat_ms, int64_t ttl_ms, int32_t max_sessions);
 /* Every session must have been removed. */
 void session_table_free(struct session_table *t);
 
-/* EXISTS, INVALID (id), LIMIT (too many), NOMEM. Collect expired sessions first: one that is still there holds its id. */
+/* EXISTS, INVALID (id), LIMIT (too many, of all or of the tenant), NOMEM. Collect expired sessions first: one that is still there holds its id. */
 enum status session_create(struct session_table *t, const struct engine_session_params *p, struct session **out,
                            struct error *err);
-/* NULL when there is none, or its deadline has passed. */
-struct session *session_find(struct session_table *t, const char *id);
+/* NULL when the tenant has none of this id, or its deadline has passed. */
+struct session *session_find(struct session_table *t, int32_t tenant, const char *id);
 /* A sign of life. */
 void session_touch(struct session_table *t, struct session *s);
 /* When it ends, on the clock's milliseconds; INT64_MAX: never. */
@@ -79,8 +91,21 @@ void session_take(struct session_table *t, struct session *s, struct token_buf *
 const struct session *session_next_idle(const struct session_table *t);
 /* Until when a session whose last sign of life was at alive_ms vouches for its pages, if there is no other sign. */
 int64_t session_claim_ms(const struct session *s, int64_t alive_ms);
+/* The same among one tenant's sessions. */
+const struct session *session_next_idle_of(const struct tenant *tenant);
+/* Gives back the pages of an idle session that holds some: one of the two above. */
+void session_drop_kv(struct session_table *t, struct kv_pool *pool, const struct session *s, enum engine_room room);
 /* Gives back the pages of session_next_idle(); false when there is none. */
 bool session_drop_idle_kv(struct session_table *t, struct kv_pool *pool);
 
-void session_describe(const struct session_table *t, const struct session *s, const struct kv_layout *layout,
+/* What the request leaves to its session's account when it ends. */
+void session_count(struct session *s, const struct engine_usage *usage);
+/* Looks at each of its pages. */
+void session_describe(const struct session_table *t, const struct session *s, const struct kv_pool *pool,
                       struct engine_session_info *out);
+/*
+ * Describes up to limit sessions of a tenant (ENGINE_ALL_TENANTS: of all) whose serial is greater than after, in that order. *out is
+ * malloc'd, [*n]; *more tells whether there are others behind. NOMEM.
+ */
+enum status session_list(const struct session_table *t, const struct kv_pool *pool, int32_t tenant,
+                         const struct engine_session_page *page, struct engine_session_info **out, size_t *n, bool *more);

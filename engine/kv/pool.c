@@ -157,6 +157,11 @@ int32_t kv_pool_refs(const struct kv_pool *p, int32_t page)
 	return p->refs[page];
 }
 
+bool kv_pool_is_indexed(const struct kv_pool *p, int32_t page)
+{
+	return p->indexed[page];
+}
+
 int32_t kv_pool_n_pages(const struct kv_pool *p)
 {
 	return p->n_pages;

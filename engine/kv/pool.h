@@ -31,6 +31,8 @@ int32_t kv_pool_get(struct kv_pool *p);
 void kv_pool_ref(struct kv_pool *p, int32_t page);
 void kv_pool_unref(struct kv_pool *p, int32_t page);
 int32_t kv_pool_refs(const struct kv_pool *p, int32_t page);
+/* Whether one of them is an index's: see kv_pool_mark(). */
+bool kv_pool_is_indexed(const struct kv_pool *p, int32_t page);
 
 /*
  * Marks a page as known to an index, which holds one of its references. The watcher then hears of each change to and from a single

@@ -30,7 +30,8 @@ struct kv_root {
 	int32_t kv_type;               /* enum quant_type */
 	struct str scheme;             /* how the page is laid out and scaled: the backend's kind */
 	struct str rope;               /* the RoPE parameters, as bytes */
-	struct str salt;               /* the tenant's: equal prompts under different salts share nothing */
+	struct str tenant;             /* the salt of the tenant: those of different salts share nothing */
+	struct str salt;               /* the request's own: equal prompts under different salts share nothing */
 };
 
 struct kv_key {

@@ -10,13 +10,22 @@
 
 #include "engine/kv/pool.h"
 
+/*
+ * Who pays for references. Each page in the block table of a sequence that is charged to an account counts once, so a page that
+ * two sequences share counts twice: what an account holds then depends on nobody else, and costs O(1) to keep exactly.
+ */
+struct kv_account {
+	int64_t n_pages;
+};
+
 struct kv_seq {
 	int32_t *pages; /* [n_pages], in order of position */
 	int32_t n_pages, cap_pages;
 	int32_t n_tokens; /* positions [0, n_tokens) are computed */
+	struct kv_account *account; /* charged with n_pages; NULL: nobody is. Stays with the sequence when its pages leave */
 };
 
-#define KV_SEQ_INIT ((struct kv_seq){NULL, 0, 0, 0})
+#define KV_SEQ_INIT ((struct kv_seq){NULL, 0, 0, 0, NULL})
 
 /* Pages that n_tokens positions take. */
 int32_t kv_pages_for(int32_t n_tokens);
@@ -36,5 +45,7 @@ void kv_seq_release(struct kv_pool *pool, struct kv_seq *s);
 enum status kv_seq_share(struct kv_pool *pool, struct kv_seq *dst, const struct kv_seq *src, int32_t n_tokens);
 /* Adds one full page that is computed already behind the full pages of s, taking a reference; false without memory. */
 bool kv_seq_append(struct kv_pool *pool, struct kv_seq *s, int32_t page);
-/* Moves everything from src, which is then empty, to dst, which must be empty. */
+/* Moves the pages and their charge from src, which is then empty, to dst, which must be empty; each keeps its account. */
 void kv_seq_move(struct kv_seq *dst, struct kv_seq *src);
+/* From now on `account` (NULL: nobody) is charged for the sequence, with the pages it has as well. */
+void kv_seq_charge(struct kv_seq *s, struct kv_account *account);

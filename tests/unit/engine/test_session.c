@@ -11,6 +11,7 @@ static struct clock now;
 
 struct fixture {
 	struct kv_pool *pool;
+	struct tenant_table tenants;
 	struct session_table table;
 };
 
@@ -20,7 +21,8 @@ static void setup(struct fixture *f, int32_t max_sessions)
 	memory_backend_init(&mem);
 	assert_int_equal(kv_pool_create(&mem.base, &layout, 32, &f->pool, NULL), STATUS_OK);
 	clock_manual_init(&now, 1000000000000);
-	assert_int_equal(session_table_init(&f->table, &now, 30000, 300000, max_sessions), STATUS_OK);
+	assert_int_equal(tenant_table_init(&f->tenants, layout.page_stride), STATUS_OK);
+	assert_int_equal(session_table_init(&f->table, &f->tenants, &now, 30000, 300000, max_sessions), STATUS_OK);
 }
 
 static void teardown(struct fixture *f)
@@ -28,6 +30,8 @@ static void teardown(struct fixture *f)
 	while (f->table.n_sessions)
 		session_remove(&f->table, f->pool, f->table.heap[0]);
 	session_table_free(&f->table);
+	assert_int_equal(tenant_find(&f->tenants, 0)->kv.n_pages, 0);
+	tenant_table_free(&f->tenants);
 	assert_int_equal(kv_pool_destroy(f->pool), STATUS_OK);
 }
 
@@ -52,11 +56,11 @@ static void silence_ends_a_session_to_the_millisecond(void **state)
 	setup(&f, 10);
 	make(&f, "a", 0, 0);
 	pass_ms(29999);
-	assert_non_null(session_find(&f.table, "a"));
+	assert_non_null(session_find(&f.table, 0, "a"));
 	assert_null(session_next_expired(&f.table));
 	pass_ms(1);
 	/* Found dead at once, whether or not anybody has collected it. */
-	assert_null(session_find(&f.table, "a"));
+	assert_null(session_find(&f.table, 0, "a"));
 	struct session *s = session_next_expired(&f.table);
 	assert_string_equal(s->id, "a");
 	session_remove(&f.table, f.pool, s);
@@ -72,7 +76,7 @@ static void heartbeats_keep_it_until_the_ttl(void **state)
 	struct session *s = make(&f, "a", 0, 0);
 	for (int64_t t = 0; t < 299; t++) {
 		pass_ms(1000);
-		assert_ptr_equal(session_find(&f.table, "a"), s);
+		assert_ptr_equal(session_find(&f.table, 0, "a"), s);
 		session_touch(&f.table, s);
 		assert_null(session_next_expired(&f.table));
 	}
@@ -91,7 +95,7 @@ static void a_running_request_is_a_sign_of_life_but_does_not_stop_the_ttl(void *
 	s->running = &r;
 	pass_ms(100000);
 	assert_null(session_next_expired(&f.table));
-	assert_non_null(session_find(&f.table, "a"));
+	assert_non_null(session_find(&f.table, 0, "a"));
 	s->running = NULL;
 	session_touch(&f.table, s);
 	pass_ms(29999);
@@ -117,7 +121,7 @@ static void a_client_may_ask_for_less_time_but_not_for_more(void **state)
 	assert_int_equal(session_deadline_ms(greedy) - clock_now_ms(&now), 30000);
 	assert_true(session_deadline_ms(own) == INT64_MAX);
 	pass_ms(INT64_C(1) << 40);
-	assert_ptr_equal(session_find(&f.table, "own"), own);
+	assert_ptr_equal(session_find(&f.table, 0, "own"), own);
 	teardown(&f);
 }
 
@@ -179,7 +183,7 @@ static void idle_kv_goes_least_recently_used_first_and_the_session_lives_on(void
 	assert_false(session_drop_idle_kv(&f.table, f.pool));
 	assert_int_equal(f.table.idle_pages, 0);
 	assert_int_equal(kv_pool_n_free(f.pool), 32);
-	assert_non_null(session_find(&f.table, "s1"));
+	assert_non_null(session_find(&f.table, 0, "s1"));
 	teardown(&f);
 }
 
@@ -220,7 +224,7 @@ static void expiry_matches_a_naive_model(void **state)
 			char id[16];
 			int i = (int)(unit_rand(&rng) % N);
 			snprintf(id, sizeof id, "n%d", i);
-			s = session_find(&f.table, id);
+			s = session_find(&f.table, 0, id);
 			assert_true((s != NULL) == alive[i]);
 			if (s) {
 				session_touch(&f.table, s);
