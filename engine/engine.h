@@ -67,6 +67,7 @@ struct engine_info {
 	uint64_t n_params, file_bytes;
 	int32_t n_ctx, n_ctx_train, n_vocab, n_embd, n_layer, n_threads;
 	uint64_t kv_bytes_per_token, kv_bytes;
+	const char *kv_type;    /* of an element, "F16" */
 	int32_t page_tokens, n_pages;
 	int32_t bos_token, eos_token; /* -1: none */
 	bool has_chat_template;
