@@ -31,7 +31,7 @@ void kv_key_root(const struct kv_root *root, struct kv_key *out)
 {
 	struct sha256 s;
 	sha256_init(&s);
-	put_tag(&s, "kvasir kv root 1");
+	put_tag(&s, "kvasir kv root 2");
 	put_field(&s, root->weights, sizeof root->weights);
 	put_field(&s, root->adapter, sizeof root->adapter);
 	put_int(&s, root->n_layer);
@@ -41,6 +41,7 @@ void kv_key_root(const struct kv_root *root, struct kv_key *out)
 	put_int(&s, root->kv_type);
 	put_field(&s, root->scheme.p, root->scheme.n);
 	put_field(&s, root->rope.p, root->rope.n);
+	put_field(&s, root->tenant.p, root->tenant.n);
 	put_field(&s, root->salt.p, root->salt.n);
 	sha256_final(&s, out->bytes);
 }
@@ -94,8 +95,11 @@ struct node {
 	bool present, held; /* held: others have references too */
 };
 
+static const struct kv_key_ops sha256_keys = {kv_key_next, kv_key_tail};
+
 struct kv_prefix {
 	struct kv_pool *pool;
+	const struct kv_key_ops *keys;
 	struct evict *evict; /* its slots are pages */
 	struct node *nodes;  /* [n_pages] */
 	int32_t *buckets;    /* [n_buckets] page, or NO_NODE */
@@ -120,6 +124,7 @@ enum status kv_prefix_create(struct kv_pool *pool, const char *policy, struct kv
 	if (!p)
 		return error_set(err, STATUS_NOMEM, "no memory for the prefix index");
 	p->pool = pool;
+	p->keys = &sha256_keys;
 	p->n_buckets = 16;
 	while (p->n_buckets < (size_t)n_pages)
 		p->n_buckets *= 2;
@@ -143,6 +148,11 @@ fail:
 	free(p->buckets);
 	free(p);
 	return st;
+}
+
+void kv_prefix_set_key_ops(struct kv_prefix *p, const struct kv_key_ops *ops)
+{
+	p->keys = ops;
 }
 
 static int32_t *bucket_of(const struct kv_prefix *p, const struct kv_key *key)
@@ -226,7 +236,7 @@ int32_t kv_prefix_match(struct kv_prefix *p, const struct kv_key *root, const in
 	struct kv_key key = *root;
 	int32_t n_pages = 0;
 	for (int32_t parent = NO_NODE; (n_pages + 1) * KV_PAGE_TOKENS <= n; n_pages++) {
-		kv_key_next(&key, tokens + n_pages * KV_PAGE_TOKENS, &key);
+		p->keys->next(&key, tokens + n_pages * KV_PAGE_TOKENS, &key);
 		parent = find(p, &key, parent, tokens + n_pages * KV_PAGE_TOKENS, KV_PAGE_TOKENS);
 		if (parent == NO_NODE)
 			break;
@@ -267,7 +277,7 @@ static enum status collect(struct kv_prefix *p, const struct kv_key *root, const
 	struct kv_key key = *root;
 	int32_t parent = NO_NODE;
 	for (int32_t i = 0; i < n / KV_PAGE_TOKENS; i++) {
-		kv_key_next(&key, tokens + i * KV_PAGE_TOKENS, &key);
+		p->keys->next(&key, tokens + i * KV_PAGE_TOKENS, &key);
 		int32_t page = find(p, &key, parent, tokens + i * KV_PAGE_TOKENS, KV_PAGE_TOKENS);
 		if (page == NO_NODE)
 			break;
@@ -391,7 +401,7 @@ int32_t kv_prefix_put(struct kv_prefix *p, const struct kv_key *root, const int3
 	}
 	for (int32_t i = first; i < whole; i++) {
 		const int32_t *mine = tokens + i * KV_PAGE_TOKENS;
-		kv_key_next(&key, mine, &key);
+		p->keys->next(&key, mine, &key);
 		int32_t page = find(p, &key, parent, mine, KV_PAGE_TOKENS);
 		if (page == NO_NODE) {
 			page = seq->pages[i];
@@ -415,7 +425,7 @@ bool kv_prefix_put_tail(struct kv_prefix *p, const int32_t *tokens, struct kv_se
 	struct kv_key key;
 	if (n == 0 || i == 0 || !p->nodes[seq->pages[i - 1]].present || p->nodes[seq->pages[i]].present)
 		return false;
-	kv_key_tail(&p->nodes[seq->pages[i - 1]].key, mine, n, &key);
+	p->keys->tail(&p->nodes[seq->pages[i - 1]].key, mine, n, &key);
 	int32_t page = find(p, &key, seq->pages[i - 1], mine, n);
 	if (page == NO_NODE)
 		add_node(p, &key, seq->pages[i - 1], mine, n, page = seq->pages[i]);
@@ -515,4 +525,9 @@ void kv_prefix_stats(const struct kv_prefix *p, struct kv_prefix_stats *out)
 	out->n_ghosts = ev.n_ghosts;
 	out->revived = ev.revived;
 	memcpy(out->evicted, ev.removed, sizeof out->evicted);
+}
+
+int32_t kv_prefix_page_tokens(const struct kv_prefix *p, int32_t page)
+{
+	return p->nodes[page].present ? p->nodes[page].n_tokens : 0;
 }

@@ -36,7 +36,8 @@ struct kv_root {
 	int32_t kv_type;               /* enum quant_type */
 	struct str scheme;             /* how the page is laid out and scaled: the backend's kind */
 	struct str rope;               /* the RoPE parameters, as bytes */
-	struct str salt;               /* the tenant's: equal prompts under different salts share nothing */
+	struct str tenant;             /* the salt of the tenant: those of different salts share nothing */
+	struct str salt;               /* the request's own: equal prompts under different salts share nothing */
 };
 
 struct kv_key {
@@ -77,7 +78,8 @@ struct kv_prefix_stats {
 	int32_t n_tails;     /* of these, not full */
 	int32_t n_idle;      /* of these, pages that nobody else holds: eviction, leaf after leaf, can have them all */
 	uint64_t queries, hits; /* in pages asked for and found */
-	uint64_t inserted, collisions;
+	uint64_t inserted;
+	uint64_t collisions; /* pages passed over that have an equal key and other content */
 	uint64_t evicted[EVICT_N_REASONS];
 	int32_t n_ghosts;    /* evicted pages that the policy remembers */
 	uint64_t revived;    /* of the inserted: pages it remembered */
@@ -88,6 +90,16 @@ struct kv_prefix_stats {
  * that does not exist, NOMEM.
  */
 enum status kv_prefix_create(struct kv_pool *pool, const char *policy, struct kv_prefix **out, struct error *err);
+/* How an index makes keys. */
+struct kv_key_ops {
+	void (*next)(const struct kv_key *before, const int32_t *tokens, struct kv_key *out);
+	void (*tail)(const struct kv_key *before, const int32_t *tokens, int32_t n, struct kv_key *out);
+};
+/*
+ * Before the first page: makes keys otherwise than by kv_key_next() and kv_key_tail(). However bad they are, no wrong page is served;
+ * tests show that with keys that collide. ops must outlive the index.
+ */
+void kv_prefix_set_key_ops(struct kv_prefix *p, const struct kv_key_ops *ops);
 /* Unlinks every page. NULL is allowed. */
 void kv_prefix_destroy(struct kv_prefix *p);
 
@@ -137,3 +149,5 @@ bool kv_prefix_evict(struct kv_prefix *p, int64_t now_ms, enum evict_reason reas
 /* Whether a page is indexed. */
 bool kv_prefix_has(const struct kv_prefix *p, int32_t page);
 void kv_prefix_stats(const struct kv_prefix *p, struct kv_prefix_stats *out);
+/* How many tokens the index knows a page to hold; 0 for a page that it does not know. */
+int32_t kv_prefix_page_tokens(const struct kv_prefix *p, int32_t page);

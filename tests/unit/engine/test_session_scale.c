@@ -61,7 +61,7 @@ static struct session *find(struct session_table *t, int i)
 	char id[ENGINE_SESSION_ID_MAX + 1];
 	name_of(i, id);
 	uint64_t before = t->heap_moves + t->heap_looks;
-	struct session *s = session_find(t, id);
+	struct session *s = session_find(t, 0, id);
 	assert_true((s != NULL) == (model[i].there && deadline(&model[i]) > clock_now_ms(&now)));
 	assert_int_equal(t->heap_moves + t->heap_looks, before);
 	return s;
@@ -101,11 +101,13 @@ static size_t alive(int n)
 
 static void simulate(int n)
 {
+	struct tenant_table tenants;
 	struct session_table t;
 	uint64_t rng = 5, n_expired = 0, n_touched = 0, n_changed;
 	memset(model, 0, sizeof model);
 	clock_manual_init(&now, 1000000000);
-	assert_int_equal(session_table_init(&t, &now, NULL, 30000, 300000, n), STATUS_OK);
+	assert_int_equal(tenant_table_init(&tenants, 4096), STATUS_OK);
+	assert_int_equal(session_table_init(&t, &tenants, NULL, &now, 30000, 300000, n), STATUS_OK);
 	for (int i = 0; i < n; i++)
 		make(&t, i, &rng);
 	for (int tick = 0; tick < TICKS; tick++) {
@@ -153,6 +155,7 @@ static void simulate(int n)
 	while (t.n_sessions)
 		remove_one(&t, t.heap[0]);
 	session_table_free(&t);
+	tenant_table_free(&tenants);
 }
 
 static void expiry_is_exact_and_logarithmic_up_to_a_million(void **state)

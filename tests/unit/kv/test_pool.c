@@ -134,13 +134,13 @@ static void a_count_below_zero_aborts(void **state)
 }
 
 static const struct kv_holder request_7 = {KV_HOLDER_RUNNING, 7}, request_8 = {KV_HOLDER_RUNNING, 8},
-                              waiting_3 = {KV_HOLDER_WAITING, 3}, index_ = {KV_HOLDER_INDEX, 0};
+                              queued_3 = {KV_HOLDER_WAITING, 3}, index_ = {KV_HOLDER_INDEX, 0};
 
 static void unref_by_another_kind(struct kv_pool *p)
 {
 	int32_t page = kv_pool_get(p, request_7);
 	kv_pool_ref(p, page, index_);
-	kv_pool_unref(p, page, waiting_3);
+	kv_pool_unref(p, page, queued_3);
 }
 
 static void unref_by_another_request(struct kv_pool *p)
@@ -179,7 +179,7 @@ static void pages_are_counted_by_the_kind_of_their_holders(void **state)
 	assert_int_equal(c.pages[KV_HOLDER_RUNNING], 2);
 	assert_int_equal(c.refs[KV_HOLDER_RUNNING], 3);
 	assert_int_equal(c.pages[KV_HOLDER_INDEX], 1);
-	kv_pool_pass(p, b, request_7, waiting_3);
+	kv_pool_pass(p, b, request_7, queued_3);
 	assert_int_equal(kv_pool_refs(p, b), 1);
 	assert_int_equal(kv_pool_refs_of(p, a, KV_HOLDER_RUNNING), 2);
 	kv_pool_unref(p, a, request_7);
@@ -190,7 +190,7 @@ static void pages_are_counted_by_the_kind_of_their_holders(void **state)
 	assert_int_equal(c.pages[KV_HOLDER_WAITING], 1);
 	assert_int_equal(c.pages[KV_HOLDER_INDEX], 0);
 	kv_pool_unref(p, a, request_8);
-	kv_pool_unref(p, b, waiting_3);
+	kv_pool_unref(p, b, queued_3);
 	kv_pool_counts(p, &c);
 	for (int kind = 0; kind < KV_HOLDER_KINDS; kind++)
 		assert_true(c.pages[kind] == 0 && c.refs[kind] == 0);
@@ -210,7 +210,7 @@ static void the_ledger_names_the_holders_of_each_page(void **state)
 	}
 	kv_pool_ref(p, pages[1], request_8);
 	kv_pool_unref(p, pages[3], request_7);
-	kv_pool_pass(p, pages[4], request_7, waiting_3);
+	kv_pool_pass(p, pages[4], request_7, queued_3);
 	kv_pool_report(p, &report);
 	assert_non_null(strstr(report.data, "5 of 100 pages are held; running: 4 references on 3 pages; waiting: 1 references on 1 pages; "
 	                                    "index: 5 references on 5 pages; shared: 4 pages\n"));
@@ -225,7 +225,7 @@ static void the_ledger_names_the_holders_of_each_page(void **state)
 		assert_non_null(strstr(report.data, "index 0 holds 5 since the_ledger_names_the_holders_of_each_page: 0-4\n"));
 	}
 	buf_free(&report);
-	kv_pool_unref(p, pages[4], waiting_3);
+	kv_pool_unref(p, pages[4], queued_3);
 	kv_pool_unref(p, pages[1], request_8);
 	for (int i = 0; i < 5; i++) {
 		kv_pool_unref(p, pages[i], index_);
