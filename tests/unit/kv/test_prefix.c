@@ -99,51 +99,6 @@ static void full_pages_are_found_again_and_shared(void **state)
 	teardown(&f);
 }
 
-static void each_field_of_the_root_changes_the_key(void **state)
-{
-	(void)state;
-	struct kv_root roots[12];
-	struct kv_key keys[12];
-	for (int i = 0; i < 12; i++)
-		roots[i] = plain_root();
-	roots[1].weights[31] = 1;
-	roots[2].adapter[0] = 1;
-	roots[3].n_layer++;
-	roots[4].n_head_kv++;
-	roots[5].head_dim++;
-	roots[6].page_tokens++;
-	roots[7].kv_type++;
-	roots[8].scheme = str_from("cpv");
-	roots[9].rope = str_from("ropf");
-	roots[10].salt = str_from("salt");
-	roots[11].tenant = str_from("salt");
-	for (int i = 0; i < 12; i++) {
-		kv_key_root(&roots[i], &keys[i]);
-		for (int j = 0; j < i; j++)
-			assert_memory_not_equal(&keys[i], &keys[j], sizeof keys[i]);
-	}
-}
-
-static void bytes_moved_between_fields_change_the_key(void **state)
-{
-	(void)state;
-	struct kv_root a = plain_root(), b = plain_root();
-	struct kv_key ka, kb;
-	a.scheme = str_from("ab");
-	a.rope = str_from("c");
-	b.scheme = str_from("a");
-	b.rope = str_from("bc");
-	kv_key_root(&a, &ka);
-	kv_key_root(&b, &kb);
-	assert_memory_not_equal(&ka, &kb, sizeof ka);
-	a = b = plain_root();
-	a.rope = str_from("");
-	a.salt = str_from("rope");
-	kv_key_root(&a, &ka);
-	kv_key_root(&b, &kb);
-	assert_memory_not_equal(&ka, &kb, sizeof ka);
-}
-
 static void salts_share_nothing(void **state)
 {
 	(void)state;
@@ -523,8 +478,7 @@ static void a_random_workload_never_serves_a_wrong_page(void **state)
 		random_workload(evict_policy_name(i));
 }
 
-UNIT_MAIN(cmocka_unit_test(full_pages_are_found_again_and_shared), cmocka_unit_test(each_field_of_the_root_changes_the_key),
-          cmocka_unit_test(bytes_moved_between_fields_change_the_key), cmocka_unit_test(salts_share_nothing),
+UNIT_MAIN(cmocka_unit_test(full_pages_are_found_again_and_shared), cmocka_unit_test(salts_share_nothing),
           cmocka_unit_test(equal_content_computed_twice_ends_up_in_one_place), cmocka_unit_test(pages_are_added_as_they_fill),
           cmocka_unit_test(eviction_takes_leaves_that_nobody_holds_oldest_first),
           cmocka_unit_test(a_request_uses_a_page_once_however_often_it_asks),
