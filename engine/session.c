@@ -81,6 +81,7 @@ static void heap_put(struct session_table *t, size_t at, struct session *s)
 {
 	t->heap[at] = s;
 	s->heap_at = at;
+	t->heap_moves++;
 }
 
 static void heap_up(struct session_table *t, size_t at)
@@ -247,6 +248,7 @@ struct session *session_next_expired(struct session_table *t)
 	int64_t now = clock_now_ms(t->clock);
 	while (t->n_sessions > 0 && t->heap[0]->heap_deadline_ms <= now) {
 		struct session *s = t->heap[0];
+		t->heap_looks++;
 		int64_t deadline = session_deadline_ms(s);
 		if (deadline <= now)
 			return s;

@@ -52,6 +52,7 @@ struct session_table {
 	size_t n_sessions, cap_heap;
 	uint64_t id_seed[2];
 	uint64_t created, expired, deleted;
+	uint64_t heap_looks, heap_moves; /* what it took to know who has expired: sessions looked at, places in the heap written */
 };
 
 /* The tenants, and the prefix index, which may be NULL, must outlive the table; the index gets room for the claims. NOMEM. */

@@ -49,7 +49,7 @@ enum op {
 	N_OPS
 };
 
-/* What a client remembers of its conversation. */
+/* What a client remembers of its conversation, which changes its salt now and then. */
 struct client {
 	bool alive;
 	char id[16];
@@ -245,6 +245,8 @@ static void do_turn(struct soak *k)
 	struct client *c = any_client(k);
 	if (!c)
 		return;
+	if (below(k, 20) == 0)
+		c->salt = below(k, SALTS);
 	if (c->n == 0 || c->n > HISTORY - 100)
 		c->n = fresh_prompt(k, c->tokens, 120);
 	for (int32_t i = 1 + below(k, 30); i > 0; i--)
