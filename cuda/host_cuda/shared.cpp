@@ -155,7 +155,7 @@ void *shared_access(int64_t offset, unsigned bytes, unsigned alignment, int64_t 
 	for (int64_t i = offset; i < offset + bytes; i++) {
 		shadow_byte &b = shadow[i];
 		check_byte(i, b, how);
-		if (how != access::write)
+		if (how == access::read)
 			note_read(b);
 		if (how != access::read)
 			note_write(b, how == access::atomic ? by_atomic : 0);
