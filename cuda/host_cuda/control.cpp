@@ -21,12 +21,12 @@ uint64_t chance()
 	return (order_state * UINT64_C(0x2545F4914F6CDD1D)) >> 16;
 }
 
-static std::string report;
+static char report[2048];
 
-void set_report(const std::string &text)
+void set_report(const char *where, const char *text)
 {
-	report = text;
-	fprintf(stderr, "host_cuda: %s\n", text.c_str());
+	snprintf(report, sizeof report, "%s%s", where, text);
+	fprintf(stderr, "host_cuda: %s\n", report);
 }
 
 /* ---- failures on purpose */
@@ -36,8 +36,8 @@ struct failure {
 	uint64_t left; /* calls until it happens */
 	cudaError_t error;
 };
-static std::vector<failure> failures;
-static std::map<std::string, uint64_t> calls;
+static std::vector<failure> &failures = *new std::vector<failure>;
+static std::map<std::string, uint64_t> &calls = *new std::map<std::string, uint64_t>;
 
 static bool parse_error(const std::string &name, cudaError_t *out)
 {
@@ -125,7 +125,7 @@ void host_cuda_reset(void)
 	runtime_reset();
 	failures.clear();
 	calls.clear();
-	report.clear();
+	report[0] = '\0';
 	read_environment();
 }
 
@@ -155,7 +155,7 @@ void host_cuda_memory(size_t bytes)
 
 const char *host_cuda_report(void)
 {
-	return report.c_str();
+	return report;
 }
 
 uint64_t host_cuda_calls(const char *function)

@@ -59,62 +59,53 @@ static void yield_thread(cuda_thread &t)
 
 /* ---- errors */
 
-static std::string format_text(const char *format, va_list args)
-{
-	char text[1024];
-	vsnprintf(text, sizeof text, format, args);
-	return text;
-}
+/* A fibre that errs is left as it is: nothing here may own memory when fibre_switch() is called. */
+static char message[1024];
 
-static std::string where(const thread_context &t)
+static void end_grid(cudaError_t e, const thread_context &t, const char *text)
 {
-	char text[512];
-	snprintf(text, sizeof text, "kernel %s, block (%u,%u,%u), thread (%u,%u,%u): ", current.kernel, current.block_index.x,
+	char where[512];
+	snprintf(where, sizeof where, "kernel %s, block (%u,%u,%u), thread (%u,%u,%u): ", current.kernel, current.block_index.x,
 	         current.block_index.y, current.block_index.z, t.index.x, t.index.y, t.index.z);
-	return text;
-}
-
-static void end_grid(cudaError_t e, const thread_context &t, const std::string &text)
-{
-	set_report(where(t) + text);
+	set_report(where, text);
 	grid_error = e;
 }
 
-void misuse(const char *format, ...)
-{
-	va_list args;
-	va_start(args, format);
-	set_report(format_text(format, args));
-	va_end(args);
-}
-
-/* Reports for the running thread and leaves it for good. */
-static void fail_running(cudaError_t e, const std::string &text)
+/* Reports `message` for the running thread and leaves it for good. */
+static void fail_running(cudaError_t e)
 {
 	if (!self) {
-		set_report(text);
+		set_report("", message);
 		return;
 	}
-	end_grid(e, *self, text);
+	end_grid(e, *self, message);
 	fibre_switch(running().on, scheduler, true);
+}
+
+#define FORMAT_MESSAGE(format)                                                                                         \
+	do {                                                                                                           \
+		va_list args;                                                                                          \
+		va_start(args, format);                                                                                \
+		vsnprintf(message, sizeof message, format, args);                                                      \
+		va_end(args);                                                                                          \
+	} while (0)
+
+void misuse(const char *format, ...)
+{
+	FORMAT_MESSAGE(format);
+	set_report("", message);
 }
 
 void fail_kernel(cudaError_t e, const char *format, ...)
 {
-	va_list args;
-	va_start(args, format);
-	std::string text = format_text(format, args);
-	va_end(args);
-	fail_running(e, text);
+	FORMAT_MESSAGE(format);
+	fail_running(e);
 }
 
 void violation(const char *format, ...)
 {
-	va_list args;
-	va_start(args, format);
-	std::string text = format_text(format, args);
-	va_end(args);
-	fail_running(cudaErrorLaunchFailure, text);
+	FORMAT_MESSAGE(format);
+	fail_running(cudaErrorLaunchFailure);
 }
 
 /* ---- faults: a kernel's plain pointer met a guard page, or the host touched device memory */
@@ -453,7 +444,7 @@ cudaError_t run_grid(const launch_record &l)
 	if (grid_error == cudaSuccess) {
 		const std::string damage = check_canaries();
 		if (!damage.empty()) {
-			set_report("kernel " + l.kernel + ": " + damage);
+			set_report(("kernel " + l.kernel + ": ").c_str(), damage.c_str());
 			grid_error = cudaErrorIllegalAddress;
 		}
 	} else {

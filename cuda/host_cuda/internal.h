@@ -153,7 +153,7 @@ extern size_t total_memory, used_memory;
 /* 0 in natural order. */
 extern uint64_t order_state;
 uint64_t chance(); /* the next random number; order_state must not be 0 */
-void set_report(const std::string &text);
+void set_report(const char *where, const char *text);
 
 /* Begins a runtime call: takes the lock and returns the call's failure, if it has one. */
 #define HOST_CUDA_ENTER(name)                                                                                          \

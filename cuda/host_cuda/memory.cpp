@@ -25,7 +25,7 @@ namespace host_cuda {
 static const size_t page = 4096, alignment = 256;
 static const unsigned char fresh = 0xff, canary = 0xa7;
 
-static std::vector<allocation> table; /* by base */
+static std::vector<allocation> &table = *new std::vector<allocation>; /* by base */
 size_t total_memory = static_cast<size_t>(2) << 30, used_memory;
 
 static size_t round_up(size_t n, size_t to)

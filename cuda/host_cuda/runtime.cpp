@@ -170,7 +170,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device)
 
 /* ---- functions and launches */
 
-static std::map<const void *, size_t> dynamic_limits;
+static std::map<const void *, size_t> &dynamic_limits = *new std::map<const void *, size_t>;
 
 cudaError_t set_function_attribute(const void *function, cudaFuncAttribute attr, int value)
 {

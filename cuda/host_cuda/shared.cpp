@@ -1,6 +1,8 @@
 /*
  * Shared memory of the block that runs, and its shadow.
  */
+#include <stdio.h>
+
 #include "cuda/host_cuda/global.h"
 #include "cuda/host_cuda/internal.h"
 #include "cuda/host_cuda/warp.h"
@@ -104,19 +106,20 @@ static void note_write(shadow_byte &b, uint16_t flags)
 	b.write_time = warp_of(*self).now[self->lane];
 }
 
-static void race(const char *what, int64_t offset, const std::string &other)
+/* The reports say who was there before. */
+static void race_with_writer(const char *what, int64_t offset, const shadow_byte &b)
 {
-	violation("race: %s shared memory at offset %lld that %s, with no barrier between", what, static_cast<long long>(offset),
-	          other.c_str());
+	violation("race: %s shared memory at offset %lld that thread %u of the block wrote, with no barrier between", what,
+	          static_cast<long long>(offset), b.writer & thread_bits);
 }
 
-static std::string reader_name(const shadow_byte &b)
+static void race_with_reader(const char *what, int64_t offset, const shadow_byte &b)
 {
-	if (b.reader == by_many)
-		return "several warps read";
-	if (b.reader & by_warp)
-		return "warp " + std::to_string(b.reader & thread_bits) + " read";
-	return "thread " + std::to_string(b.reader) + " of the block read";
+	char who[64] = "several warps";
+	if (b.reader != by_many)
+		snprintf(who, sizeof who, b.reader & by_warp ? "lanes of warp %u" : "thread %u of the block", b.reader & thread_bits);
+	violation("race: %s shared memory at offset %lld that %s read, with no barrier between", what, static_cast<long long>(offset),
+	          who);
 }
 
 static const char *verb(access how)
@@ -133,9 +136,9 @@ static void check_byte(int64_t offset, shadow_byte &b, access how)
 		violation("reads uninitialised shared memory at offset %lld", static_cast<long long>(offset));
 	if (b.write_epoch == epoch && !(how == access::atomic && (b.writer & by_atomic)) &&
 	    !before_us(b.writer & thread_bits, b.write_time))
-		race(verb(how), offset, "thread " + std::to_string(b.writer & thread_bits) + " of the block wrote");
+		race_with_writer(verb(how), offset, b);
 	if (how != access::read && b.read_epoch == epoch && !reads_before_us(b))
-		race(verb(how), offset, reader_name(b));
+		race_with_reader(verb(how), offset, b);
 }
 
 static void check_place(int64_t offset, unsigned bytes, unsigned alignment, int64_t begin, int64_t end, access how)

@@ -8,10 +8,10 @@
 
 namespace host_cuda {
 
-/* Handles are never given out twice, so that a use after the end is seen. */
-static std::vector<stream_impl *> streams;
-static std::vector<event_impl *> events;
-static std::vector<capture_state *> captures;
+/* Handles are never given out twice, so that a use after the end is seen; the lists outlive every static destructor. */
+static std::vector<stream_impl *> &streams = *new std::vector<stream_impl *>;
+static std::vector<event_impl *> &events = *new std::vector<event_impl *>;
+static std::vector<capture_state *> &captures = *new std::vector<capture_state *>;
 static uint64_t last_number;
 
 static double now_ms()
