@@ -117,6 +117,16 @@ template <int low_bits_, int high_bits_, enum scale_kind scales_, int zero_> str
 		out[3] = v.w;
 	}
 
+	/* Formats of whole halves only: the elements of products 2 * half and 2 * half + 1. */
+	static __device__ __forceinline__ void load_half(low &l, const uint8_t *unit_data, int step, int half, int lane)
+	{
+#pragma unroll
+		for (int plane = 0; plane < planes; plane++)
+#pragma unroll
+			for (int c = 2 * half; c < 2 * half + 2; c++)
+				load4(l.v + 16 * plane + 4 * c, unit_data + step * step_bytes + (4 * plane + c) * 512 + lane * 16);
+	}
+
 	static __device__ __forceinline__ meta load_meta(const uint8_t *unit_data, int lane)
 	{
 		meta r;
