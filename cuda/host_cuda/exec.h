@@ -42,6 +42,7 @@ struct grid_context {
 	uint3 block_index;
 	unsigned n_threads;
 	size_t dynamic_shared;
+	size_t shared_limit; /* of static and dynamic bytes together */
 };
 
 constexpr int warpSize = 32;
