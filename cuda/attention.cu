@@ -543,7 +543,7 @@ int whole_rows(int n_head, int n_head_kv, int head_dim)
 bool attention_supports(int n_head, int n_head_kv, int head_dim)
 {
 	return head_dim > 0 && head_dim % 8 == 0 && head_dim <= 256 && n_head_kv > 0 && n_head % n_head_kv == 0 &&
-	       n_head / n_head_kv <= 16;
+	       n_head / n_head_kv <= WHOLE_WARPS * 8;
 }
 
 template <int dim, bool exact> static cudaError_t launch(const struct attention_args &a, cudaStream_t stream)
@@ -553,12 +553,12 @@ template <int dim, bool exact> static cudaError_t launch(const struct attention_
 	if (a.n_parts) {
 		const unsigned blocks = static_cast<unsigned>((a.n_parts + PART_WARPS - 1) / PART_WARPS);
 		constexpr int most = dim > 128 ? 1 : 2;
-		if (a.n_head / a.n_head_kv <= 8 || most == 1) {
-			const unsigned tiles = a.n_head / a.n_head_kv <= 8 ? 1 : 2;
-			GPU_LAUNCH((attend_parts<dim, exact, 1>), dim3(blocks, heads * tiles), dim3(32 * PART_WARPS), 0, stream, a);
-		} else {
-			GPU_LAUNCH((attend_parts<dim, exact, most>), dim3(blocks, heads), dim3(32 * PART_WARPS), 0, stream, a);
-		}
+		const unsigned group = static_cast<unsigned>(a.n_head / a.n_head_kv);
+		if (group <= 8 || most == 1)
+			GPU_LAUNCH((attend_parts<dim, exact, 1>), dim3(blocks, heads * ((group + 7) / 8)), dim3(32 * PART_WARPS), 0, stream, a);
+		else
+			GPU_LAUNCH((attend_parts<dim, exact, most>), dim3(blocks, heads * ((group + 15) / 16)), dim3(32 * PART_WARPS), 0,
+			           stream, a);
 		e = cudaGetLastError();
 		if (e == cudaSuccess) {
 			GPU_LAUNCH(merge_parts, dim3(static_cast<unsigned>(a.n_merges), static_cast<unsigned>(a.n_head)),

@@ -163,7 +163,7 @@ struct attention_args {
 /* Rows of one item of `parts` and of `whole` for a model's heads. */
 int part_rows(int n_head, int n_head_kv);
 int whole_rows(int n_head, int n_head_kv, int head_dim);
-/* UNSUPPORTED heads: head_dim not a multiple of 8, or above 256, or more than 16 query heads a KV head. */
+/* head_dim must be a multiple of 8 up to 256, and a KV head serve at most 64 query heads. */
 bool attention_supports(int n_head, int n_head_kv, int head_dim);
 cudaError_t attention(const struct attention_args &a, cudaStream_t stream);
 

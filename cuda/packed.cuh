@@ -166,6 +166,7 @@ template <int low_bits_, int high_bits_, enum scale_kind scales_, int zero_> str
 	static __device__ __forceinline__ step_scale scale(const meta &u, int step)
 	{
 		step_scale r;
+		r.s[0] = r.s[1] = r.m[0] = r.m[1] = __float2half2_rn(0.0f);
 		if constexpr (scales == SCALE_HALF32) {
 			const __half2 d = as_half2(u.scale[step]);
 			r.s[0] = __half2half2(__low2half(d));
