@@ -11,6 +11,9 @@
  * Determinism. What an operation computes for a row depends on that row alone: not on which rows share the batch, how a prompt was
  * cut into chunks, how many threads there are, or where its pages lie.
  *
+ * Failures. NOMEM and INTERNAL fail an operation, and the step it belongs to; the next may go well. DEVICE: the device is lost, and every
+ * later operation fails with it.
+ *
  * Threads. One thread, the worker that owns the device, calls a backend.
  */
 #pragma once
@@ -106,6 +109,8 @@ struct backend_ops {
 	void (*mem_free)(struct backend *b, void *p, size_t bytes);
 	enum status (*mem_write)(struct backend *b, void *dst, const void *host, size_t bytes);
 	enum status (*mem_read)(struct backend *b, void *host, const void *src, size_t bytes);
+	/* Bytes that mem_alloc() could still give; 0 when that is not known. NULL where device memory is the machine's. */
+	size_t (*mem_available)(struct backend *b);
 
 	enum status (*weight_create)(struct backend *b, const struct weight_desc *desc, struct weight **out, struct error *err);
 	void (*weight_destroy)(struct backend *b, struct weight *w);
