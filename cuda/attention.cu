@@ -30,43 +30,37 @@ __device__ __forceinline__ float power_of_two(float n)
 	return n < -126.0f ? 0.0f : __int_as_float((static_cast<int>(n) + 127) << 23);
 }
 
-/* Keys and values of a page as operands, read from memory or from shared memory. dim is head_dim rounded up to a template's size. */
-template <int dim> struct key_operand {
-	uint4 v[dim / 32][2]; /* [block][token g or g + 8] */
-};
-template <int dim> struct value_operand {
-	uint4 v[dim / 16];
+/*
+ * Keys and values of a page as left operands, from memory or from shared memory: load(byte offset) gives 16 bytes, load_narrow() 8. dim
+ * is head_dim rounded up to a template's size.
+ */
+struct key_block {
+	uint4 token[2]; /* tokens g and g + 8, 8 of 32 elements */
 };
 
-template <int dim, typename Load>
-__device__ __forceinline__ void load_keys(key_operand<dim> &k, int head_dim, int lane, const Load &load)
+template <typename Load> __device__ __forceinline__ struct key_block load_key(int block, int head_dim, int lane, const Load &load)
 {
-	const int g = lane / 4, t = lane % 4;
-#pragma unroll
-	for (int b = 0; b < dim / 32; b++)
-#pragma unroll
-		for (int h = 0; h < 2; h++) {
-			k.v[b][h] = {0, 0, 0, 0};
-			if (32 * b + 8 * t < head_dim)
-				k.v[b][h] = load(key_offset(head_dim, 8 * h + g, 32 * b + 8 * t));
-		}
+	const int g = lane / 4, d = 32 * block + lane % 4 * 8;
+	struct key_block k = {{{0, 0, 0, 0}, {0, 0, 0, 0}}};
+	if (d < head_dim) {
+		k.token[0] = load(key_offset(head_dim, g, d));
+		k.token[1] = load(key_offset(head_dim, g + 8, d));
+	}
+	return k;
 }
 
-template <int dim, typename Load, typename LoadNarrow>
-__device__ __forceinline__ void load_values(value_operand<dim> &v, int head_dim, int lane, const Load &load,
-                                            const LoadNarrow &load_narrow)
+template <typename Load, typename LoadNarrow>
+__device__ __forceinline__ uint4 load_value(int block, int head_dim, int lane, const Load &load, const LoadNarrow &load_narrow)
 {
-#pragma unroll
-	for (int m = 0; m < dim / 16; m++) {
-		v.v[m] = {0, 0, 0, 0};
-		if (16 * m + 16 <= head_dim) {
-			v.v[m] = load(512 * m + 16 * lane);
-		} else if (16 * m < head_dim) {
-			const uint2 x = load_narrow(512 * m + 8 * lane);
-			v.v[m].x = x.x;
-			v.v[m].z = x.y;
-		}
+	uint4 v = {0, 0, 0, 0};
+	if (16 * block + 16 <= head_dim) {
+		v = load(512 * block + 16 * lane);
+	} else if (16 * block < head_dim) {
+		const uint2 x = load_narrow(512 * block + 8 * lane);
+		v.x = x.x;
+		v.z = x.y;
 	}
+	return v;
 }
 
 /* Two neighbouring tokens' halves, without those after `last`. What lies there may be anything, NaN as well. */
@@ -75,16 +69,14 @@ __device__ __forceinline__ uint32_t without_later(uint32_t pair, int token, int 
 	return token > last ? 0 : token + 1 > last ? pair & 0xffffu : pair;
 }
 
-template <int dim> __device__ __forceinline__ void hide_values(value_operand<dim> &v, int first_token, int last, int lane)
+__device__ __forceinline__ uint4 hide_later(uint4 v, int first_token, int last, int lane)
 {
 	const int token = first_token + lane % 4 * 2;
-#pragma unroll
-	for (int m = 0; m < dim / 16; m++) {
-		v.v[m].x = without_later(v.v[m].x, token, last);
-		v.v[m].y = without_later(v.v[m].y, token, last);
-		v.v[m].z = without_later(v.v[m].z, token + 8, last);
-		v.v[m].w = without_later(v.v[m].w, token + 8, last);
-	}
+	v.x = without_later(v.x, token, last);
+	v.y = without_later(v.y, token, last);
+	v.z = without_later(v.z, token + 8, last);
+	v.w = without_later(v.w, token + 8, last);
+	return v;
 }
 
 /* Up to 8 * n8 queries of one KV head, and what a split has given them so far. */
@@ -197,7 +189,8 @@ template <int dim, int n8> struct queries {
 		}
 	}
 
-	__device__ __forceinline__ void scores(const key_operand<dim> &key, float (&s)[n8][4]) const
+	/* key(b) gives block b. */
+	template <typename Key> __device__ __forceinline__ void scores(float (&s)[n8][4], const Key &key) const
 	{
 #pragma unroll
 		for (int k = 0; k < n8; k++)
@@ -206,7 +199,8 @@ template <int dim, int n8> struct queries {
 				s[k][c] = 0;
 #pragma unroll
 		for (int b = 0; b < dim / 32; b++) {
-			const uint4 x = key.v[b][0], y = key.v[b][1];
+			const struct key_block block = key(b);
+			const uint4 x = block.token[0], y = block.token[1];
 			const uint32_t a[2][4] = {{x.x, y.x, x.y, y.y}, {x.z, y.z, x.w, y.w}};
 #pragma unroll
 			for (int i = 0; i < 2; i++)
@@ -218,11 +212,17 @@ template <int dim, int n8> struct queries {
 		}
 	}
 
-	__device__ __forceinline__ void add_values(const value_operand<dim> &value, const uint32_t (&p)[n8][2])
+	/* value(b) gives block b of a page's values, whose tokens after `last` do not count. */
+	template <typename Value>
+	__device__ __forceinline__ void add_values(const uint32_t (&p)[n8][2], int first_token, int last, int lane, const Value &value)
 	{
+		const bool hide = first_token + PAGE_TOKENS - 1 > last;
 #pragma unroll
 		for (int b = 0; b < dim / 16; b++) {
-			const uint32_t a[4] = {value.v[b].x, value.v[b].y, value.v[b].z, value.v[b].w};
+			uint4 v = value(b);
+			if (hide)
+				v = hide_later(v, first_token, last, lane);
+			const uint32_t a[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
 			for (int k = 0; k < n8; k++)
 				mma_f16(o[b][k], a, p[k]);
@@ -250,7 +250,7 @@ template <int dim, int n8> struct queries {
  * while a page is computed, unless that takes more registers than there are.
  */
 template <int dim, bool exact, int n8> /* exact: head_dim is dim */
-__global__ void __launch_bounds__(32 * PART_WARPS) attend_parts(struct attention_args a)
+__global__ void __launch_bounds__(32 * PART_WARPS, 2) attend_parts(struct attention_args a)
 {
 	constexpr bool ahead = dim <= 128;
 	const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -272,35 +272,45 @@ __global__ void __launch_bounds__(32 * PART_WARPS) attend_parts(struct attention
 	const size_t keys_at = a.layer_offset + head_offset(a.n_head_kv, head_dim, 0, head_kv);
 	const size_t values_at = a.layer_offset + head_offset(a.n_head_kv, head_dim, 1, head_kv);
 	const auto page_data = [&](int i) { return a.kv + static_cast<size_t>(__shfl_sync(ALL, my_page, i)) * a.page_stride; };
-	key_operand<dim> key;
 	const uint8_t *data = page_data(0);
-	if (ahead)
-		load_keys<dim>(key, head_dim, lane, [&](int at) { return ldg_stream<uint4>(data + keys_at + at); });
+	const auto load_key_block = [&](int block) {
+		return load_key(block, head_dim, lane, [&](int at) { return ldg_stream<uint4>(data + keys_at + at); });
+	};
+	const auto load_value_block = [&](int block) {
+		return load_value(
+		        block, head_dim, lane, [&](int at) { return ldg_stream<uint4>(data + values_at + at); },
+		        [&](int at) { return ldg_stream<uint2>(data + values_at + at); });
+	};
+	struct key_block key[ahead ? dim / 32 : 1];
+	uint4 value[ahead ? dim / 16 : 1];
+	const auto load_keys = [&]() {
+#pragma unroll
+		for (int block = 0; block < dim / 32; block++)
+			key[block] = load_key_block(block);
+	};
+	if constexpr (ahead)
+		load_keys();
 
 	for (int i = 0; i < n_pages; i++) {
-		value_operand<dim> value;
 		float s[n8][4];
 		uint32_t p[n8][2];
 		const int first_token = (first_page + i) * PAGE_TOKENS;
-		const auto load = [&]() {
-			load_values<dim>(
-			        value, head_dim, lane, [&](int at) { return ldg_stream<uint4>(data + values_at + at); },
-			        [&](int at) { return ldg_stream<uint2>(data + values_at + at); });
-		};
-		if (ahead)
-			load();
-		else
-			load_keys<dim>(key, head_dim, lane, [&](int at) { return ldg_stream<uint4>(data + keys_at + at); });
-		x.scores(key, s);
-		if (!ahead)
-			load();
-		data = page_data(min(i + 1, n_pages - 1));
-		if (ahead && i + 1 < n_pages)
-			load_keys<dim>(key, head_dim, lane, [&](int at) { return ldg_stream<uint4>(data + keys_at + at); });
-		x.weigh(s, first_token, lane, p);
-		if (first_token + PAGE_TOKENS - 1 > last)
-			hide_values(value, first_token, last, lane);
-		x.add_values(value, p);
+		if constexpr (ahead) {
+#pragma unroll
+			for (int block = 0; block < dim / 16; block++)
+				value[block] = load_value_block(block);
+			x.scores(s, [&](int block) { return key[block]; });
+			data = page_data(min(i + 1, n_pages - 1));
+			if (i + 1 < n_pages)
+				load_keys();
+			x.weigh(s, first_token, lane, p);
+			x.add_values(p, first_token, last, lane, [&](int block) { return value[block]; });
+		} else {
+			x.scores(s, load_key_block);
+			x.weigh(s, first_token, lane, p);
+			x.add_values(p, first_token, last, lane, load_value_block);
+			data = page_data(min(i + 1, n_pages - 1));
+		}
 	}
 	x.reduce();
 
@@ -477,19 +487,15 @@ __global__ void __launch_bounds__(32 * WHOLE_WARPS, 1) attend_whole(struct atten
 		const auto stage = stages + page % WHOLE_STAGES * 2 * bytes;
 		float s[n8][4];
 		uint32_t p[n8][2];
-		{
-			key_operand<dim> key;
-			load_keys<dim>(key, head_dim, lane, [&](int at) { return ld_shared<uint4>(stage + at); });
-			x.scores(key, s);
-		}
+		x.scores(s, [&](int block) {
+			return load_key(block, head_dim, lane, [&](int at) { return ld_shared<uint4>(stage + at); });
+		});
 		x.weigh(s, first_token, lane, p);
-		value_operand<dim> value;
-		load_values<dim>(
-		        value, head_dim, lane, [&](int at) { return ld_shared<uint4>(stage + (bytes + at)); },
-		        [&](int at) { return ld_shared<uint2>(stage + (bytes + at)); });
-		if (first_token + PAGE_TOKENS - 1 > last)
-			hide_values(value, first_token, last, lane);
-		x.add_values(value, p);
+		x.add_values(p, first_token, last, lane, [&](int block) {
+			return load_value(
+			        block, head_dim, lane, [&](int at) { return ld_shared<uint4>(stage + (bytes + at)); },
+			        [&](int at) { return ld_shared<uint2>(stage + (bytes + at)); });
+		});
 	}
 	cp_async_wait<0>();
 	fold();

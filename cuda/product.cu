@@ -48,7 +48,7 @@ __device__ __forceinline__ void finish(const struct product &p, float total, int
 /* ---- Few rows ---- */
 
 template <enum quant_type type, int n8> /* n8: how many times eight rows */
-__global__ void __launch_bounds__(32 * SEGMENTS)
+__global__ void __launch_bounds__(32 * SEGMENTS, n8 > 2 ? 1 : 2)
         few_rows(struct products ps, int n_units, const __half *x, const float *scale, int stride, int n_rows)
 {
 	using form = packed_of<type>;
@@ -137,10 +137,9 @@ __global__ void __launch_bounds__(MANY_THREADS, 1)
 	const int last_tile = (p.n_out - 1) / TILE_OUTPUTS;
 	const int first_row = blockIdx.y * block_rows, warp_row = warp / 4 * 8 * n8;
 	const int n_steps = n_units * form::steps;
-	const uint8_t *units[2];
-#pragma unroll
-	for (int m = 0; m < 2; m++) /* what lies beyond the last output is computed again and not stored */
-		units[m] = p.packed + static_cast<size_t>(min(first_tile + m, last_tile)) * n_units * form::unit_bytes;
+	/* What lies beyond the last output is computed again and not stored. */
+	const uint8_t *const units = p.packed + static_cast<size_t>(min(first_tile, last_tile)) * n_units * form::unit_bytes;
+	const unsigned apart = first_tile < last_tile ? static_cast<unsigned>(n_units) * form::unit_bytes : 0;
 
 	float sum[2][n8][4] = {}, total[2][n8][4] = {};
 
@@ -169,7 +168,7 @@ __global__ void __launch_bounds__(MANY_THREADS, 1)
 	int segment = 0;
 #pragma unroll
 	for (int m = 0; m < 2; m++)
-		(wide ? low[m] : next[m]) = form::load_low(units[m], 0, lane);
+		(wide ? low[m] : next[m]) = form::load_low(units + m * apart, 0, lane);
 	for (int unit = 0; unit < n_units; unit++) {
 		while (segment + 1 < SEGMENTS && unit >= segment_begin(segment + 1, n_units)) {
 #pragma unroll
@@ -186,8 +185,8 @@ __global__ void __launch_bounds__(MANY_THREADS, 1)
 		typename form::meta meta[2];
 #pragma unroll
 		for (int m = 0; m < 2; m++)
-			meta[m] = form::load_meta(units[m] + static_cast<size_t>(unit) * form::unit_bytes, lane);
-#pragma unroll
+			meta[m] = form::load_meta(units + (m * apart + static_cast<unsigned>(unit) * form::unit_bytes), lane);
+#pragma unroll(wide ? 1 : form::steps) /* constant steps keep meta in registers */
 		for (int step = 0; step < form::steps; step++) {
 			const int at = unit * form::steps + step;
 			cp_async_wait<STAGES - 2>();
@@ -198,11 +197,11 @@ __global__ void __launch_bounds__(MANY_THREADS, 1)
 				if constexpr (!wide)
 					low[m] = next[m];
 			const int following = at + 1 < n_steps ? at + 1 : at;
-			const size_t following_at = static_cast<size_t>(following / form::steps) * form::unit_bytes;
+			const unsigned following_at = static_cast<unsigned>(following / form::steps) * form::unit_bytes;
 #pragma unroll
 			for (int m = 0; m < 2; m++)
 				if constexpr (!wide)
-					next[m] = form::load_low(units[m] + following_at, following % form::steps, lane);
+					next[m] = form::load_low(units + (m * apart + following_at), following % form::steps, lane);
 			const auto stage = stages + at % STAGES * stage_halves;
 			step_scale s[2];
 #pragma unroll
@@ -235,7 +234,7 @@ __global__ void __launch_bounds__(MANY_THREADS, 1)
 				if constexpr (wide)
 #pragma unroll
 					for (int m = 0; m < 2; m++)
-						form::load_half(low[m], units[m] + following_at, following % form::steps, half, lane);
+						form::load_half(low[m], units + (m * apart + following_at), following % form::steps, half, lane);
 			}
 		}
 	}
