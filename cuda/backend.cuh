@@ -54,6 +54,7 @@ struct cuda_backend {
 	char detail[128];
 	cudaStream_t stream;
 	bool lost; /* the device answers every call with an error from now on */
+	char failure[192]; /* what failed last */
 	struct allocation *allocations;
 
 	/* Loading: two buffers take turns, so that copying from the file overlaps copying to the device. Freed by reserve(). */

@@ -31,16 +31,16 @@ enum status check(struct cuda_backend *b, cudaError_t e, const char *what)
 	if (e == cudaSuccess)
 		return STATUS_OK;
 	cudaGetLastError(); /* what is not sticky is forgotten, so that later calls do not report it again */
-	if (e == cudaErrorMemoryAllocation) {
-		log_msg(LOG_WARN, "cuda", "%s: %s", what, cudaGetErrorString(e));
-		return STATUS_NOMEM;
-	}
 	/* An error that has broken the context comes back from every call. */
-	if (!b->lost && b->stream)
+	const bool was_lost = b->lost;
+	if (e != cudaErrorMemoryAllocation && b->stream && !b->lost)
 		b->lost = cudaStreamSynchronize(b->stream) != cudaSuccess;
-	log_msg(LOG_ERROR, "cuda", "%s: %s (%s)%s", what, cudaGetErrorString(e), cudaGetErrorName(e),
-	        b->lost ? "; the device is lost" : "");
-	return b->lost ? STATUS_DEVICE : STATUS_INTERNAL;
+	if (!was_lost) /* what comes after a loss tells nothing new */
+		snprintf(b->failure, sizeof b->failure, "%s: %s (%s)%s", what, cudaGetErrorString(e), cudaGetErrorName(e),
+		         b->lost ? "; the device is lost" : "");
+	if (!was_lost)
+		log_msg(e == cudaErrorMemoryAllocation ? LOG_WARN : LOG_ERROR, "cuda", "%s", b->failure);
+	return e == cudaErrorMemoryAllocation ? STATUS_NOMEM : b->lost ? STATUS_DEVICE : STATUS_INTERNAL;
 }
 
 /* An operation's result: what fails within a step fails the step. */
@@ -191,6 +191,11 @@ static size_t mem_available(struct backend *backend)
 {
 	size_t free_bytes, total;
 	return check(self(backend), cudaMemGetInfo(&free_bytes, &total), "asking for free memory") == STATUS_OK ? free_bytes : 0;
+}
+
+static const char *last_failure(const struct backend *backend)
+{
+	return reinterpret_cast<const struct cuda_backend *>(backend)->failure;
 }
 
 /* ---- Steps ---- */
@@ -486,6 +491,7 @@ static struct backend_ops make_ops()
 	o.gather_rows = gather_rows;
 	o.page_copy = page_copy;
 	o.sync = sync;
+	o.last_failure = last_failure;
 	return o;
 }
 

@@ -152,6 +152,8 @@ struct backend_ops {
 	enum status (*page_copy)(struct backend *b, void *kv, const struct kv_layout *layout, const int32_t *from,
 	                         const int32_t *to, int32_t n);
 	enum status (*sync)(struct backend *b);
+	/* One phrase about what failed last, "" when nothing has; valid until the next failure. NULL where nothing is known. */
+	const char *(*last_failure)(const struct backend *b);
 };
 
 /* Every implementation begins with this. */

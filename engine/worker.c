@@ -21,6 +21,8 @@ struct worker {
 	struct list out; /* events of this turn of the loop; they leave together, after the figures that belong to them */
 	struct engine_stats stats; /* counters; gauges are filled in at publication */
 	bool stopping;
+	bool lost;               /* the device is: nothing can be computed any more */
+	struct error lost_error; /* what was wrong with it */
 };
 
 /* ---- Endings ---- */
@@ -354,6 +356,33 @@ static void take_part(struct worker *w, const struct step_part *part, float *log
 	take_token(w, r, mine + (size_t)(part->n_outputs - 1) * (size_t)w->e->info.n_vocab);
 }
 
+/* The sentence for requests that a failed device leaves without an answer. */
+static void explain_failure(const struct worker *w, enum status st, struct error *err)
+{
+	const struct backend *b = w->e->backend;
+	const char *why = b->ops->last_failure ? b->ops->last_failure(b) : "";
+	error_set(err, st, "the device failed: %s", why[0] ? why : status_text(st));
+}
+
+/*
+ * A step has failed: its requests end. Memory that ran short or a kernel that could not start concerns them alone; a device
+ * that is lost is the end of all of them.
+ */
+static void fail_step(struct worker *w, enum status st)
+{
+	const struct batch *b = &w->sched.batch;
+	struct error err;
+	int32_t n_seqs = b->n_seqs;
+	explain_failure(w, st, &err);
+	log_msg(LOG_ERROR, "step", "a step of %" PRId32 " rows failed: %s", b->n_rows, err.message);
+	for (int32_t i = 0; i < n_seqs; i++)
+		fail_request(w, w->sched.part[i].request, &err);
+	if (st == STATUS_DEVICE) {
+		w->lost = true;
+		w->lost_error = err;
+	}
+}
+
 static void run_step(struct worker *w)
 {
 	struct engine *e = w->e;
@@ -364,11 +393,7 @@ static void run_step(struct worker *w)
 	int64_t took = clock_now_ns(clock_system()) - start;
 	int32_t n_seqs = b->n_seqs;
 	if (st != STATUS_OK) {
-		struct error err;
-		error_set(&err, st, "the device failed: %s", status_text(st));
-		log_msg(LOG_ERROR, "step", "a step of %" PRId32 " rows failed: %s", b->n_rows, status_text(st));
-		for (int32_t i = 0; i < n_seqs; i++)
-			fail_request(w, w->sched.part[i].request, &err);
+		fail_step(w, st);
 		return;
 	}
 	w->stats.steps++;
@@ -444,17 +469,48 @@ static void collect_when_due(struct worker *w)
 	w->next_gc_ms = now + w->e->options.session_gc_ms;
 }
 
+/* Nothing can be computed although somebody waits: perhaps because copying a page has failed, which looks like a full pool. */
+static void look_at_device(struct worker *w)
+{
+	struct backend *b = w->e->backend;
+	if (w->sched.n_running + w->sched.n_waiting == 0 || b->ops->sync(b) != STATUS_DEVICE)
+		return;
+	w->lost = true;
+	explain_failure(w, STATUS_DEVICE, &w->lost_error);
+}
+
+/* Ends everything for good with one error, and tells why the engine answers nothing from now on. */
+static void give_up(struct worker *w)
+{
+	struct engine *e = w->e;
+	struct engine_event *ev = event_create(ENGINE_EVENT_STATE, 0);
+	log_msg(LOG_ERROR, "device_lost", "no more requests are taken: %s", w->lost_error.message);
+	e->load_error = w->lost_error; /* nobody reads it before the state says so */
+	atomic_store_explicit(&e->state, ENGINE_FAILED, memory_order_release);
+	for (struct list *l; (l = w->sched.running.next) != &w->sched.running;)
+		fail_request(w, list_entry(l, struct request, link), &w->lost_error);
+	for (struct list *l; (l = w->sched.waiting.next) != &w->sched.waiting;)
+		fail_request(w, list_entry(l, struct request, link), &w->lost_error);
+	if (ev)
+		list_push_back(&w->out, &ev->link);
+}
+
+/* Until the stop, or until the device is lost. */
 static void serve(struct worker *w)
 {
 	bool idle = false;
-	while (!w->stopping) {
+	while (!w->stopping && !w->lost) {
 		take_commands(w, idle);
 		collect_when_due(w);
 		idle = !sched_build(&w->sched);
 		if (!idle)
 			run_step(w);
+		else
+			look_at_device(w);
 		publish(w);
 	}
+	if (w->lost)
+		give_up(w);
 	for (struct list *l; (l = w->sched.running.next) != &w->sched.running;)
 		finish_request(w, list_entry(l, struct request, link), ENGINE_FINISH_CANCELLED, "shutdown");
 	for (struct list *l; (l = w->sched.waiting.next) != &w->sched.waiting;)
@@ -464,14 +520,14 @@ static void serve(struct worker *w)
 	publish(w);
 }
 
-/* Loading failed, or there is no memory to serve: answer everything until the stop. */
+/* Loading failed, there is no memory to serve, or the device is lost: answer everything until the stop. */
 static void refuse(struct engine *e)
 {
 	struct error err;
 	struct list commands, out;
 	list_init(&commands);
 	list_init(&out);
-	error_set(&err, STATUS_BUSY, "the model could not be loaded");
+	error_set(&err, STATUS_BUSY, "the model is not available: %.400s", e->load_error.message);
 	for (bool stop = false; !stop;) {
 		mailbox_wait(&e->worker_box, &commands, -1);
 		for (struct list *l; (l = list_pop_front(&commands));) {
@@ -517,7 +573,7 @@ void *worker_thread_main(void *engine)
 		mailbox_post(&e->events, &loaded->link);
 	if (st == STATUS_OK)
 		serve(&w);
-	else
+	if (!w.stopping)
 		refuse(e);
 	sched_free(&w.sched);
 	session_table_free(&w.sessions);
