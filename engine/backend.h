@@ -80,6 +80,24 @@ struct matmul {
 	bool precise; /* worth more than eight bits of every activation, where the backend quantises them: the logits */
 };
 
+/* A change of one logit x: x > 0 ? x / repeat : x * repeat, then x - minus, then x + plus. 1, 0 and 0 change nothing. */
+struct sample_edit {
+	int32_t token;
+	float repeat, minus, plus;
+};
+
+/* One choice of a token, as engine/sample/sampler.h describes it; what its sampler knows of the past is in the edits. */
+struct sample_row {
+	int32_t output; /* row of the logits */
+	float temperature;
+	int32_t top_k;
+	float top_p, min_p;
+	double unit;    /* uniform in [0, 1): the draw */
+	/* [n_edits] host memory. The first n_first name each token once at most, the others too; they come after the first. */
+	const struct sample_edit *edit;
+	int32_t n_first, n_edits;
+};
+
 enum rope_pairing {
 	ROPE_INTERLEAVED, /* rotates (x[2i], x[2i+1]): llama files */
 	ROPE_HALVES,      /* rotates (x[i], x[i + n_dims/2]): qwen files ("neox") */
@@ -148,6 +166,13 @@ struct backend_ops {
 	enum status (*swiglu)(struct backend *b, float *gate, const float *up, int64_t n, int32_t dim);
 	/* out[i] = x[rows[i]], rows of dim floats; rows is host memory. */
 	enum status (*gather_rows)(struct backend *b, const float *x, int32_t dim, const int32_t *rows, int32_t n, float *out);
+	/*
+	 * Chooses tokens[n] (host memory) from logits[..][stride], of which the first n_vocab elements of a row are tokens, as a
+	 * sampler would with the same draws; changes the logits. A negative token t stands for ~t, chosen without using the draw.
+	 * Waits. NULL where the logits are the host's anyway.
+	 */
+	enum status (*sample)(struct backend *b, float *logits, int32_t n_vocab, int32_t stride, const struct sample_row *rows,
+	                      int32_t n, int32_t *tokens);
 	/* Copies whole pages within the slab: to[i] = from[i]; the pairs do not overlap. */
 	enum status (*page_copy)(struct backend *b, void *kv, const struct kv_layout *layout, const int32_t *from,
 	                         const int32_t *to, int32_t n);

@@ -19,6 +19,11 @@ struct worker {
 	struct sched sched;
 	int64_t next_gc_ms;
 	struct list out; /* events of this turn of the loop; they leave together, after the figures that belong to them */
+	/* Of a step, by part, [max_running] each: the logits it needs here, or the token that the backend has chosen. */
+	float **part_logits;
+	int32_t *part_token;
+	struct sample_row *choice; /* [max_running] what the backend chooses */
+	int32_t *chosen;           /* [max_running] and what comes back */
 	struct engine_stats stats; /* counters; gauges are filled in at publication */
 	bool stopping;
 	bool lost;               /* the device is: nothing can be computed any more */
@@ -284,8 +289,11 @@ static void read_prompt_logprobs(struct worker *w, struct request *r, const floa
 		                 &r->prompt_logprobs[first + i + 1]);
 }
 
-/* Chooses the next token, sends it, and ends the request if it was the last. */
-static void take_token(struct worker *w, struct request *r, float *logits)
+/* `token` where the backend has chosen (as `sample` of backend.h marks it), and else this. */
+enum { NOT_CHOSEN = INT32_MAX };
+
+/* Chooses the next token, unless that is done, sends it, and ends the request if it was the last. */
+static void take_token(struct worker *w, struct request *r, float *logits, int32_t chosen)
 {
 	struct engine *e = w->e;
 	const char *detail;
@@ -293,7 +301,10 @@ static void take_token(struct worker *w, struct request *r, float *logits)
 	struct engine_event *ev = event_create(ENGINE_EVENT_TOKEN, r->id);
 	if (!ev)
 		goto nomem;
-	sampler_sample(r->sampler, logits, &ev->sample);
+	if (chosen == NOT_CHOSEN)
+		sampler_sample(r->sampler, logits, &ev->sample);
+	else
+		ev->sample = (struct sample_result){.token = sampler_take(r->sampler, chosen), .logprob = NAN};
 	int32_t token = ev->sample.token;
 	if (!r->first_token_ns) {
 		r->first_token_ns = clock_now_ns(e->clock);
@@ -330,11 +341,11 @@ nomem:
 	fail_request(w, r, &err);
 }
 
-static void take_part(struct worker *w, const struct step_part *part, float *logits)
+/* mine: the logits of the part's outputs, if they are needed here. */
+static void take_part(struct worker *w, const struct step_part *part, float *mine, int32_t chosen)
 {
 	struct request *r = part->request;
 	struct error err;
-	float *mine = logits + (size_t)part->first_output * (size_t)w->e->info.n_vocab;
 	int32_t first = r->kv.n_tokens;
 	r->kv.n_tokens += part->n_rows;
 	sched_index(&w->sched, r);
@@ -353,7 +364,7 @@ static void take_part(struct worker *w, const struct step_part *part, float *log
 		finish_request(w, r, ENGINE_FINISH_LENGTH, "length");
 		return;
 	}
-	take_token(w, r, mine + (size_t)(part->n_outputs - 1) * (size_t)w->e->info.n_vocab);
+	take_token(w, r, mine + (size_t)(part->n_outputs - 1) * (size_t)w->e->info.n_vocab, chosen);
 }
 
 /* The sentence for requests that a failed device leaves without an answer. */
@@ -383,13 +394,52 @@ static void fail_step(struct worker *w, enum status st)
 	}
 }
 
+/* Whether a part's only output is the next token, chosen by the backend: then *row says how. */
+static bool chosen_on_device(const struct worker *w, const struct step_part *part, struct sample_row *row)
+{
+	const struct request *r = part->request;
+	if (!model_samples(w->e->model) || part->n_outputs != 1 || (r->prompt_logprobs && !r->prompt_done) ||
+	    !sampler_offload(r->sampler, row))
+		return false;
+	row->output = part->first_output;
+	return true;
+}
+
+/* What the step gave: tokens where the backend can choose them, so that no logits cross the bus, and logits where not. */
+static enum status fetch_outputs(struct worker *w)
+{
+	struct model *m = w->e->model;
+	int32_t n_seqs = w->sched.batch.n_seqs, n = 0;
+	for (int32_t i = 0; i < n_seqs; i++) {
+		const struct step_part *part = &w->sched.part[i];
+		w->part_logits[i] = NULL;
+		w->part_token[i] = NOT_CHOSEN;
+		if (chosen_on_device(w, part, &w->choice[n])) {
+			w->part_token[i] = n++; /* for now: which choice */
+			continue;
+		}
+		enum status st = model_logits(m, part->first_output, part->n_outputs, &w->part_logits[i]);
+		if (st != STATUS_OK)
+			return st;
+	}
+	if (n == 0)
+		return STATUS_OK;
+	enum status st = model_sample(m, tokenizer_n_vocab(w->e->tokenizer), w->choice, n, w->chosen);
+	for (int32_t i = 0; i < n_seqs; i++) {
+		if (w->part_token[i] != NOT_CHOSEN)
+			w->part_token[i] = w->chosen[w->part_token[i]];
+	}
+	return st;
+}
+
 static void run_step(struct worker *w)
 {
 	struct engine *e = w->e;
 	const struct batch *b = &w->sched.batch;
-	float *logits = NULL;
 	int64_t start = clock_now_ns(clock_system());
-	enum status st = model_forward(e->model, b, kv_pool_slab(e->pool), &logits);
+	enum status st = model_run(e->model, b, kv_pool_slab(e->pool));
+	if (st == STATUS_OK)
+		st = fetch_outputs(w);
 	int64_t took = clock_now_ns(clock_system()) - start;
 	int32_t n_seqs = b->n_seqs;
 	if (st != STATUS_OK) {
@@ -401,7 +451,7 @@ static void run_step(struct worker *w)
 	w->stats.step_ns += took;
 	sched_measure(&w->sched, b->n_rows, b->n_rows > n_seqs, took);
 	for (int32_t i = 0; i < n_seqs; i++)
-		take_part(w, &w->sched.part[i], logits);
+		take_part(w, &w->sched.part[i], w->part_logits[i], w->part_token[i]);
 }
 
 /* ---- The loop ---- */
@@ -555,6 +605,13 @@ static enum status start(struct worker *w, struct error *err)
 	st = sched_init(&w->sched, e->pool, e->prefix, &w->sessions, e->clock, o->max_running, o->step_tokens, e->max_outputs);
 	if (st != STATUS_OK)
 		return error_set(err, st, "no memory for the scheduler");
+	size_t n = (size_t)o->max_running;
+	w->part_logits = calloc(n, sizeof *w->part_logits);
+	w->part_token = calloc(n, sizeof *w->part_token);
+	w->choice = calloc(n, sizeof *w->choice);
+	w->chosen = calloc(n, sizeof *w->chosen);
+	if (!w->part_logits || !w->part_token || !w->choice || !w->chosen)
+		return error_set(err, STATUS_NOMEM, "no memory for the outputs of a step");
 	w->next_gc_ms = clock_now_ms(e->clock) + o->session_gc_ms;
 	return STATUS_OK;
 }
@@ -575,6 +632,10 @@ void *worker_thread_main(void *engine)
 		serve(&w);
 	if (!w.stopping)
 		refuse(e);
+	free(w.part_logits);
+	free(w.part_token);
+	free(w.choice);
+	free(w.chosen);
 	sched_free(&w.sched);
 	session_table_free(&w.sessions);
 	engine_unload(e);
