@@ -337,7 +337,8 @@ struct engine_stats {
 	int32_t pages_sessions; /* references of idle sessions */
 	uint64_t prompt_tokens, cached_tokens, computed_prompt_tokens, generated_tokens;
 	uint64_t finished_stop, finished_length, cancelled, failed;
-	uint64_t prefix_queries, prefix_hits, prefix_evictions; /* pages asked of the prefix index, found, evicted from it */
+	uint64_t prefix_queries, prefix_hits; /* full pages of admitted prompts, and those that a session or the index knew */
+	uint64_t prefix_evictions;            /* pages evicted from the index */
 	uint64_t prefix_evictions_decode; /* of these, for a running generation; the others for a prompt */
 	uint64_t prefix_inserted, prefix_collisions, prefix_revived; /* pages; found under an equal hash with other content; known as ghosts */
 	int32_t prefix_pages, prefix_ghosts; /* pages indexed, evicted pages that the policy remembers */

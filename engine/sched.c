@@ -222,8 +222,6 @@ static int64_t more_pages(const struct request *r, int32_t n)
 static bool keep_cap(struct sched *s, const struct request *r, int64_t n)
 {
 	struct tenant *t = r->tenant;
-	if (n == 0)
-		return true;
 	if (t->kv.n_pages - t->idle_pages + n > t->max_pages)
 		return false;
 	while (t->kv.n_pages + n > t->max_pages) {
@@ -248,7 +246,8 @@ static struct request *youngest_of(const struct sched *s, const struct tenant *t
 static bool make_room(struct sched *s, struct request *r)
 {
 	for (;;) {
-		bool allowed = keep_cap(s, r, more_pages(r, 1));
+		int64_t more = more_pages(r, 1);
+		bool allowed = more == 0 || keep_cap(s, r, more);
 		if (allowed && kv_seq_prepare(s->pool, &r->kv, 1) == STATUS_OK)
 			return true;
 		if (allowed && reclaim_one(s, r, EVICT_FOR_DECODE))
@@ -345,12 +344,16 @@ enum admission { ADMITTED, WAITS_FOR_MEMORY, WAITS_FOR_CAP };
 static enum admission admit(struct sched *s, struct request *r)
 {
 	enum admission why = WAITS_FOR_MEMORY;
+	int32_t had = r->session ? r->session->kv.n_pages : 0;
 	if (!could_admit(s, r))
 		return WAITS_FOR_MEMORY;
 	attach_kv(s, r);
 	int32_t pending = request_pending(r);
 	int32_t need = kv_seq_pages_needed(s->pool, &r->kv, pending);
 	if (!keep_cap(s, r, more_pages(r, pending) + r->tenant->n_running)) {
+		/* What the index gave it beyond that would stay with its session, above the limit. */
+		if (r->session && r->kv.n_pages > had)
+			kv_seq_truncate(s->pool, &r->kv, had * KV_PAGE_TOKENS);
 		why = WAITS_FOR_CAP;
 		goto wait;
 	}
@@ -371,6 +374,8 @@ static enum admission admit(struct sched *s, struct request *r)
 		r->admitted_before = true;
 		r->started_ns = clock_now_ns(s->clock);
 		r->usage.cached_tokens = r->kv.n_tokens;
+		s->pages_wanted += (uint64_t)(r->n_prompt / KV_PAGE_TOKENS);
+		s->pages_found += (uint64_t)(r->kv.n_tokens / KV_PAGE_TOKENS);
 		r->usage.queue_ns = r->started_ns - r->submitted_ns;
 	}
 	return ADMITTED;

@@ -496,8 +496,8 @@ static void publish(struct worker *w)
 	s.pages_total = kv_pool_n_pages(e->pool);
 	s.pages_free = kv_pool_n_free(e->pool);
 	s.pages_cached = prefix.n_idle;
-	s.prefix_queries = prefix.queries;
-	s.prefix_hits = prefix.hits;
+	s.prefix_queries = w->sched.pages_wanted;
+	s.prefix_hits = w->sched.pages_found;
 	for (int reason = 0; reason < EVICT_N_REASONS; reason++)
 		s.prefix_evictions += prefix.evicted[reason];
 	s.prefix_evictions_decode = prefix.evicted[EVICT_FOR_DECODE];
