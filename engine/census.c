@@ -70,6 +70,18 @@ static void count_requests(struct census *c, const struct list *head, enum holde
 	}
 }
 
+/* What a session left in the index for its next turn. A running one is counted as a request. */
+static void count_session(struct census *c, const struct session *s, struct engine_kv *out)
+{
+	int32_t alive = s->running ? 0 : kv_weak_alive(c->sched->prefix, &s->kv);
+	for (int32_t i = 0; i < alive; i++) {
+		int32_t page = s->kv.pages[i].page;
+		if (c->holder[page] < SESSION)
+			c->holder[page] = SESSION;
+		out->tokens_sessions += kv_prefix_page_tokens(c->sched->prefix, page);
+	}
+}
+
 static void count_page(const struct census *c, int32_t page, struct engine_kv *out)
 {
 	int32_t *const by_holder[] = {
@@ -95,7 +107,7 @@ static int64_t audit(const struct census *c, const struct engine_kv *out, const 
 	int64_t refs = 0, drift = distance(out->pages_free, kv_pool_n_free(c->pool));
 	for (int32_t i = 0; i < kv_pool_n_pages(c->pool); i++)
 		refs += kv_pool_refs(c->pool, i);
-	drift += distance(refs, out->refs_running + out->refs_queued + out->refs_sessions + out->refs_index);
+	drift += distance(refs, out->refs_running + out->refs_queued + out->refs_index);
 	for (int32_t i = 0; i < c->tenants->n; i++) {
 		const struct tenant *t = c->tenants->all[i];
 		drift += t ? distance(t->kv.n_pages, charged[i]) : 0;
@@ -128,30 +140,24 @@ void census_take(struct census *c, struct engine_kv *out)
 {
 	int64_t charged[ENGINE_MAX_TENANTS] = {0};
 	int32_t n = kv_pool_n_pages(c->pool);
-	struct sum running = {0, 0}, queued = {0, 0}, kept = {0, 0};
+	struct sum running = {0, 0}, queued = {0, 0};
 	*out = (struct engine_kv){.pages_total = n};
 	memset(c->sequences, 0, (size_t)n);
 	for (int32_t i = 0; i < n; i++) {
-		bool indexed = kv_pool_is_indexed(c->pool, i);
-		c->holder[i] = indexed ? INDEX : NOBODY;
-		c->used[i] = indexed ? KV_PAGE_TOKENS : 0;
-		out->refs_index += indexed;
+		c->used[i] = (uint8_t)kv_prefix_page_tokens(c->sched->prefix, i);
+		c->holder[i] = c->used[i] ? INDEX : NOBODY;
+		out->refs_index += c->used[i] > 0;
 	}
 	count_requests(c, &c->sched->running, RUNNING, charged, &running, out);
 	count_requests(c, &c->sched->waiting, QUEUED, charged, &queued, out);
-	for (size_t i = 0; i < c->sessions->n_sessions; i++) {
-		const struct session *s = c->sessions->heap[i];
-		count_sequence(c, &s->kv, s->kv.n_tokens, SESSION, &kept, out);
-		charged[s->tenant->id] += s->kv.n_pages;
-	}
+	for (size_t i = 0; i < c->sessions->n_sessions; i++)
+		count_session(c, c->sessions->heap[i], out);
 	for (int32_t i = 0; i < n; i++)
 		count_page(c, i, out);
 	out->refs_running = running.refs;
 	out->refs_queued = queued.refs;
-	out->refs_sessions = kept.refs;
 	out->tokens_running = running.tokens;
 	out->tokens_queued = queued.tokens;
-	out->tokens_sessions = kept.tokens;
 	out->drift_pages = audit(c, out, charged);
 	judge(c, out);
 }

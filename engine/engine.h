@@ -97,9 +97,9 @@ struct engine_tenant_limits {
 	int32_t max_requests; /* generations between submit and end; one more is LIMIT */
 	int32_t max_sessions; /* one more is LIMIT */
 	/*
-	 * Of the pages that its running generations and sessions hold, counted once for each that holds one. The limit works
-	 * like a small pool of its own: its idle sessions give their pages up first, then its youngest generation is
-	 * set back, and its requests wait without holding up others. What could not fit alone is LIMIT.
+	 * Of the pages that its running generations hold, counted once for each that holds one; what the prefix index keeps is
+	 * nobody's. The limit works like a small pool of its own: its youngest generation is set back, and its requests wait
+	 * without holding up others. What could not fit alone is LIMIT.
 	 */
 	uint64_t kv_bytes;
 };
@@ -195,7 +195,7 @@ struct engine_session_info {
 	int32_t tenant;
 	uint64_t serial;             /* rises with each session made: see engine_session_list() */
 	int32_t max_tokens;          /* that it may hold KV for; 0: no limit */
-	int32_t n_tokens;            /* tokens whose KV the session holds */
+	int32_t n_tokens;            /* tokens of its last request whose KV is there */
 	int32_t n_pages;
 	int32_t pages_exclusive;     /* of them, those that no other sequence holds; the prefix index may know them */
 	int32_t pages_indexed;       /* of them, those that would stay in the prefix index */
@@ -203,7 +203,6 @@ struct engine_session_info {
 	int32_t positions_unused;    /* in its pages */
 	uint64_t kv_bytes;
 	uint64_t prompt_tokens, cached_tokens, generated_tokens; /* of its ended requests */
-	uint64_t n_dropped;          /* times its KV made room for others while it was idle */
 	int32_t n_running, n_waiting; /* its generations */
 	uint64_t n_requests;         /* ended */
 };
@@ -306,14 +305,15 @@ struct str engine_token_piece(const struct engine *e, int32_t token);
 enum engine_room { ENGINE_ROOM_PROMPT, ENGINE_ROOM_DECODE, ENGINE_ROOM_CAP, ENGINE_N_ROOMS };
 
 /*
- * The KV cache, counted page by page at one moment. Each page in use is counted once, under the first of these that holds it:
- * a running generation, a queued request, a session, the prefix index. A reference is one holder's of one page.
+ * The KV cache, counted page by page at one moment. Each page in use is counted once, under the first of these that it belongs to:
+ * a running generation, a queued request, the next turn of a session that waits (which holds no reference), the prefix index. A
+ * reference is one holder's of one page.
  */
 struct engine_kv {
 	int32_t pages_total, pages_free;
 	int32_t pages_running, pages_queued, pages_sessions, pages_index; /* with pages_free they add up to pages_total */
 	int32_t pages_shared;     /* held by two or more sequences */
-	int64_t refs_running, refs_queued, refs_sessions, refs_index;
+	int64_t refs_running, refs_queued, refs_index;
 	int64_t tokens_running, tokens_queued, tokens_sessions; /* positions that sequences see; shared ones as often as they are seen */
 	int32_t tails;            /* sequences that end within a page */
 	int32_t tails_shared;     /* of them, those whose last page others hold as well: it is copied before it is written */
@@ -334,19 +334,15 @@ struct engine_stats {
 	int32_t n_running, n_waiting, n_sessions;
 	int32_t pages_total, pages_free;
 	int32_t pages_cached;   /* held by the prefix index alone: free for whoever needs them */
-	int32_t pages_sessions; /* references of idle sessions */
 	uint64_t prompt_tokens, cached_tokens, computed_prompt_tokens, generated_tokens;
 	uint64_t finished_stop, finished_length, cancelled, failed;
 	uint64_t prefix_queries, prefix_hits; /* full pages of admitted prompts, and those that a session or the index knew */
 	uint64_t prefix_evictions;            /* pages evicted from the index */
 	uint64_t prefix_evictions_decode; /* of these, for a running generation; the others for a prompt */
 	uint64_t prefix_inserted, prefix_collisions, prefix_revived; /* pages; found under an equal hash with other content; known as ghosts */
-	int32_t prefix_pages, prefix_ghosts; /* pages indexed, evicted pages that the policy remembers */
-	uint64_t preemptions, sessions_created, sessions_expired, sessions_deleted, session_kv_dropped;
+	int32_t prefix_pages, prefix_tails, prefix_ghosts; /* pages indexed, those not full, evicted pages that the policy remembers */
+	uint64_t preemptions, sessions_created, sessions_expired, sessions_deleted;
 	uint64_t preempted[ENGINE_N_ROOMS];          /* generations set back; none for a prompt */
-	uint64_t session_kv_dropped_by[ENGINE_N_ROOMS]; /* idle sessions that gave their pages up */
-	uint64_t session_pages_dropped;  /* references that they gave up */
-	uint64_t session_pages_released; /* and that ended sessions gave back */
 	uint64_t holds_dropped;          /* queued requests that let go of what they waited to use */
 	struct engine_kv kv;             /* counted now and then: see counted_ms_ago */
 	uint64_t steps, step_rows;

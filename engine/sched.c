@@ -80,6 +80,7 @@ static void insert_waiting(struct sched *s, struct request *r)
 static void to_waiting(struct sched *s, struct request *r)
 {
 	r->state = REQUEST_WAITING;
+	kv_seq_label(s->pool, &r->kv, (struct kv_holder){KV_HOLDER_WAITING, r->id});
 	insert_waiting(s, r);
 	s->n_waiting++;
 	r->tenant->n_waiting++;
@@ -120,6 +121,26 @@ void sched_add(struct sched *s, struct request *r)
 		kv_prefix_hold(s->prefix, &r->root, r->tokens.ids, (int32_t)r->tokens.n, &r->kv);
 }
 
+static struct kv_use use_by(const struct sched *s, const struct request *r)
+{
+	return (struct kv_use){
+	        .request = r->id,
+	        .now_ms = clock_now_ms(s->clock),
+	        .n_prompt = r->n_prompt,
+	        .claim = r->session ? r->session->claim : 0,
+	};
+}
+
+/* What it computed falls to the index, with the page that is not full. */
+static void leave_kv(struct sched *s, struct request *r)
+{
+	struct kv_use use = use_by(s, r);
+	kv_seq_truncate(s->pool, &r->kv, r->kv.n_tokens);
+	kv_prefix_put_tail(s->prefix, r->tokens.ids, &r->kv, &use);
+	if (r->session)
+		session_keep(s->sessions, r->session, &r->kv);
+}
+
 void sched_remove(struct sched *s, struct request *r)
 {
 	bool was_running = r->state != REQUEST_WAITING;
@@ -128,8 +149,8 @@ void sched_remove(struct sched *s, struct request *r)
 	if (r->completed && n_generated > 0 && n_generated < EVICT_SHORT_TOKENS)
 		kv_prefix_hint(s->prefix, &r->kv, r->n_indexed, r->id, EVICT_SHORT_ANSWER);
 	r->state = REQUEST_ENDED;
-	if (r->session && was_running)
-		session_keep(s->sessions, s->pool, r->session, &r->tokens, &r->kv);
+	if (was_running)
+		leave_kv(s, r);
 	static const struct engine_usage none;
 	const struct engine_usage *usage = r->prompt_done ? &r->usage : &none;
 	r->tenant->requests++;
@@ -157,16 +178,6 @@ struct request *sched_find(const struct sched *s, uint64_t id)
 
 /* ---- Memory ---- */
 
-/* An idle session gives its pages up; in the index it still vouches for them. */
-static bool drop_session(struct sched *s, const struct session *idle, enum engine_room room)
-{
-	if (!idle)
-		return false;
-	kv_prefix_claim(s->prefix, &idle->kv, session_claim_ms(idle, idle->seen_ms));
-	session_drop_kv(s->sessions, s->pool, idle, room);
-	return true;
-}
-
 /* The last request in line, but for `r`, lets go of the pages it waits to use. */
 static bool drop_last_hold(struct sched *s, const struct request *r)
 {
@@ -183,9 +194,7 @@ static bool drop_last_hold(struct sched *s, const struct request *r)
 /* Makes some page free for r, or lets one fall to the index where it can be had next; false when nothing is left to take. */
 static bool reclaim_one(struct sched *s, const struct request *r, enum evict_reason reason)
 {
-	enum engine_room room = reason == EVICT_FOR_DECODE ? ENGINE_ROOM_DECODE : ENGINE_ROOM_PROMPT;
-	return kv_prefix_evict(s->prefix, clock_now_ms(s->clock), reason) ||
-	       drop_session(s, session_next_idle(s->sessions), room) || drop_last_hold(s, r);
+	return kv_prefix_evict(s->prefix, clock_now_ms(s->clock), reason) || drop_last_hold(s, r);
 }
 
 static bool reclaim(struct sched *s, const struct request *r, int32_t n_free)
@@ -215,20 +224,10 @@ static int64_t more_pages(const struct request *r, int32_t n)
 	return want > r->kv.n_pages ? want - r->kv.n_pages : 0;
 }
 
-/*
- * Brings the tenant of r, whose kv is charged to it, so far below its limit that n more pages are allowed: its idle sessions give up theirs, if
- * that is enough. False when it is not.
- */
-static bool keep_cap(struct sched *s, const struct request *r, int64_t n)
+/* Whether the limit of r's tenant, which is charged for r's kv, allows n pages more. */
+static bool keeps_cap(const struct request *r, int64_t n)
 {
-	struct tenant *t = r->tenant;
-	if (t->kv.n_pages - t->idle_pages + n > t->max_pages)
-		return false;
-	while (t->kv.n_pages + n > t->max_pages) {
-		if (!drop_session(s, session_next_idle_of(t), ENGINE_ROOM_CAP))
-			return false;
-	}
-	return true;
+	return r->tenant->kv.n_pages + n <= r->tenant->max_pages;
 }
 
 static struct request *youngest_of(const struct sched *s, const struct tenant *t)
@@ -247,7 +246,7 @@ static bool make_room(struct sched *s, struct request *r)
 {
 	for (;;) {
 		int64_t more = more_pages(r, 1);
-		bool allowed = more == 0 || keep_cap(s, r, more);
+		bool allowed = more == 0 || keeps_cap(r, more);
 		if (allowed && kv_seq_prepare(s->pool, &r->kv, 1) == STATUS_OK)
 			return true;
 		if (allowed && reclaim_one(s, r, EVICT_FOR_DECODE))
@@ -261,78 +260,36 @@ static bool make_room(struct sched *s, struct request *r)
 
 /* ---- Admission ---- */
 
-static struct kv_use use_by(const struct sched *s, const struct request *r)
-{
-	int64_t now_ms = clock_now_ms(s->clock);
-	return (struct kv_use){
-	        .request = r->id,
-	        .now_ms = now_ms,
-	        .n_prompt = r->n_prompt,
-	        .claim_until_ms = r->session ? session_claim_ms(r->session, now_ms) : 0,
-	};
-}
-
-/* Finds KV that is computed already: what the session kept, or the index if that knows more of the prompt. */
+/* Finds what the index has of the prompt. */
 static void attach_kv(struct sched *s, struct request *r)
 {
 	int32_t n = (int32_t)r->tokens.n;
-	kv_seq_release(s->pool, &r->kv);
-	kv_seq_charge(&r->kv, &r->tenant->kv);
-	if (r->session) {
-		struct token_buf old = {NULL, 0, 0};
-		session_take(s->sessions, r->session, &old, &r->kv);
-		kv_seq_truncate(s->pool, &r->kv, tokens_common_prefix(r->tokens.ids, n, old.ids, r->kv.n_tokens));
-		token_buf_free(&old);
-	}
-	if (kv_prefix_match(s->prefix, &r->root, r->tokens.ids, n) * KV_PAGE_TOKENS > r->kv.n_tokens) {
-		struct kv_use use = use_by(s, r);
-		kv_seq_release(s->pool, &r->kv);
-		/* Without memory for the block table it is computed instead. */
-		if (kv_prefix_get(s->prefix, &r->root, r->tokens.ids, n, &use, &r->kv) != STATUS_OK)
-			kv_seq_release(s->pool, &r->kv);
-	}
 	/* The last token is computed in any case, for its logits; a prompt's own log-probabilities need all of them. */
 	int32_t most = r->prompt_logprobs && !r->prompt_done ? 0 : n - 1;
-	if (r->kv.n_tokens > most)
-		kv_seq_truncate(s->pool, &r->kv, most);
+	struct kv_use use = use_by(s, r);
+	kv_seq_release(s->pool, &r->kv);
+	kv_seq_charge(&r->kv, &r->tenant->kv);
+	/* Without memory for the block table it is computed instead. */
+	if (most > 0 && kv_prefix_get(s->prefix, &r->root, r->tokens.ids, n, &use, &r->kv) != STATUS_OK)
+		kv_seq_release(s->pool, &r->kv);
+	kv_seq_truncate(s->pool, &r->kv, r->kv.n_tokens < most ? r->kv.n_tokens : most);
 	r->n_indexed = 0;
-}
-
-/* Gives back what attach_kv() took, for a request that has to wait after all; it keeps what the index knew of it. */
-static void detach_kv(struct sched *s, struct request *r)
-{
-	if (r->session && r->kv.n_tokens > 0) {
-		struct token_buf tokens = {NULL, 0, 0};
-		for (int32_t i = 0; i < r->kv.n_tokens; i++) {
-			if (!token_buf_add(&tokens, r->tokens.ids[i])) {
-				token_buf_free(&tokens);
-				kv_seq_release(s->pool, &r->kv);
-				kv_seq_charge(&r->kv, NULL);
-				return;
-			}
-		}
-		session_keep(s->sessions, s->pool, r->session, &tokens, &r->kv);
-	}
-	kv_seq_truncate(s->pool, &r->kv, r->kv.n_tokens);
-	kv_seq_charge(&r->kv, NULL);
 }
 
 /*
  * Whether the pages that r lacks could be had at all now, as far as counters tell: what it can reuse is taken at its most, and so is what
- * could be reclaimed. When this says no, trying would only take pages from the index and from sessions for nothing.
+ * could be reclaimed. When this says no, trying would only take pages from the index for nothing.
  */
 static bool could_admit(const struct sched *s, const struct request *r)
 {
 	int32_t n = (int32_t)r->tokens.n, known = kv_prefix_match(s->prefix, &r->root, r->tokens.ids, n);
-	if (r->session && r->session->kv.n_pages > known)
-		known = r->session->kv.n_pages;
 	int64_t need = (int64_t)kv_pages_for(n) - known + s->n_running;
 	int64_t can = kv_pool_n_free(s->pool);
 	if (s->n_running == 0 || need <= can)
 		return true;
 	struct kv_prefix_stats index;
 	kv_prefix_stats(s->prefix, &index);
-	can += index.n_idle + s->sessions->idle_pages;
+	can += index.n_idle;
 	list_each(l, next, &s->waiting)
 		can += entry(l)->kv.n_pages;
 	return need <= can;
@@ -344,16 +301,12 @@ enum admission { ADMITTED, WAITS_FOR_MEMORY, WAITS_FOR_CAP };
 static enum admission admit(struct sched *s, struct request *r)
 {
 	enum admission why = WAITS_FOR_MEMORY;
-	int32_t had = r->session ? r->session->kv.n_pages : 0;
 	if (!could_admit(s, r))
 		return WAITS_FOR_MEMORY;
 	attach_kv(s, r);
 	int32_t pending = request_pending(r);
 	int32_t need = kv_seq_pages_needed(s->pool, &r->kv, pending);
-	if (!keep_cap(s, r, more_pages(r, pending) + r->tenant->n_running)) {
-		/* What the index gave it beyond that would stay with its session, above the limit. */
-		if (r->session && r->kv.n_pages > had)
-			kv_seq_truncate(s->pool, &r->kv, had * KV_PAGE_TOKENS);
+	if (!keeps_cap(r, more_pages(r, pending) + r->tenant->n_running)) {
 		why = WAITS_FOR_CAP;
 		goto wait;
 	}
@@ -363,6 +316,7 @@ static enum admission admit(struct sched *s, struct request *r)
 		goto wait;
 	leave_list(s, r);
 	r->state = REQUEST_PREFILL;
+	kv_seq_label(s->pool, &r->kv, (struct kv_holder){KV_HOLDER_RUNNING, r->id});
 	insert_running(s, r);
 	s->n_running++;
 	r->tenant->n_running++;
@@ -381,7 +335,9 @@ static enum admission admit(struct sched *s, struct request *r)
 	return ADMITTED;
 
 wait:
-	detach_kv(s, r);
+	/* What the index knew of it, it holds on to. */
+	kv_seq_truncate(s->pool, &r->kv, r->kv.n_tokens);
+	kv_seq_charge(&r->kv, NULL);
 	return why;
 }
 
@@ -414,9 +370,7 @@ static bool awaits_other(struct sched *s, struct request *r)
 	}
 	if (best == 0)
 		return false;
-	int32_t known = r->session ? tokens_common_prefix(r->tokens.ids, n, r->session->tokens.ids, r->session->kv.n_tokens) : 0;
-	int32_t indexed = kv_prefix_match(s->prefix, &r->root, r->tokens.ids, n) * KV_PAGE_TOKENS;
-	if (best <= (known > indexed ? known : indexed))
+	if (best <= kv_prefix_match(s->prefix, &r->root, r->tokens.ids, n) * KV_PAGE_TOKENS)
 		r->awaits_id = 0;
 	return r->awaits_id != 0;
 }

@@ -2,10 +2,10 @@
  * The scheduler: which requests run, and which rows the next step computes. It belongs to the worker thread.
  *
  * Admission goes round among the tenants that wait, and is first come, first served within one; but the requests of one session run
- * one after the other, and a request whose prompt begins like one that is being computed waits for the common part instead
- * of computing it twice. A request begins with what its session kept or the prefix index knows of its prompt. It is admitted when the pool has pages for the rest (pages that
- * only the index holds are evicted for it, then idle sessions give up theirs, least recently used first, then those last in
- * line the pages they wait to use), so a running prefill never waits for memory. A step takes one row from each request that decodes, then fills its budget
+ * one after the other, and a request whose prompt begins like one that is being computed waits for the common part instead of
+ * computing it twice. A request begins with what the prefix index knows of its prompt, its own earlier turns included. It is
+ * admitted when the pool has pages for the rest (pages that only the index holds are evicted for it, then those last in line give
+ * up the pages they wait to use), so a running prefill never waits for memory. A step takes one row from each request that decodes, then fills its budget
  * with equal shares of the prompts that are being computed. When a decoding request finds no page and nothing can be
  * reclaimed, the youngest request is preempted: its pages fall to the index, and what is evicted of them is computed again later with
  * the same result. A tenant's limit of KV works in the same way on what that tenant holds, and stops only its own requests.
@@ -69,8 +69,7 @@ void sched_free(struct sched *s);
 /* Puts a new request into the queue, behind those of its tenant; its tenant is set, and its session, if any. */
 void sched_add(struct sched *s, struct request *r);
 /*
- * Takes a request out, wherever it stands, and leaves its computed KV with its session, or gives the pages back. The caller
- * destroys it.
+ * Takes a request out, wherever it stands, and leaves what it computed to the index. The caller destroys it.
  */
 void sched_remove(struct sched *s, struct request *r);
 struct request *sched_find(const struct sched *s, uint64_t id);

@@ -35,7 +35,6 @@ enum status tenant_set(struct tenant_table *t, const struct engine_tenant *given
 		if (!n)
 			return STATUS_NOMEM;
 		n->id = given->id;
-		list_init(&n->idle);
 		t->all[given->id] = n;
 		if (t->n <= given->id)
 			t->n = given->id + 1;

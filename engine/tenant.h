@@ -3,9 +3,9 @@
  * apart, limits, and what it holds and has used. Tenant 0 always exists, without a salt and without limits: it is everybody when
  * there are no keys.
  *
- * What a tenant is charged for is the references of its running generations and its sessions (struct kv_account): a page
- * that two of them share counts twice, one that only the prefix index keeps not at all, and neither does what a queued request
- * merely keeps from being evicted.
+ * What a tenant is charged for is the references of its running generations (struct kv_account): a page that two of them
+ * share counts twice, one that only the prefix index keeps not at all, and neither does what a queued request merely keeps
+ * from being evicted.
  *
  * The worker thread owns the table. A tenant is never freed before the table: sessions and requests point to it.
  */
@@ -25,9 +25,7 @@ struct tenant {
 	struct engine_tenant_limits limits;
 	int32_t max_pages;     /* limits.kv_bytes in whole pages; INT32_MAX: no limit */
 
-	struct kv_account kv;  /* of its running generations and its sessions */
-	struct list idle;      /* its sessions that hold KV and run nothing, least recently used first */
-	int64_t idle_pages;    /* of kv.n_pages, what they are charged for */
+	struct kv_account kv;  /* of its running generations */
 	int32_t n_running, n_waiting, n_sessions;
 	uint64_t last_turn;    /* of the request that it put into the queue last: see sched.c */
 	uint64_t blocked_pass; /* the pass of admission in which its limit stopped one of its requests */

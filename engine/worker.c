@@ -96,7 +96,7 @@ static void end_session(struct worker *w, struct session *s, const char *detail)
 		if (r->session == s)
 			finish_request(w, r, ENGINE_FINISH_CANCELLED, detail);
 	}
-	session_remove(&w->sessions, w->e->pool, s);
+	session_remove(&w->sessions, s);
 }
 
 static void collect_sessions(struct worker *w)
@@ -505,19 +505,15 @@ static void publish(struct worker *w)
 	s.prefix_collisions = prefix.collisions;
 	s.prefix_revived = prefix.revived;
 	s.prefix_pages = prefix.n_pages;
+	s.prefix_tails = prefix.n_tails;
 	s.prefix_ghosts = prefix.n_ghosts;
 	s.preemptions = w->sched.n_preemptions;
 	memcpy(s.preempted, w->sched.preempted, sizeof s.preempted);
-	memcpy(s.session_kv_dropped_by, w->sessions.dropped, sizeof s.session_kv_dropped_by);
-	s.session_pages_dropped = w->sessions.pages_dropped;
-	s.session_pages_released = w->sessions.pages_released;
 	s.holds_dropped = w->sched.n_holds_dropped;
 	s.kv = w->kv;
 	s.sessions_created = w->sessions.created;
 	s.sessions_expired = w->sessions.expired;
 	s.sessions_deleted = w->sessions.deleted;
-	s.session_kv_dropped = w->sessions.kv_dropped;
-	s.pages_sessions = w->sessions.idle_pages;
 	pthread_mutex_lock(&e->lock);
 	e->stats = s;
 	e->census_ms = w->census_ms;
@@ -589,7 +585,7 @@ static void serve(struct worker *w)
 	for (struct list *l; (l = w->sched.waiting.next) != &w->sched.waiting;)
 		finish_request(w, list_entry(l, struct request, link), ENGINE_FINISH_CANCELLED, "shutdown");
 	while (w->sessions.n_sessions > 0)
-		session_remove(&w->sessions, w->e->pool, w->sessions.heap[0]);
+		session_remove(&w->sessions, w->sessions.heap[0]);
 	publish(w);
 }
 
@@ -625,7 +621,8 @@ static enum status start(struct worker *w, struct error *err)
 	st = tenant_table_init(&w->tenants, e->layout.page_stride);
 	if (st != STATUS_OK)
 		return error_set(err, st, "no memory for the tenants");
-	st = session_table_init(&w->sessions, &w->tenants, e->clock, o->heartbeat_timeout_ms, o->session_ttl_ms, o->max_sessions);
+	st = session_table_init(&w->sessions, &w->tenants, e->prefix, e->clock, o->heartbeat_timeout_ms, o->session_ttl_ms,
+	                        o->max_sessions);
 	if (st != STATUS_OK)
 		return error_set(err, st, "no memory for the session table");
 	w->sessions.max_tokens = o->session_tokens;

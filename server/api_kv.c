@@ -28,10 +28,9 @@ static void write_holders(struct buf *out, const struct engine_kv *kv)
 		   kv->pages_running, kv->pages_queued, kv->pages_sessions, kv->pages_index, kv->pages_free,
 		   kv->pages_shared);
 	buf_printf(out,
-		   ",\"references\":{\"running\":%lld,\"queued\":%lld,\"sessions\":%lld,\"index\":%lld,\"total\":%lld}",
-		   (long long)kv->refs_running, (long long)kv->refs_queued, (long long)kv->refs_sessions,
-		   (long long)kv->refs_index,
-		   (long long)(kv->refs_running + kv->refs_queued + kv->refs_sessions + kv->refs_index));
+		   ",\"references\":{\"running\":%lld,\"queued\":%lld,\"index\":%lld,\"total\":%lld}",
+		   (long long)kv->refs_running, (long long)kv->refs_queued, (long long)kv->refs_index,
+		   (long long)(kv->refs_running + kv->refs_queued + kv->refs_index));
 	buf_printf(out, ",\"tokens\":{\"running\":%lld,\"queued\":%lld,\"sessions\":%lld,\"total\":%lld}",
 		   (long long)kv->tokens_running, (long long)kv->tokens_queued, (long long)kv->tokens_sessions,
 		   (long long)(kv->tokens_running + kv->tokens_queued + kv->tokens_sessions));
@@ -47,24 +46,20 @@ static void write_holders(struct buf *out, const struct engine_kv *kv)
 static void write_counters(struct buf *out, const struct engine_stats *s, const char *policy)
 {
 	buf_printf(out,
-		   ",\"prefix_index\":{\"policy\":\"%s\",\"pages\":%d,\"ghosts\":%d,\"queries\":%llu,\"hits\":%llu,"
+		   ",\"prefix_index\":{\"policy\":\"%s\",\"pages\":%d,\"tails\":%d,\"ghosts\":%d,\"queries\":%llu,\"hits\":%llu,"
 		   "\"hit_rate\":%.6g,\"inserted\":%llu,\"revived\":%llu,\"collisions\":%llu}",
-		   policy, s->prefix_pages, s->prefix_ghosts, (unsigned long long)s->prefix_queries,
+		   policy, s->prefix_pages, s->prefix_tails, s->prefix_ghosts, (unsigned long long)s->prefix_queries,
 		   (unsigned long long)s->prefix_hits,
 		   s->prefix_queries ? (double)s->prefix_hits / (double)s->prefix_queries : 0.0,
 		   (unsigned long long)s->prefix_inserted, (unsigned long long)s->prefix_revived,
 		   (unsigned long long)s->prefix_collisions);
 	buf_printf(out,
-		   ",\"evictions\":{\"index_pages\":{\"prompt\":%llu,\"decode\":%llu},\"sessions\":{\"prompt\":%llu,"
-		   "\"decode\":%llu,\"cap\":%llu},\"session_pages\":%llu,\"queued_holds\":%llu}",
+		   ",\"evictions\":{\"prompt\":%llu,\"decode\":%llu},\"queued_holds_dropped\":%llu",
 		   (unsigned long long)(s->prefix_evictions - s->prefix_evictions_decode),
 		   (unsigned long long)s->prefix_evictions_decode,
-		   (unsigned long long)s->session_kv_dropped_by[ENGINE_ROOM_PROMPT],
-		   (unsigned long long)s->session_kv_dropped_by[ENGINE_ROOM_DECODE],
-		   (unsigned long long)s->session_kv_dropped_by[ENGINE_ROOM_CAP], (unsigned long long)s->session_pages_dropped,
 		   (unsigned long long)s->holds_dropped);
-	buf_printf(out, ",\"session_pages_released\":%llu,\"preemptions\":{\"decode\":%llu,\"cap\":%llu}",
-		   (unsigned long long)s->session_pages_released, (unsigned long long)s->preempted[ENGINE_ROOM_DECODE],
+	buf_printf(out, ",\"preemptions\":{\"decode\":%llu,\"cap\":%llu}",
+		   (unsigned long long)s->preempted[ENGINE_ROOM_DECODE],
 		   (unsigned long long)s->preempted[ENGINE_ROOM_CAP]);
 }
 

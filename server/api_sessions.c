@@ -48,9 +48,9 @@ void write_session(const struct app *a, const struct engine_session_info *s, str
 		   ",\"positions_unused\":%d,\"fragmentation\":%.6g",
 		   s->pages_exclusive, s->n_pages - s->pages_exclusive, s->pages_indexed, (long long)s->references,
 		   s->positions_unused, positions > 0 ? (double)s->positions_unused / (double)positions : 0.0);
-	buf_printf(out, ",\"prompt_tokens\":%llu,\"cached_tokens\":%llu,\"generated_tokens\":%llu,\"kv_dropped\":%llu",
+	buf_printf(out, ",\"prompt_tokens\":%llu,\"cached_tokens\":%llu,\"generated_tokens\":%llu",
 		   (unsigned long long)s->prompt_tokens, (unsigned long long)s->cached_tokens,
-		   (unsigned long long)s->generated_tokens, (unsigned long long)s->n_dropped);
+		   (unsigned long long)s->generated_tokens);
 	buf_puts(out, ",\"max_tokens\":");
 	if (s->max_tokens > 0)
 		buf_printf(out, "%d", s->max_tokens);

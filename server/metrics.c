@@ -148,35 +148,26 @@ static void parts(struct buf *out, const char *name, const char *type, const cha
 
 static void write_evictions(struct buf *out, const char *model, const struct engine_stats *s)
 {
-	const uint64_t *dropped = s->session_kv_dropped_by;
 	parts(out, "kvasir:prefix_evictions_total", "counter",
 	      "KV pages evicted from the prefix index, by what needed the room.", model, "reason",
 	      PARTS({"prompt", (double)(s->prefix_evictions - s->prefix_evictions_decode)},
 		    {"decode", (double)s->prefix_evictions_decode}));
-	parts(out, "kvasir:session_kv_dropped_total", "counter",
-	      "Times an idle session's KV made room for others, by what needed it; cap: a limit of its API key.", model,
-	      "reason",
-	      PARTS({"prompt", (double)dropped[ENGINE_ROOM_PROMPT]}, {"decode", (double)dropped[ENGINE_ROOM_DECODE]},
-		    {"cap", (double)dropped[ENGINE_ROOM_CAP]}));
 	parts(out, "kvasir:preemptions_total", "counter",
 	      "Times a generation's KV was dropped for others, by what needed it; cap: a limit of its API key.", model,
 	      "reason",
 	      PARTS({"decode", (double)s->preempted[ENGINE_ROOM_DECODE]}, {"cap", (double)s->preempted[ENGINE_ROOM_CAP]}));
-	parts(out, "kvasir:session_pages_released_total", "counter",
-	      "KV references that sessions gave back, because others needed the room or because they ended.", model, "reason",
-	      PARTS({"dropped", (double)s->session_pages_dropped}, {"ended", (double)s->session_pages_released}));
 }
 
 static void write_kv(struct buf *out, const char *model, const struct engine_kv *kv, uint64_t page_bytes)
 {
 	double used = (double)kv->pages_total - kv->pages_free;
-	parts(out, "kvasir:kv_pages", "gauge", "KV pages, each under the first of these that holds it.", model, "holder",
+	parts(out, "kvasir:kv_pages", "gauge", "KV pages, each under the first of these that it belongs to; sessions: the next turns of those that wait.", model, "holder",
 	      PARTS({"running", kv->pages_running}, {"queued", kv->pages_queued}, {"sessions", kv->pages_sessions},
 		    {"index", kv->pages_index}, {"nobody", kv->pages_free}));
 	parts(out, "kvasir:kv_references", "gauge", "References on KV pages: one for each holder of a page.", model, "holder",
 	      PARTS({"running", (double)kv->refs_running}, {"queued", (double)kv->refs_queued},
-		    {"sessions", (double)kv->refs_sessions}, {"index", (double)kv->refs_index}));
-	parts(out, "kvasir:kv_tokens", "gauge", "Tokens whose KV is held, shared ones once for each holder.", model, "holder",
+		    {"index", (double)kv->refs_index}));
+	parts(out, "kvasir:kv_tokens", "gauge", "Tokens whose KV is there, shared ones once for each holder.", model, "holder",
 	      PARTS({"running", (double)kv->tokens_running}, {"queued", (double)kv->tokens_queued},
 		    {"sessions", (double)kv->tokens_sessions}));
 	parts(out, "kvasir:kv_bytes", "gauge", "Bytes of the KV pool.", model, "state",
@@ -274,7 +265,6 @@ void metrics_write(const struct metrics *m, const struct metrics_gauges *g, stru
 		{"kvasir:kv_pages_total", "gauge", "KV pages.", s->pages_total},
 		{"kvasir:kv_pages_free", "gauge", "KV pages that nobody holds.", s->pages_free},
 		{"kvasir:kv_pages_cached", "gauge", "KV pages that only the prefix index holds.", s->pages_cached},
-		{"kvasir:kv_pages_sessions", "gauge", "KV pages held by idle sessions.", s->pages_sessions},
 		{"kvasir:sessions", "gauge", "Sessions.", s->n_sessions},
 		{"kvasir:sessions_created_total", "counter", "Sessions made.", (double)s->sessions_created},
 		{"kvasir:sessions_expired_total", "counter", "Sessions ended by heartbeat timeout or TTL.",

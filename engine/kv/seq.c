@@ -47,16 +47,16 @@ enum status kv_seq_prepare(struct kv_pool *pool, struct kv_seq *s, int32_t n)
 	int32_t want = kv_pages_for(s->n_tokens + n);
 	if (n > 0 && tail_is_shared(pool, s)) {
 		int32_t *tail = &s->pages[s->n_tokens / KV_PAGE_TOKENS];
-		int32_t copy = kv_pool_clone(pool, *tail);
+		int32_t copy = kv_pool_clone(pool, *tail, s->holder);
 		if (copy == KV_NO_PAGE)
 			return STATUS_LIMIT;
-		kv_pool_unref(pool, *tail);
+		kv_pool_unref(pool, *tail, s->holder);
 		*tail = copy;
 	}
 	if (!reserve(s, want))
 		return STATUS_NOMEM;
 	while (s->n_pages < want) {
-		int32_t page = kv_pool_get(pool);
+		int32_t page = kv_pool_get(pool, s->holder);
 		if (page == KV_NO_PAGE)
 			return STATUS_LIMIT;
 		s->pages[s->n_pages] = page;
@@ -69,7 +69,7 @@ void kv_seq_truncate(struct kv_pool *pool, struct kv_seq *s, int32_t n_tokens)
 {
 	int32_t keep = kv_pages_for(n_tokens);
 	while (s->n_pages > keep) {
-		kv_pool_unref(pool, s->pages[s->n_pages - 1]);
+		kv_pool_unref(pool, s->pages[s->n_pages - 1], s->holder);
 		set_n_pages(s, s->n_pages - 1);
 	}
 	if (s->n_tokens > n_tokens)
@@ -90,7 +90,7 @@ enum status kv_seq_share(struct kv_pool *pool, struct kv_seq *dst, const struct 
 	if (!reserve(dst, n_pages))
 		return STATUS_NOMEM;
 	for (int32_t i = 0; i < n_pages; i++) {
-		kv_pool_ref(pool, src->pages[i]);
+		kv_pool_ref(pool, src->pages[i], dst->holder);
 		dst->pages[i] = src->pages[i];
 	}
 	set_n_pages(dst, n_pages);
@@ -102,24 +102,18 @@ bool kv_seq_append(struct kv_pool *pool, struct kv_seq *s, int32_t page)
 {
 	if (!reserve(s, s->n_pages + 1))
 		return false;
-	kv_pool_ref(pool, page);
+	kv_pool_ref(pool, page, s->holder);
 	s->pages[s->n_pages] = page;
 	set_n_pages(s, s->n_pages + 1);
 	s->n_tokens += KV_PAGE_TOKENS;
 	return true;
 }
 
-void kv_seq_move(struct kv_seq *dst, struct kv_seq *src)
+void kv_seq_label(struct kv_pool *pool, struct kv_seq *s, struct kv_holder holder)
 {
-	int32_t n_pages = src->n_pages;
-	free(dst->pages);
-	dst->pages = src->pages;
-	dst->cap_pages = src->cap_pages;
-	dst->n_tokens = src->n_tokens;
-	src->pages = NULL;
-	src->cap_pages = src->n_tokens = 0;
-	set_n_pages(src, 0);
-	set_n_pages(dst, n_pages);
+	for (int32_t i = 0; i < s->n_pages && !kv_holder_is(s->holder, holder); i++)
+		kv_pool_pass(pool, s->pages[i], s->holder, holder);
+	s->holder = holder;
 }
 
 void kv_seq_charge(struct kv_seq *s, struct kv_account *account)

@@ -36,8 +36,8 @@ static inline void setup(struct fixture *f, int32_t n_pages)
 	clock_manual_init(&now, 1);
 	assert_int_equal(tenant_table_init(&f->tenants, layout.page_stride), STATUS_OK);
 	assert_int_equal(kv_pool_create(&mem.base, &layout, n_pages, &f->pool, NULL), STATUS_OK);
-	assert_int_equal(session_table_init(&f->sessions, &f->tenants, &now, 30000, 300000, 100), STATUS_OK);
 	assert_int_equal(kv_prefix_create(f->pool, NULL, &f->prefix, NULL), STATUS_OK);
+	assert_int_equal(session_table_init(&f->sessions, &f->tenants, f->prefix, &now, 30000, 300000, 100), STATUS_OK);
 	assert_int_equal(sched_init(&f->sched, f->pool, f->prefix, &f->sessions, &now, MAX_RUNNING, STEP, MAX_RUNNING + 8), STATUS_OK);
 	assert_int_equal(census_init(&f->census, f->pool, &f->sched, &f->sessions, &f->tenants), STATUS_OK);
 }
@@ -46,7 +46,7 @@ static inline void teardown(struct fixture *f)
 {
 	assert_int_equal(f->sched.n_running + f->sched.n_waiting, 0);
 	while (f->sessions.n_sessions)
-		session_remove(&f->sessions, f->pool, f->sessions.heap[0]);
+		session_remove(&f->sessions, f->sessions.heap[0]);
 	census_free(&f->census);
 	sched_free(&f->sched);
 	session_table_free(&f->sessions);
@@ -55,6 +55,14 @@ static inline void teardown(struct fixture *f)
 	assert_int_equal(kv_pool_n_free(f->pool), kv_pool_n_pages(f->pool));
 	assert_int_equal(kv_pool_destroy(f->pool), STATUS_OK);
 	assert_int_equal(mem.allocated, 0);
+}
+
+/* Tokens whose KV is there for the session's next turn. */
+static inline int32_t session_tokens(struct fixture *f, const struct session *s)
+{
+	struct engine_session_info info;
+	session_describe(&f->sessions, s, f->pool, &info);
+	return info.n_tokens;
 }
 
 static inline struct session *make_session_of(struct fixture *f, int32_t tenant, const char *id)

@@ -42,7 +42,7 @@ static void the_next_turn_computes_only_what_is_new(void **state)
 		turn[i] = i;
 	add(&f, s, turn, 50, 1);
 	run_all(&f);
-	assert_int_equal(s->kv.n_tokens, 50);
+	assert_int_equal(session_tokens(&f, s), 50);
 	struct request *r = add(&f, s, turn, 60, 1);
 	assert_int_equal(run_step(&f), 10);
 	run_all(&f);
@@ -90,11 +90,12 @@ static void a_prompt_shares_the_full_pages_that_anyone_computed(void **state)
 	add(&f, a, turn, 40, 1);
 	run_all(&f);
 	struct request *fork = add(&f, b, turn, 45, 3);
-	assert_int_equal(run_step(&f), 45 - 32);
-	assert_int_equal(fork->usage.cached_tokens, 32);
-	/* The session, the index and the fork hold what is shared; the tail is everyone's own. */
-	assert_int_equal(kv_pool_refs(f.pool, a->kv.pages[0]), 3);
-	assert_int_equal(kv_pool_refs(f.pool, a->kv.pages[2]), 1);
+	assert_int_equal(run_step(&f), 45 - 40);
+	assert_int_equal(fork->usage.cached_tokens, 40);
+	/* The index and the fork hold what is shared; the tail, which nobody else wanted, was handed over. */
+	assert_int_equal(kv_pool_refs(f.pool, fork->kv.pages[0]), 2);
+	assert_int_equal(kv_pool_refs(f.pool, fork->kv.pages[2]), 1);
+	assert_int_equal(session_tokens(&f, a), 32);
 	/* Of another tenant nothing is shared. */
 	struct request *other = add(&f, NULL, turn, 45, 3);
 	other->root.bytes[0] ^= 1;
@@ -143,7 +144,7 @@ static void equal_prompts_that_arrive_together_are_computed_once(void **state)
 	teardown(&f);
 }
 
-static void memory_goes_from_idle_sessions_first_then_from_the_youngest(void **state)
+static void memory_goes_from_the_index_first_then_from_the_youngest(void **state)
 {
 	(void)state;
 	struct fixture f;
@@ -151,7 +152,7 @@ static void memory_goes_from_idle_sessions_first_then_from_the_youngest(void **s
 	struct session *s = make_session(&f, "s");
 	add_fresh(&f, s, 50, 1);
 	run_all(&f);
-	assert_int_equal(s->kv.n_pages, 4);
+	assert_int_equal(session_tokens(&f, s), 50);
 	struct request *old = add_fresh(&f, NULL, 60, 60);
 	run_step(&f);
 	assert_int_equal(f.sched.n_preemptions, 0);
@@ -159,7 +160,7 @@ static void memory_goes_from_idle_sessions_first_then_from_the_youngest(void **s
 	uint64_t young_id = young->id;
 	while (f.sched.n_preemptions == 0)
 		assert_true(run_step(&f) > 0);
-	assert_int_equal(s->kv.n_pages, 0);
+	assert_int_equal(session_tokens(&f, s), 0);
 	assert_int_equal(old->usage.n_preempted, 0);
 	young = sched_find(&f.sched, young_id);
 	assert_int_equal(young->usage.n_preempted, 1);
@@ -222,7 +223,7 @@ static void a_prompt_that_only_warms_the_cache_asks_for_no_logits(void **state)
 	add_fresh(&f, s, 30, 0);
 	assert_int_equal(run_step(&f), 30);
 	assert_int_equal(f.sched.batch.n_outputs, 0);
-	assert_int_equal(s->kv.n_tokens, 30);
+	assert_int_equal(session_tokens(&f, s), 30);
 	teardown(&f);
 }
 
@@ -268,7 +269,7 @@ static void random_work_under_pressure(void **state)
 				finish(&f, r);
 		}
 		if (unit_rand(&rng) % 64 == 0)
-			session_drop_idle_kv(&f.sessions, f.pool);
+			kv_prefix_evict(f.prefix, clock_now_ms(&now), EVICT_FOR_PROMPT);
 		run_step(&f);
 		if (round % 16 == 0)
 			audit(&f);
@@ -285,7 +286,7 @@ UNIT_MAIN(cmocka_unit_test(prompts_are_cut_into_chunks_and_share_steps_with_deco
           cmocka_unit_test(a_prompt_shares_the_full_pages_that_anyone_computed),
           cmocka_unit_test(what_a_cancelled_request_computed_is_not_lost),
           cmocka_unit_test(equal_prompts_that_arrive_together_are_computed_once),
-          cmocka_unit_test(memory_goes_from_idle_sessions_first_then_from_the_youngest),
+          cmocka_unit_test(memory_goes_from_the_index_first_then_from_the_youngest),
           cmocka_unit_test(what_a_queued_request_will_hit_is_not_evicted),
           cmocka_unit_test(what_a_queued_request_holds_goes_before_anyone_is_preempted),
           cmocka_unit_test(a_prompt_that_only_warms_the_cache_asks_for_no_logits),

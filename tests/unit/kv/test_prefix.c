@@ -293,13 +293,12 @@ static void what_a_live_session_vouches_for_goes_later(void **state)
 	(void)state;
 	struct fixture f;
 	int32_t x[32], y[32];
-	struct kv_seq s = KV_SEQ_INIT;
-	/* x is older than y. */
 	setup_policy(&f, 20, NULL);
-	two_chains(&f, x, y, at(1000), at(9000));
-	assert_int_equal(kv_prefix_hold(f.prefix, &f.root, x, 32, &s), STATUS_OK);
-	kv_prefix_claim(f.prefix, &s, 60000);
-	kv_seq_release(f.pool, &s);
+	assert_int_equal(kv_prefix_claims_create(f.prefix, 2), STATUS_OK);
+	/* x is older than y. */
+	struct kv_use use = {.now_ms = 1000, .claim = kv_prefix_claim_open(f.prefix, 15000)};
+	two_chains(&f, x, y, &use, at(9000));
+	kv_prefix_claim_renew(f.prefix, use.claim, 60000);
 	evict_one(&f, 20000, EVICT_FOR_PROMPT);
 	evict_one(&f, 20000, EVICT_FOR_PROMPT);
 	assert_int_equal(kv_prefix_match(f.prefix, &f.root, x, 32), 2);
@@ -341,18 +340,126 @@ static void a_policy_that_does_not_exist_is_refused(void **state)
 	teardown(&f);
 }
 
+/* Where the pretended device keeps a position's KV: a number. */
+static int32_t *cell(struct fixture *f, const struct kv_seq *s, int32_t t)
+{
+	size_t stride = kv_pool_layout(f->pool)->page_stride;
+	return (int32_t *)((char *)kv_pool_slab(f->pool) + (size_t)s->pages[t / KV_PAGE_TOKENS] * stride) + t % KV_PAGE_TOKENS;
+}
+
+static void a_conversation_goes_on_from_the_tail_it_left(void **state)
+{
+	(void)state;
+	struct fixture f;
+	int32_t tokens[100];
+	struct kv_prefix_stats st;
+	struct kv_seq b = KV_SEQ_INIT, c = KV_SEQ_INIT;
+	setup(&f, 20);
+	fill(tokens, 100, 0);
+	struct kv_seq a = computed(&f, 40);
+	assert_int_equal(kv_prefix_put(f.prefix, &f.root, tokens, &a, 0, at(1)), 2);
+	assert_true(kv_prefix_put_tail(f.prefix, tokens, &a, at(1)));
+	kv_prefix_stats(f.prefix, &st);
+	assert_int_equal(st.n_tails, 1);
+	/* While another holds it, it is shared, and copied before anyone writes. */
+	assert_int_equal(kv_prefix_get(f.prefix, &f.root, tokens, 100, at(2), &b), STATUS_OK);
+	assert_int_equal(b.n_tokens, 40);
+	assert_int_equal(b.pages[2], a.pages[2]);
+	assert_int_equal(kv_seq_pages_needed(f.pool, &b, 1), 1);
+	kv_seq_release(f.pool, &a);
+	kv_seq_release(f.pool, &b);
+	/* The only one who wants it gets it whole: no copy, and no page that nobody will ask for stays behind. */
+	assert_int_equal(kv_prefix_get(f.prefix, &f.root, tokens, 100, at(3), &b), STATUS_OK);
+	assert_int_equal(b.n_tokens, 40);
+	assert_int_equal(kv_pool_refs(f.pool, b.pages[2]), 1);
+	assert_int_equal(kv_seq_pages_needed(f.pool, &b, 8), 0);
+	kv_prefix_stats(f.prefix, &st);
+	assert_int_equal(st.n_tails, 0);
+	assert_int_equal(st.n_pages, 2);
+	/* Full, it serves whoever begins like the tail did. */
+	b.n_tokens = 48;
+	assert_int_equal(kv_prefix_put(f.prefix, &f.root, tokens, &b, 2, at(4)), 3);
+	kv_seq_release(f.pool, &b);
+	assert_int_equal(kv_prefix_get(f.prefix, &f.root, tokens, 40, at(5), &c), STATUS_OK);
+	assert_int_equal(c.n_tokens, 40);
+	kv_seq_release(f.pool, &c);
+	teardown(&f);
+}
+
+static void a_prompt_that_parts_within_a_page_shares_its_beginning(void **state)
+{
+	(void)state;
+	struct fixture f;
+	int32_t x[64], y[64], z[64];
+	struct kv_seq s = KV_SEQ_INIT;
+	setup(&f, 40);
+	fill(x, 64, 0);
+	fill(y, 64, 0);
+	fill(z, 64, 0);
+	fill(y + 42, 22, 1000);
+	fill(z + 45, 19, 2000);
+	struct kv_seq a = computed(&f, 64), b = computed(&f, 64);
+	kv_prefix_put(f.prefix, &f.root, x, &a, 0, at(1));
+	kv_prefix_put(f.prefix, &f.root, y, &b, 0, at(2));
+	int32_t page = a.pages[2];
+	kv_seq_release(f.pool, &a);
+	kv_seq_release(f.pool, &b);
+	assert_int_equal(kv_prefix_get(f.prefix, &f.root, z, 64, at(3), &s), STATUS_OK);
+	assert_int_equal(s.n_tokens, 45);
+	assert_int_equal(s.pages[2], page);
+	kv_seq_release(f.pool, &s);
+	/* Not across salts, and not what lies behind the prompt's end. */
+	struct kv_key other = f.root;
+	other.bytes[3] ^= 1;
+	assert_int_equal(kv_prefix_get(f.prefix, &other, z, 64, at(4), &s), STATUS_OK);
+	assert_int_equal(s.n_tokens, 0);
+	assert_int_equal(kv_prefix_get(f.prefix, &f.root, x, 37, at(5), &s), STATUS_OK);
+	assert_int_equal(s.n_tokens, 37);
+	kv_seq_release(f.pool, &s);
+	teardown(&f);
+}
+
+static void a_weak_reference_knows_what_is_left(void **state)
+{
+	(void)state;
+	struct fixture f;
+	int32_t tokens[40];
+	struct kv_weak weak = KV_WEAK_INIT;
+	setup(&f, 20);
+	fill(tokens, 40, 0);
+	struct kv_seq a = computed(&f, 40);
+	kv_prefix_put(f.prefix, &f.root, tokens, &a, 0, at(1));
+	kv_prefix_put_tail(f.prefix, tokens, &a, at(1));
+	kv_prefix_weaken(f.prefix, &a, &weak);
+	kv_seq_release(f.pool, &a);
+	assert_int_equal(weak.n_tokens, 40);
+	for (int32_t n = 3; n > 0; n--) {
+		assert_int_equal(kv_weak_alive(f.prefix, &weak), n);
+		assert_true(kv_prefix_evict(f.prefix, 2, EVICT_FOR_PROMPT));
+	}
+	assert_int_equal(kv_weak_alive(f.prefix, &weak), 0);
+	/* The same content computed again is not what was referred to. */
+	a = computed(&f, 40);
+	kv_prefix_put(f.prefix, &f.root, tokens, &a, 0, at(3));
+	assert_int_equal(kv_weak_alive(f.prefix, &weak), 0);
+	kv_seq_release(f.pool, &a);
+	kv_weak_free(&weak);
+	teardown(&f);
+}
+
 /*
  * Random sequences with few distinct beginnings, against the tokens themselves: whatever the index says, a page's
- * remembered content is what was put there. Content is modelled by a copy of the tokens kept per page.
+ * content is what was computed there, copies, tails and their handing over included.
  */
 static void random_workload(const char *policy)
 {
 	enum { PAGES = 60, SEQS = 8, LEN = 160 };
-	static int32_t content[PAGES][KV_PAGE_TOKENS], tokens[SEQS][LEN];
+	static int32_t tokens[SEQS][LEN];
 	struct kv_seq seq[SEQS] = {{0}};
 	struct kv_prefix_stats st;
 	struct fixture f;
 	uint64_t rng = 77;
+	int64_t n_tails = 0;
 	setup_policy(&f, PAGES, policy);
 	for (int round = 0; round < 20000; round++) {
 		int i = (int)(unit_rand(&rng) % SEQS);
@@ -365,7 +472,7 @@ static void random_workload(const char *policy)
 			tokens[i][t] = t < cut ? family : (int32_t)(unit_rand(&rng) % 2) + 10;
 		assert_int_equal(kv_prefix_get(f.prefix, &f.root, tokens[i], n, at(round), &seq[i]), STATUS_OK);
 		for (int32_t t = 0; t < seq[i].n_tokens; t++)
-			assert_int_equal(content[seq[i].pages[t / KV_PAGE_TOKENS]][t % KV_PAGE_TOKENS], tokens[i][t]);
+			assert_int_equal(*cell(&f, &seq[i], t), tokens[i][t]);
 		int32_t known = seq[i].n_tokens / KV_PAGE_TOKENS;
 		while (kv_seq_pages_needed(f.pool, &seq[i], n - seq[i].n_tokens) > kv_pool_n_free(f.pool)) {
 			if (!kv_prefix_evict(f.prefix, round, EVICT_FOR_PROMPT))
@@ -377,14 +484,18 @@ static void random_workload(const char *policy)
 		}
 		for (int32_t t = seq[i].n_tokens; t < n; t++) {
 			assert_int_equal(kv_pool_refs(f.pool, seq[i].pages[t / KV_PAGE_TOKENS]), 1);
-			content[seq[i].pages[t / KV_PAGE_TOKENS]][t % KV_PAGE_TOKENS] = tokens[i][t];
+			*cell(&f, &seq[i], t) = tokens[i][t];
 		}
 		seq[i].n_tokens = n;
 		kv_prefix_put(f.prefix, &f.root, tokens[i], &seq[i], known, at(round));
+		if (unit_rand(&rng) % 2)
+			kv_prefix_put_tail(f.prefix, tokens[i], &seq[i], at(round));
+		n_tails += seq[i].n_tokens % KV_PAGE_TOKENS != 0;
 		kv_prefix_stats(f.prefix, &st);
 		assert_true(st.n_idle >= 0 && st.n_idle <= st.n_pages);
 	}
 	kv_prefix_stats(f.prefix, &st);
+	assert_true(n_tails > 1000 && st.n_tails > 0);
 	assert_true(st.hits > 1000 && st.evicted[EVICT_FOR_PROMPT] > 1000);
 	for (int i = 0; i < SEQS; i++)
 		kv_seq_release(f.pool, &seq[i]);
@@ -411,5 +522,8 @@ UNIT_MAIN(cmocka_unit_test(full_pages_are_found_again_and_shared), cmocka_unit_t
           cmocka_unit_test(a_hold_keeps_pages_and_is_no_use),
           cmocka_unit_test(what_a_live_session_vouches_for_goes_later),
           cmocka_unit_test(an_evicted_page_that_comes_back_is_known),
+          cmocka_unit_test(a_conversation_goes_on_from_the_tail_it_left),
+          cmocka_unit_test(a_prompt_that_parts_within_a_page_shares_its_beginning),
+          cmocka_unit_test(a_weak_reference_knows_what_is_left),
           cmocka_unit_test(a_policy_that_does_not_exist_is_refused),
           cmocka_unit_test(a_random_workload_never_serves_a_wrong_page))
