@@ -197,8 +197,8 @@ struct engine_session_info {
 	int32_t max_tokens;          /* that it may hold KV for; 0: no limit */
 	int32_t n_tokens;            /* tokens of its last request whose KV is there */
 	int32_t n_pages;
-	int32_t pages_exclusive;     /* of them, those that no other sequence holds; the prefix index may know them */
-	int32_t pages_indexed;       /* of them, those that would stay in the prefix index */
+	int32_t pages_exclusive;     /* of them, those that no other session or generation uses */
+	int32_t pages_indexed;       /* of them, those that the prefix index holds */
 	int64_t references;          /* on its pages, by whomever */
 	int32_t positions_unused;    /* in its pages */
 	uint64_t kv_bytes;
@@ -312,7 +312,7 @@ enum engine_room { ENGINE_ROOM_PROMPT, ENGINE_ROOM_DECODE, ENGINE_ROOM_CAP, ENGI
 struct engine_kv {
 	int32_t pages_total, pages_free;
 	int32_t pages_running, pages_queued, pages_sessions, pages_index; /* with pages_free they add up to pages_total */
-	int32_t pages_shared;     /* held by two or more sequences */
+	int32_t pages_shared;     /* used by two or more: generations, queued requests, sessions (one that runs only counts as such) */
 	int64_t refs_running, refs_queued, refs_index;
 	int64_t tokens_running, tokens_queued, tokens_sessions; /* positions that sequences see; shared ones as often as they are seen */
 	int32_t tails;            /* sequences that end within a page */

@@ -172,7 +172,7 @@ static void write_kv(struct buf *out, const char *model, const struct engine_kv 
 		    {"sessions", (double)kv->tokens_sessions}));
 	parts(out, "kvasir:kv_bytes", "gauge", "Bytes of the KV pool.", model, "state",
 	      PARTS({"used", used * (double)page_bytes}, {"free", (double)kv->pages_free * (double)page_bytes}));
-	one(out, "kvasir:kv_pages_shared", "gauge", "KV pages that two or more sequences hold.", model, kv->pages_shared);
+	one(out, "kvasir:kv_pages_shared", "gauge", "KV pages that two or more of generations, queued requests and sessions use.", model, kv->pages_shared);
 	one(out, "kvasir:kv_positions_unused", "gauge", "Positions of KV pages in use that hold no token.", model,
 	    (double)kv->positions_unused);
 	one(out, "kvasir:kv_fragmentation_ratio", "gauge", "The same as a share of all positions in use, 0 to 1.", model,

@@ -31,13 +31,13 @@ def add_up(kv):
     assert pages["running"] + pages["queued"] + pages["sessions"] + pages["index"] + pages["nobody"] == pool["pages"]
     assert pages["nobody"] == pool["pages_free"] and pool["pages_used"] == pool["pages"] - pool["pages_free"]
     assert pool["bytes"] == pool["pages"] * pool["page_bytes"] and pool["bytes_used"] == pool["pages_used"] * pool["page_bytes"]
-    assert refs["total"] == refs["running"] + refs["queued"] + refs["sessions"] + refs["index"]
+    assert refs["total"] == refs["running"] + refs["queued"] + refs["index"]
     assert refs["total"] >= pool["pages_used"]
     f = kv["fragmentation"]
     assert f["positions_used"] + f["positions_unused"] == pool["pages_used"] * pool["page_tokens"]
     if pool["pages_used"]:
         assert f["ratio"] == pytest.approx(f["positions_unused"] / (pool["pages_used"] * pool["page_tokens"]), rel=1e-4)
-    assert sum(k["pages"] for k in kv["keys"]) == refs["running"] + refs["sessions"]
+    assert sum(k["pages"] for k in kv["keys"]) == refs["running"]
     return kv
 
 
@@ -52,12 +52,13 @@ def test_the_figures_agree_with_the_sessions_and_the_metrics(own):
     with open_client(own) as http:
         ids = [session(http) for _ in range(3)]
         for i, s in enumerate(ids):
-            complete(http, f"Agreement {i}. " + LONG * (i + 1), session_id=s)
+            complete(http, f"{i} agreements. " + LONG * (i + 1), session_id=s)
         own.wait_idle()
         kv = add_up(own.kv())
         rows = {s["id"]: s for s in kv["sessions"]["data"]}
         assert set(rows) == set(ids)
-        assert sum(s["pages"] for s in rows.values()) == kv["references"]["sessions"]
+        assert sum(s["pages"] for s in rows.values()) == kv["pages"]["sessions"]
+        assert kv["references"] == {"running": 0, "queued": 0, "index": kv["pool"]["pages_used"], "total": kv["pool"]["pages_used"]}
         assert sum(s["tokens"] for s in rows.values()) == kv["tokens"]["sessions"] == kv["tokens"]["total"]
         m = own.metrics()
         assert m["kvasir:kv_references"] == kv["references"]["total"]
@@ -73,15 +74,15 @@ def test_the_figures_agree_with_the_sessions_and_the_metrics(own):
                 assert one[field] == s[field]
             assert one["kv_bytes"] == one["pages"] * kv["pool"]["page_bytes"]
             assert one["pages"] * 16 == one["tokens"] + one["positions_unused"]
-            assert one["references"] == one["pages"] + one["pages_indexed"]  # nobody else holds them but the index
+            assert one["references"] == one["pages"] == one["pages_indexed"]  # a session holds none itself, the index does
             assert one["pages_exclusive"] == one["pages"] and one["pages_shared"] == 0
             assert one["prompt_tokens"] > 0 and one["generated_tokens"] == 4
             assert 0 < one["claim"] <= 120 and 0 < one["expires_in"] <= 120
         for s in ids:
             http.delete(f"/v1/sessions/{s}")
         after = add_up(own.kv())
-        assert after["references"]["sessions"] == 0 and after["sessions"]["data"] == []
-        assert after["session_pages_released"] - kv["session_pages_released"] == kv["references"]["sessions"]
+        assert after["pages"]["sessions"] == 0 and after["sessions"]["data"] == []
+        assert after["pages"]["index"] == kv["pages"]["index"] + kv["pages"]["sessions"]  # what they computed may be found again
 
 
 def test_metrics_follow_within_seconds_without_being_asked_for(own):
@@ -103,8 +104,7 @@ def test_a_shared_beginning_is_held_once_and_shown_as_shared(own):
         kv = add_up(own.kv())
         one, two = (http.get(f"/v1/sessions/{s}").json() for s in ids)
         assert one["pages_shared"] == two["pages_shared"] == kv["pages"]["shared"] >= 5
-        assert two["cached_tokens"] >= 80 and two["cached_tokens"] % 16 == 0 and one["cached_tokens"] == 0
-        assert one["references"] == one["pages"] + one["pages_indexed"] + one["pages_shared"]
+        assert two["cached_tokens"] >= 80 and one["cached_tokens"] == 0
         assert kv["pages"]["sessions"] == one["pages"] + two["pages"] - kv["pages"]["shared"]
         for s in ids:
             http.delete(f"/v1/sessions/{s}")
@@ -138,18 +138,17 @@ def test_the_list_of_sessions_comes_in_pages(own):
 
 
 def test_fragmentation_is_alarmed_once_and_well_again_once():
+    """Twenty short answers leave two pages each and fill the second by little; one long prompt outweighs them."""
     with Daemon("--kv-memory", "64M") as d, open_client(d) as http:
         assert not d.kv()["fragmentation"]["alarm"]
-        ids = [session(http) for _ in range(18)]
-        for i, s in enumerate(ids):
-            complete(http, f"{i}", max_tokens=2, session_id=s)
+        for i in range(20):
+            complete(http, [100 + i] * 18, max_tokens=2)
         f = add_up(d.kv())["fragmentation"]
-        assert f["alarm"] and f["ratio"] > 0.5 and f["partial_tails"] == 18
+        assert f["alarm"] and f["ratio"] > 0.2
         assert d.metrics()["kvasir:kv_fragmentation_alarm"] == 1
-        for s in ids:
-            http.delete(f"/v1/sessions/{s}")
+        complete(http, LONG * 70, max_tokens=2)
         f = add_up(d.kv())["fragmentation"]
-        assert not f["alarm"] and f["ratio"] == 0
+        assert not f["alarm"] and f["ratio"] < 0.15
         assert d.metrics()["kvasir:kv_fragmentation_alarm"] == 0
         lines = [x for x in d.stderr().splitlines() if "event=kv_fragmentation" in x]
         assert len(lines) == 2 and all("level=warn" in x for x in lines)
@@ -157,26 +156,22 @@ def test_fragmentation_is_alarmed_once_and_well_again_once():
 
 
 def test_every_page_that_had_to_go_is_counted_by_reason():
-    """54 pages for conversations of about 20: the index gives way, then idle sessions, for prompts and for answers."""
+    """56 pages for conversations of about 20: the index gives way for prompts, then for an answer that grows."""
     with Daemon("--kv-memory", "20M") as d, open_client(d) as http:
         ids = [session(http) for _ in range(4)]
         for i, s in enumerate(ids):
-            complete(http, f"Conversation {i}. " + LONG * 11, session_id=s)
+            complete(http, f"{i} conversations. " + LONG * 11, session_id=s)
         kv = add_up(d.kv())
-        dropped = kv["evictions"]["sessions"]
-        assert dropped["prompt"] >= 1 and dropped["cap"] == 0
-        assert kv["evictions"]["index_pages"]["prompt"] > 0
-        assert kv["evictions"]["session_pages"] > 0
-        before = kv["evictions"]
+        assert kv["evictions"]["prompt"] > 0 and kv["evictions"]["decode"] == 0
+        rows = kv["sessions"]["data"]
+        assert sum(s["pages"] for s in rows) == kv["pages"]["sessions"] <= kv["pool"]["pages"]
+        assert any(s["tokens"] < s["prompt_tokens"] for s in rows), "some conversation has lost pages, and its page says so"
         complete(http, "An answer that grows. ", max_tokens=700)
         kv = add_up(d.kv())
-        assert kv["evictions"]["index_pages"]["decode"] > before["index_pages"]["decode"]
-        assert kv["evictions"]["sessions"]["decode"] > before["sessions"]["decode"]
+        assert kv["evictions"]["decode"] > 0
         m = d.metrics()
-        assert m["kvasir:prefix_evictions_total"] == sum(kv["evictions"]["index_pages"].values())
-        assert m["kvasir:session_kv_dropped_total"] == sum(kv["evictions"]["sessions"].values())
-        # Each session knows of its own loss.
-        assert sum(s["kv_dropped"] for s in kv["sessions"]["data"]) == sum(kv["evictions"]["sessions"].values())
+        assert m["kvasir:prefix_evictions_total"] == sum(kv["evictions"].values())
+        assert m["kvasir:prefix_inserted_total"] - sum(kv["evictions"].values()) >= kv["prefix_index"]["pages"]
 
 
 def first_token(http, messages, sid=None, max_tokens=8):
@@ -222,8 +217,7 @@ def test_eight_sessions_with_one_system_prompt_hold_it_once_and_start_in_the_tim
         # The prompt is computed once, and of each conversation its own end: less than two pages and the question.
         assert computed <= count + 8 * 40, computed
         rows = [http.get(f"/v1/sessions/{s}").json() for s in ids]
-        own = sum(r["pages_exclusive"] for r in rows)
-        assert own <= 8 * 4
+        assert sum(r["pages_exclusive"] for r in rows) <= 8 * 4
         added = kv["pool"]["pages_used"] - before["pool"]["pages_used"]
         assert added <= count // 16 + 8 * 4, (added, count)
         assert min(r["pages_shared"] for r in rows) >= count // 16 - 4

@@ -180,7 +180,7 @@ def test_a_websocket_is_its_keys_own(keys):
 
 
 def test_one_request_too_many_is_a_429_of_that_key_alone(keys):
-    body = {"prompt": "Tell me.", "max_tokens": 150, "ignore_eos": True, "stream": True}
+    body = {"prompt": "Tell me.", "max_tokens": 330, "ignore_eos": True, "stream": True}
     with client(keys, "alice") as alice, client(keys, "bob") as bob:
         with alice.stream("POST", "/v1/completions", json=body) as one, alice.stream("POST", "/v1/completions", json=body) as two:
             next(one.iter_lines()), next(two.iter_lines())
@@ -230,7 +230,8 @@ def test_the_kv_limit_is_kept_at_every_moment_and_nothing_is_cut(keys):
     with client(keys, "alice") as alice:
         s = alice.post("/v1/sessions", json={}).json()["id"]
         complete(alice, "An idle session. " + LONG * 2, session_id=s)
-        assert key_row(keys, "alice")["pages"] == alice.get(f"/v1/sessions/{s}").json()["pages"] > 0
+        assert alice.get(f"/v1/sessions/{s}").json()["pages"] > 0
+        assert key_row(keys, "alice")["pages"] == 0  # what nothing runs on is the index's, and nobody is charged for it
         answers = [None, None]
 
         def run(i):
@@ -251,8 +252,7 @@ def test_the_kv_limit_is_kept_at_every_moment_and_nothing_is_cut(keys):
         assert answers == expected
         assert most > 14, "they did run together as far as the limit let them"
         report = keys.kv()
-        assert report["preemptions"]["cap"] + report["evictions"]["sessions"]["cap"] > 0
-        assert report["evictions"]["sessions"]["prompt"] == 0
+        assert report["preemptions"]["decode"] == 0
         alice.delete(f"/v1/sessions/{s}")
         assert key_row(keys, "alice")["pages"] == 0
 
