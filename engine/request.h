@@ -38,7 +38,7 @@ struct request {
 	int32_t n_prompt;
 	int32_t max_total;        /* the answer ends when tokens.n reaches this */
 	struct kv_seq kv;         /* kv.n_tokens positions of `tokens` are computed */
-	struct kv_key root;       /* what its pages are indexed under */
+	struct kv_chain chain;    /* of tokens: what its pages are indexed under */
 	int32_t n_indexed;        /* leading pages of kv that the prefix index knows */
 	uint64_t awaits_id;       /* a running request that computes part of this prompt; 0: none */
 	int32_t awaits_tokens;    /* how much of it */

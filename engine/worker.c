@@ -297,7 +297,7 @@ static void handle_generate(struct worker *w, struct command *c)
 	struct kv_root root = e->root;
 	root.tenant = str_from(tenant->salt);
 	root.salt = str_from(spec->cache_salt ? spec->cache_salt : "");
-	kv_key_root(&root, &r->root);
+	kv_key_root(&root, &r->chain.root);
 	command_destroy(c); /* the request carries the flight on */
 	if (session)
 		session_touch(&w->sessions, session);

@@ -118,6 +118,13 @@ static inline struct request *add(struct fixture *f, struct session *s, const in
 	return add_of(f, s ? s->tenant : tenant_find(&f->tenants, 0), s, prompt, n, max_tokens);
 }
 
+/* Its KV is kept apart from now on. */
+static inline void of_another_tenant(struct request *r)
+{
+	r->chain.root.bytes[0] ^= 1;
+	kv_chain_free(&r->chain);
+}
+
 /* A prompt of n tokens that nothing else begins with. */
 static inline struct request *add_fresh_of(struct fixture *f, struct tenant *t, struct session *s, int32_t n, int32_t max_tokens)
 {
