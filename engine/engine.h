@@ -49,6 +49,8 @@ struct engine_options {
 	int64_t heartbeat_timeout_ms, session_ttl_ms, session_gc_ms; /* 0: 30 s, 300 s, 15 s */
 	int32_t max_sessions;      /* 0: default */
 	int32_t session_tokens;    /* most tokens that a session may hold KV for; 0: no limit */
+	int32_t session_requests;  /* generations of one session that may run or wait before LIMIT; 0: no limit */
+	int64_t request_timeout_ms; /* a generation that has not ended so long after its submission is TIMEOUT; 0: never */
 	const struct clock *clock; /* NULL: the system's */
 	/* Called from an engine thread when events wait; must only wake the loop (uv_async_send). NULL: engine_wait() is used. */
 	void (*wake)(void *arg);
@@ -154,6 +156,7 @@ struct engine_request {
 
 	struct sampling_params sampling; /* sampling.bias malloc'd */
 	int32_t max_tokens;              /* -1: until the context is full; 0: prompt only */
+	int64_t timeout_ms;              /* as engine_options.request_timeout_ms, which bounds it; 0: that one */
 	struct str *stops;               /* malloc'd array of malloc'd strings (free((char *)p)) */
 	size_t n_stops;
 	int32_t *stop_tokens;            /* malloc'd; end the answer like EOS, in addition to the model's own */

@@ -291,6 +291,40 @@ def test_a_key_with_a_long_queue_does_not_hold_up_another(tmp_path):
     assert order.index("bob") <= 4, order  # those that were done already, the one that ran, and one more
 
 
+def test_a_request_ends_at_its_deadline():
+    with Daemon("--request-timeout", 20 * SLOW) as d, httpx.Client(base_url=d.url, timeout=120 * SLOW) as http:
+        body = {"prompt": LONG * 2, "max_tokens": 7000, "ignore_eos": True, "temperature": 0, "timeout": 0.5 * SLOW}
+        r = http.post("/v1/completions", json=body)
+        assert r.status_code == 504 and r.json()["error"]["code"] == "request_timeout"
+        assert "did not end within" in r.json()["error"]["message"]
+        text = http.post("/v1/completions", json={**body, "stream": True}).text
+        events = [x for x in text.split("\n\n") if x]
+        assert len(events) > 2 and "request_timeout" in events[-2] and events[-1] == "data: [DONE]"
+        d.wait_idle()
+        assert cached(complete(http, LONG * 2, max_tokens=1)) >= 32  # what it computed is not lost
+        for bad in (0, -1, "1s"):
+            r = http.post("/v1/completions", json={**body, "timeout": bad})
+            assert r.status_code == 400 and r.json()["error"]["param"] == "timeout"
+
+
+def test_a_session_has_a_queue_of_its_own():
+    with Daemon("--session-requests", 2) as d, httpx.Client(base_url=d.url, timeout=120 * SLOW) as http:
+        s = http.post("/v1/sessions", json={}).json()["id"]
+        body = {"prompt": "Go on.", "max_tokens": 400, "ignore_eos": True, "session_id": s}
+        statuses = []
+
+        def ask():
+            statuses.append(httpx.post(d.url + "/v1/completions", json=body, timeout=120 * SLOW))
+        threads = [threading.Thread(target=ask) for _ in range(4)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        refused = [r for r in statuses if r.status_code == 429]
+        assert len(refused) == 2 and all(r.headers["retry-after"] and r.json()["error"]["param"] == "session_id" for r in refused)
+        assert all(r.json()["usage"]["completion_tokens"] == 400 for r in statuses if r.status_code == 200)
+
+
 # ---- Reload
 
 
