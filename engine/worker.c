@@ -105,6 +105,7 @@ static void collect_sessions(struct worker *w)
 	struct session *s;
 	while ((s = session_next_expired(&w->sessions))) {
 		w->sessions.expired++;
+		w->census_stale = true;
 		end_session(w, s, "session_expired");
 	}
 }
@@ -147,7 +148,8 @@ static void list_sessions(struct worker *w, struct command *c)
 		return;
 	}
 	if (ev->kv) {
-		take_census(w);
+		if (w->census_stale)
+			take_census(w);
 		*ev->kv = w->kv;
 	}
 	command_answer(w->e, c, &w->out);
@@ -536,6 +538,12 @@ static int64_t sleep_ns(const struct worker *w)
 	return ms > 0 ? ms * 1000000 : 0;
 }
 
+/* A question leaves everything as it is, so that asking often costs no census. */
+static bool only_looks(enum command_type type)
+{
+	return type == COMMAND_SESSION_GET || type == COMMAND_SESSION_LIST || type == COMMAND_KV_REPORT || type == COMMAND_SESSION_HEARTBEAT;
+}
+
 static void take_commands(struct worker *w, bool idle)
 {
 	struct list commands;
@@ -544,9 +552,11 @@ static void take_commands(struct worker *w, bool idle)
 		mailbox_wait(&w->e->worker_box, &commands, sleep_ns(w));
 	else
 		mailbox_take(&w->e->worker_box, &commands);
-	w->census_stale = w->census_stale || !list_empty(&commands);
-	for (struct list *l; (l = list_pop_front(&commands));)
-		handle(w, list_entry(l, struct command, link));
+	for (struct list *l; (l = list_pop_front(&commands));) {
+		struct command *c = list_entry(l, struct command, link);
+		w->census_stale = w->census_stale || !only_looks(c->type);
+		handle(w, c);
+	}
 }
 
 static void collect_when_due(struct worker *w)
@@ -554,9 +564,7 @@ static void collect_when_due(struct worker *w)
 	int64_t now = clock_now_ms(w->e->clock);
 	if (now < w->next_gc_ms)
 		return;
-	uint64_t before = w->sessions.expired;
 	collect_sessions(w);
-	w->census_stale = w->census_stale || w->sessions.expired != before;
 	w->next_gc_ms = now + w->e->options.session_gc_ms;
 }
 
