@@ -227,7 +227,7 @@ static int64_t more_pages(const struct request *r, int32_t n)
 /* Whether the limit of r's tenant, which is charged for r's kv, allows n pages more. */
 static bool keeps_cap(const struct request *r, int64_t n)
 {
-	return n == 0 || r->tenant->kv.n_pages + n <= r->tenant->max_pages;
+	return r->tenant->kv.n_pages + n <= r->tenant->max_pages;
 }
 
 static struct request *youngest_of(const struct sched *s, const struct tenant *t)
@@ -245,7 +245,8 @@ static struct request *youngest_of(const struct sched *s, const struct tenant *t
 static bool make_room(struct sched *s, struct request *r)
 {
 	for (;;) {
-		bool allowed = keeps_cap(r, more_pages(r, 1));
+		int64_t more = more_pages(r, 1);
+		bool allowed = more == 0 || keeps_cap(r, more);
 		if (allowed && kv_seq_prepare(s->pool, &r->kv, 1) == STATUS_OK)
 			return true;
 		if (allowed && reclaim_one(s, r, EVICT_FOR_DECODE))
@@ -327,6 +328,8 @@ static enum admission admit(struct sched *s, struct request *r)
 		r->admitted_before = true;
 		r->started_ns = clock_now_ns(s->clock);
 		r->usage.cached_tokens = r->kv.n_tokens;
+		s->pages_wanted += (uint64_t)(r->n_prompt / KV_PAGE_TOKENS);
+		s->pages_found += (uint64_t)(r->kv.n_tokens / KV_PAGE_TOKENS);
 		r->usage.queue_ns = r->started_ns - r->submitted_ns;
 	}
 	return ADMITTED;

@@ -226,6 +226,8 @@ static enum status start_engine(struct server *s, const char *chat_template)
 		.session_gc_ms = c->session_gc,
 		.max_sessions = (int32_t)c->max_sessions,
 		.session_tokens = (int32_t)c->session_tokens,
+		.session_requests = (int32_t)c->session_requests,
+		.request_timeout_ms = c->request_timeout,
 		.wake = wake_loop,
 		.wake_arg = s,
 	};

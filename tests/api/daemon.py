@@ -40,7 +40,8 @@ def eventually(check, seconds, what):
 class Daemon:
     """Starts `kvasir serve` on a free port; stop() ends it by SIGTERM and returns its exit status."""
 
-    def __init__(self, *args, model=MODEL, wait=True, env=None):
+    def __init__(self, *args, model=MODEL, wait=True, env=None, key=None):
+        self.headers = {"authorization": f"Bearer {key}"} if key else {}  # of what is asked here
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.ws_url = f"ws://127.0.0.1:{self.port}/v1/responses"
@@ -104,12 +105,17 @@ class Daemon:
 
     def metrics(self):
         """Every series without its histogram buckets, summed over labels: {"kvasir:kv_pages_free": 812.0, ...}"""
-        text = httpx.get(self.url + "/metrics", timeout=10 * SLOW).text
+        text = httpx.get(self.url + "/metrics", headers=self.headers, timeout=10 * SLOW).text
         values = {}
         for name, value in re.findall(r"^([a-z_:]+)(?:\{[^}]*\})? (\S+)$", text, re.M):
             if not name.endswith("_bucket"):
                 values[name] = values.get(name, 0) + float(value)
         return values
+
+    def kv(self, **query):
+        r = httpx.get(self.url + "/v1/kv", params=query, headers=self.headers, timeout=10 * SLOW)
+        assert r.status_code == 200, r.text
+        return r.json()
 
     def pages(self):
         """KV pages that new work can have: those nobody holds, and those that the prefix index alone keeps."""
