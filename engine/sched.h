@@ -47,6 +47,7 @@ struct sched {
 	uint64_t next_order;
 	uint64_t turn;       /* of the request admitted last */
 	uint64_t pass;       /* of admission */
+	const struct request *awaited; /* during a pass of admission: whom the last one that waits for another waits for */
 	uint64_t n_preemptions, preempted[ENGINE_N_ROOMS]; /* in all, and by what needed the room */
 	uint64_t n_holds_dropped;
 	double rows_per_s;   /* measured speed of steps with prompt rows; 0: not known yet */
