@@ -11,10 +11,10 @@
 #   golden    independent outputs, read from $KVASIR_SHARED
 #   api       the daemon with real clients
 #   soak      1,000 requests with random cancels leave nothing behind
-#   sanitize  unit and API tests under ASan and UBSan
+#   sanitize  unit and API tests under ASan and UBSan; with --full a million random operations on the KV cache
 #   clang     clang builds it all, warnings are errors
 #   fuzz      each parser for a minute
-#   tsan      unit and API tests under TSan (slow)
+#   tsan      the same under TSan (slow)
 #
 # KVASIR_TEST_MODEL names the model file (else it is fetched into .cache/), KVASIR_SHARED the folder of golden files
 # (default: ../shared beside the repository), KVASIR_JOBS how many compilers and tests run at once.
@@ -198,10 +198,20 @@ suite_soak() {
 	KVASIR_BIN=$PWD/build/server/kvasir summed soak "$cache/venv/bin/python" tests/api/soak.py
 }
 
+# The KV rooms and a whole engine, at a million operations (--full); the unit tests do a tenth.
+long_soak() { # NAME BUILD
+	[ "$full" = yes ] || return 0
+	local t
+	for t in engine-soak engine-engine_soak; do
+		KVASIR_SOAK_OPS=1000000 check "$1-$t" timeout 1800 "$2/tests/unit/test-$t" && grep -h operations "$logs/$1-$t.log"
+	done
+}
+
 suite_sanitize() {
 	build build-asan -Dbuildtype=debugoptimized -Db_sanitize=address,undefined -Db_lundef=false || return
 	export ASAN_OPTIONS=detect_stack_use_after_return=1:strict_string_checks=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
 	unit_tests sanitize-unit build-asan 4
+	long_soak sanitize build-asan
 	KVASIR_TEST_SLOW=6 api_tests sanitize-api build-asan
 	unset ASAN_OPTIONS UBSAN_OPTIONS
 }
@@ -210,6 +220,7 @@ suite_tsan() {
 	build build-tsan -Dbuildtype=debugoptimized -Db_sanitize=thread -Db_lundef=false || return
 	export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1
 	unit_tests tsan-unit build-tsan 8
+	long_soak tsan build-tsan
 	KVASIR_TEST_SLOW=12 api_tests tsan-api build-tsan
 	unset TSAN_OPTIONS
 }

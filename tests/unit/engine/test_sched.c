@@ -239,6 +239,35 @@ static void steps_keep_to_their_time_once_the_speed_is_known(void **state)
 	teardown(&f);
 }
 
+static uint64_t n_keys_made;
+
+static void counted_next(const struct kv_key *before, const int32_t *tokens, struct kv_key *out)
+{
+	n_keys_made++;
+	kv_key_next(before, tokens, out);
+}
+
+/* However long a queue waits for memory, and however often a step asks whether its head fits by now. */
+static void a_prompt_is_hashed_once_however_long_it_waits(void **state)
+{
+	(void)state;
+	enum { REQUESTS = 60, PROMPT = 400, ANSWER = 40 };
+	static const struct kv_key_ops counted = {counted_next, kv_key_tail};
+	struct fixture f;
+	int steps = 0;
+	setup(&f, 64);
+	kv_prefix_set_key_ops(f.prefix, &counted);
+	n_keys_made = 0;
+	for (int i = 0; i < REQUESTS; i++)
+		add_fresh(&f, NULL, PROMPT, ANSWER);
+	while (run_step(&f) > 0)
+		steps++;
+	assert_int_equal(f.sched.n_running + f.sched.n_waiting, 0);
+	assert_true(steps > 10 * REQUESTS);
+	assert_true(n_keys_made <= REQUESTS * (PROMPT + ANSWER) / PAGE);
+	teardown(&f);
+}
+
 /* Many requests, few pages: everything ends, nothing is ever read that was not the request's own, every page comes back. */
 static void random_work_under_pressure(void **state)
 {
@@ -292,4 +321,5 @@ UNIT_MAIN(cmocka_unit_test(prompts_are_cut_into_chunks_and_share_steps_with_deco
           cmocka_unit_test(what_a_queued_request_holds_goes_before_anyone_is_preempted),
           cmocka_unit_test(a_prompt_that_only_warms_the_cache_asks_for_no_logits),
           cmocka_unit_test(steps_keep_to_their_time_once_the_speed_is_known),
+          cmocka_unit_test(a_prompt_is_hashed_once_however_long_it_waits),
           cmocka_unit_test(random_work_under_pressure))
