@@ -8,7 +8,7 @@ FROM debian:12-slim AS build
 RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev meson ninja-build pkg-config python3 \
 	libuv1-dev libmicrohttpd-dev libwebsockets-dev libjansson-dev libutf8proc-dev
 COPY . /src
-RUN meson setup --buildtype=release --strip -Dtests=disabled -Dcuda=disabled /build /src && ninja -C /build server/kvasir
+RUN meson setup --buildtype=release -Dtests=disabled -Dcuda=disabled /build /src && ninja -C /build server/kvasir && strip /build/server/kvasir
 
 FROM debian:12-slim AS cpu
 RUN apt-get update && apt-get install -y --no-install-recommends \

@@ -25,4 +25,4 @@ done
 
 # The format is Docker's because that of the OCI has no health check.
 buildah bud --isolation chroot --pull-never --format docker --tag kvasir-test "$@" "$source_dir" >&2
-echo kvasir-test
+buildah rmi --prune >/dev/null 2>&1 || true 
