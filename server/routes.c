@@ -221,6 +221,11 @@ const struct route *routes_dispatch(struct http_exchange *x, void *app)
 		}
 		http_set_principal(x, tenant);
 	}
+	/* Refused before the upgrade, a WebSocket is tried elsewhere by whatever balances; afterwards it could only be closed. */
+	if (found->flags & ROUTE_WEBSOCKET && http_header(x, "upgrade").p && !app_accepts(a, &f)) {
+		reply_failure(x, &f);
+		return NULL;
+	}
 	if (found_m.name) {
 		snprintf(name, sizeof name, "%.*s", (int)found_m.name_n, found_m.name);
 		http_add_param(x, name, found_m.value);

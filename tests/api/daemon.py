@@ -40,9 +40,9 @@ def eventually(check, seconds, what):
 class Daemon:
     """Starts `kvasir serve` on a free port; stop() ends it by SIGTERM and returns its exit status."""
 
-    def __init__(self, *args, model=MODEL, wait=True, env=None, key=None):
+    def __init__(self, *args, model=MODEL, wait=True, env=None, key=None, port=None):
         self.headers = {"authorization": f"Bearer {key}"} if key else {}  # of what is asked here
-        self.port = free_port()
+        self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.ws_url = f"ws://127.0.0.1:{self.port}/v1/responses"
         self.log = tempfile.NamedTemporaryFile("w+", prefix="kvasir-test-", suffix=".log")
