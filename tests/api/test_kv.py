@@ -221,11 +221,12 @@ def test_eight_sessions_with_one_system_prompt_hold_it_once_and_start_in_the_tim
         added = kv["pool"]["pages_used"] - before["pool"]["pages_used"]
         assert added <= count // 16 + 8 * 4, (added, count)
         assert min(r["pages_shared"] for r in rows) >= count // 16 - 4
-        assert together <= 2.0 * alone, (together, alone)
+        assert SLOW > 1 or together <= 2.0 * alone, (together, alone)
         print(f"time to first token: alone {alone:.3f} s, the last of eight {together:.3f} s; {computed:g} tokens computed for eight "
               f"prompts of {count}; {added} pages more")
 
 
+@pytest.mark.skipif(SLOW > 1, reason="a ratio of times means nothing under a sanitizer")
 def test_the_second_turn_of_4000_tokens_begins_in_3_percent_of_a_cold_start():
     with Daemon("--kv-memory", "512M") as d, open_client(d) as http:
         cold, warm = [], []
