@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from container import CACHE, script
-from daemon import ROOT, SLOW, eventually, free_port
+from daemon import ROOT, SLOW, child_of, eventually, free_port
 
 pytestmark = pytest.mark.full
 # Both commands ask the network for packages, and the machine may be busy.
@@ -91,8 +91,7 @@ def test_quickstart_leads_to_a_daemon_that_answers(bare):
         assert '"response.output_text.delta"' in out and re.search('"response.(completed|incomplete)"', out), out
         assert httpx.get(f"http://127.0.0.1:{port}/").headers["content-type"].startswith("text/html")
     finally:
-        pid = subprocess.run(["pgrep", "-P", str(serving.pid)], capture_output=True, text=True).stdout
-        os.kill(int(pid), signal.SIGTERM)
+        os.kill(child_of(serving.pid), signal.SIGTERM)
         assert serving.wait(60) == 0
         log.close()
 
