@@ -10,6 +10,7 @@
 #   unit      meson test
 #   golden    independent outputs, read from $KVASIR_SHARED
 #   api       the daemon with real clients
+#   deploy    what deploy/ holds: balancers, unit, manifests, dashboard (--full: also the image, and a bare Debian)
 #   soak      1,000 requests with random cancels leave nothing behind
 #   sanitize  unit and API tests under ASan and UBSan; with --full a million random operations on the KV cache
 #   clang     clang builds it all, warnings are errors
@@ -21,7 +22,7 @@
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 2
 
-everyday=(includes readme noserver unit golden api soak sanitize clang fuzz)
+everyday=(includes readme noserver unit golden api deploy soak sanitize clang fuzz)
 slow=(tsan)
 full=no
 suites=()
@@ -120,19 +121,23 @@ unit_tests() {
 	echo "$name: $ok test programs passed, $((fail + timeout)) failed, $skip skipped"
 }
 
-# The Python clients of the tests, made once for these requirements.
+# The Python clients of the tests: the requirements of each file, installed once.
 venv() {
-	local stamp=$cache/venv/requirements.txt
-	if ! cmp -s tests/requirements.txt "$stamp"; then
-		echo "making the Python environment in .cache/venv"
-		python3 -m venv "$cache/venv" && "$cache/venv/bin/pip" install -q -r tests/requirements.txt &&
-			cp tests/requirements.txt "$stamp"
-	fi
+	local file stamp
+	for file in "$@"; do
+		stamp=$cache/venv/${file//\//-}
+		cmp -s "$file" "$stamp" && continue
+		echo "installing the packages of $file into .cache/venv"
+		[ -x "$cache/venv/bin/pip" ] || python3 -m venv "$cache/venv" || return
+		"$cache/venv/bin/pip" install -q -r "$file" && cp "$file" "$stamp" || return
+	done
 }
 
-need_python() {
-	venv >"$logs/venv.log" 2>&1 && return 0
-	skip "$1" "the Python packages of tests/requirements.txt cannot be had (see $logs/venv.log)"
+need_python() { # NAME [MORE REQUIREMENTS]
+	local name=$1
+	shift
+	venv tests/requirements.txt "$@" >"$logs/venv.log" 2>&1 && return 0
+	skip "$name" "the Python packages of tests/requirements.txt $* cannot be had (see $logs/venv.log)"
 	return 1
 }
 
@@ -191,6 +196,13 @@ suite_golden() {
 }
 
 suite_api() { build build && api_tests api build; }
+
+suite_deploy() {
+	build build || return
+	need_python deploy tests/deploy/requirements.txt || return
+	KVASIR_FULL=$full KVASIR_BIN=$PWD/build/server/kvasir summed deploy "$cache/venv/bin/python" -m pytest -q -rfEs --tb=short \
+		-p no:cacheprovider --color=no --durations=5 tests/deploy
+}
 
 suite_soak() {
 	build build || return

@@ -25,6 +25,12 @@ def free_port():
         return s.getsockname()[1]
 
 
+def child_of(pid):
+    """The one child of a process, as a command that runs another one has it."""
+    with open(f"/proc/{pid}/task/{pid}/children") as f:
+        return int(f.read())
+
+
 def eventually(check, seconds, what):
     """Polls until check() is true; the clock is the only judge, so a slow machine waits longer but is not told otherwise."""
     deadline = time.monotonic() + seconds * SLOW

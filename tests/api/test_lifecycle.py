@@ -9,7 +9,7 @@ import httpx
 import pytest
 import websockets
 
-from daemon import BIN, MODEL, SLOW, Daemon, eventually, free_port
+from daemon import BIN, MODEL, SLOW, Daemon, child_of, eventually, free_port
 from wire import Wire
 
 
@@ -298,7 +298,7 @@ def test_the_first_process_of_a_container_ends_on_the_second_signal_too():
             except httpx.TransportError:
                 return False
         eventually(ready, 60, "it is ready")
-        inner = int(subprocess.run(["pgrep", "-P", str(p.pid)], capture_output=True, text=True).stdout)
+        inner = child_of(p.pid)
         with httpx.stream("POST", url + "/v1/completions", timeout=60 * SLOW, json={
                 "prompt": "Once", "max_tokens": 7000, "stream": True, "ignore_eos": True}) as r:
             lines = r.iter_lines()

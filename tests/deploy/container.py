@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from daemon import ROOT, free_port
+from daemon import ROOT, child_of, free_port
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 CACHE = os.path.join(ROOT, ".cache", "deploy")
@@ -85,7 +85,7 @@ class Container:
 
     def pid(self):
         """Of process 1, as seen from outside."""
-        return int(subprocess.run(["pgrep", "-P", str(self.process.pid)], capture_output=True, text=True).stdout)
+        return child_of(self.process.pid)
 
     def stop(self):
         os.kill(self.pid(), getattr(signal, self.image.config["StopSignal"]))

@@ -3,6 +3,7 @@ import os
 import re
 import shutil
 import signal
+import ssl
 import subprocess
 import tempfile
 
@@ -10,11 +11,14 @@ import httpx
 import pytest
 
 from container import CACHE, script
-from daemon import ROOT, SLOW, eventually, free_port
+from daemon import ROOT, SLOW, child_of, eventually, free_port
 
 pytestmark = pytest.mark.full
 # Both commands ask the network for packages, and the machine may be busy.
 PATIENCE_S = 3000
+
+# What this machine trusts: its network may have an authority of its own.
+AUTHORITIES = os.environ.get("SSL_CERT_FILE") or ssl.get_default_verify_paths().cafile or "/etc/ssl/certs/ca-certificates.crt"
 
 # $1: the root; the rest is the command.
 RUN = """
@@ -33,11 +37,15 @@ class Bare:
         script("bookworm.sh", f"{CACHE}/bookworm.tar")
         self.root = tempfile.mkdtemp(prefix="bare-", dir=CACHE)
         subprocess.run(["tar", "-C", self.root, "-xf", f"{CACHE}/bookworm.tar"], check=True)
+        if os.path.exists(AUTHORITIES):
+            shutil.copy(AUTHORITIES, f"{self.root}/root/authorities.crt")
         subprocess.run(["git", "clone", "-q", "--no-hardlinks", ROOT, f"{self.root}/root/kvasir"], check=True)
 
     def start(self, command, out=subprocess.PIPE, **env):
         """As root of the bare system, with nothing of this machine's environment but how packages are reached."""
-        clean = {k: v for k, v in os.environ.items() if k.lower().endswith("_proxy") or k.startswith("PIP_")}
+        clean = {k: v for k, v in os.environ.items() if k.lower().endswith("_proxy") or k in ("PIP_INDEX_URL", "PIP_TRUSTED_HOST")}
+        if os.path.exists(f"{self.root}/root/authorities.crt"):
+            clean.update(SSL_CERT_FILE="/root/authorities.crt", PIP_CERT="/root/authorities.crt")
         clean.update(HOME="/root", PATH="/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", **env)
         return subprocess.Popen(["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", RUN, "run", self.root, *command],
                                 stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, text=True, env=clean)
@@ -91,8 +99,7 @@ def test_quickstart_leads_to_a_daemon_that_answers(bare):
         assert '"response.output_text.delta"' in out and re.search('"response.(completed|incomplete)"', out), out
         assert httpx.get(f"http://127.0.0.1:{port}/").headers["content-type"].startswith("text/html")
     finally:
-        pid = subprocess.run(["pgrep", "-P", str(serving.pid)], capture_output=True, text=True).stdout
-        os.kill(int(pid), signal.SIGTERM)
+        os.kill(child_of(serving.pid), signal.SIGTERM)
         assert serving.wait(60) == 0
         log.close()
 
