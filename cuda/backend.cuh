@@ -103,6 +103,10 @@ enum status step_upload(struct cuda_backend *b, const struct batch *batch);
 /* The plan for these heads, made and sent if step_upload() has not. */
 enum status plan_attention(struct cuda_backend *b, int n_head, int n_head_kv, int head_dim);
 
+/* The `sample` of backend.h. */
+enum status step_sample(struct cuda_backend *b, float *logits, int32_t n_vocab, int32_t stride, const struct sample_row *rows, int32_t n,
+                        int32_t *tokens);
+
 template <typename T> T *uploaded(const struct cuda_backend *b, size_t offset)
 {
 	return reinterpret_cast<T *>(b->upload.device + offset);

@@ -424,6 +424,15 @@ static enum status gather_rows(struct backend *backend, const float *x, int32_t 
 	return launched(b, gather_rows(x, dim, rows, n, out, b->stream), "gathering rows");
 }
 
+static enum status sample(struct backend *backend, float *logits, int32_t n_vocab, int32_t stride, const struct sample_row *rows, int32_t n,
+                          int32_t *tokens)
+{
+	struct cuda_backend *b = self(backend);
+	TRY(begin(b));
+	wrote(b, logits, INT32_MAX);
+	return step_sample(b, logits, n_vocab, stride, rows, n, tokens);
+}
+
 static enum status page_copy(struct backend *backend, void *kv, const struct kv_layout *l, const int32_t *from, const int32_t *to, int32_t n)
 {
 	struct cuda_backend *b = self(backend);
@@ -489,6 +498,7 @@ static struct backend_ops make_ops()
 	o.attention = attention;
 	o.swiglu = swiglu;
 	o.gather_rows = gather_rows;
+	o.sample = sample;
 	o.page_copy = page_copy;
 	o.sync = sync;
 	o.last_failure = last_failure;

@@ -235,4 +235,47 @@ enum status step_upload(struct cuda_backend *b, const struct batch *batch)
 	return send(b);
 }
 
+/* ---- Sampling ---- */
+
+enum status step_sample(struct cuda_backend *b, float *logits, int32_t n_vocab, int32_t stride, const struct sample_row *rows, int32_t n,
+                        int32_t *tokens)
+{
+	size_t n_edits = 0, choices_at, edits_at, tokens_at;
+	for (int32_t i = 0; i < n; i++)
+		n_edits += static_cast<size_t>(rows[i].n_edits);
+	if (n_edits > INT32_MAX)
+		return STATUS_NOMEM;
+	b->upload.used = b->upload.sent = 0; /* the step is over */
+	const size_t count = static_cast<size_t>(n);
+	enum status s = upload_room(b, count * (sizeof(struct choice) + sizeof(int32_t)) + n_edits * sizeof(struct sample_edit) + 64);
+	if (s != STATUS_OK)
+		return s;
+	struct choice *choices = put<struct choice>(b, count, &choices_at);
+	struct sample_edit *edits = put<struct sample_edit>(b, n_edits, &edits_at);
+	n_edits = 0;
+	for (int32_t i = 0; i < n; i++) {
+		const struct sample_row *r = &rows[i];
+		choices[i] = {r->output, r->top_k, r->temperature, r->top_p, r->min_p, static_cast<int32_t>(n_edits), r->n_first, r->n_edits, r->unit};
+		if (r->n_edits)
+			memcpy(edits + n_edits, r->edit, static_cast<size_t>(r->n_edits) * sizeof *edits);
+		n_edits += static_cast<size_t>(r->n_edits);
+	}
+	s = send(b);
+	if (s != STATUS_OK)
+		return s;
+	const int32_t *result = put<int32_t>(b, count, &tokens_at);
+	s = check(b, choose_tokens(logits, n_vocab, stride, uploaded<struct choice>(b, choices_at), uploaded<struct sample_edit>(b, edits_at), n,
+	                           uploaded<int32_t>(b, tokens_at), b->stream),
+	          "choosing tokens");
+	if (s == STATUS_OK)
+		s = check(b, cudaMemcpyAsync(b->upload.host + tokens_at, b->upload.device + tokens_at, count * sizeof *tokens, cudaMemcpyDeviceToHost,
+		                             b->stream),
+		          "reading tokens");
+	if (s == STATUS_OK)
+		s = check(b, cudaStreamSynchronize(b->stream), "choosing tokens");
+	if (s == STATUS_OK)
+		memcpy(tokens, result, count * sizeof *tokens);
+	return s;
+}
+
 } // namespace GPU_NS
