@@ -48,6 +48,39 @@ struct attention_plan {
 	int n_parts, n_whole, n_merges;
 };
 
+/*
+ * Steps of decode rows alone, of one shape, launch the same kernels with the same arguments: what differs lies in the uploaded arrays.
+ * They are recorded once as a graph, and later steps launch that.
+ */
+enum graph_mode { GRAPH_OFF, GRAPH_RECORD, GRAPH_REPLAY };
+
+/* The shape: sizes of the uploaded arrays, rounded up so that a shape lasts for many steps. */
+struct graph_key {
+	int n_rows, n_pages, n_parts;
+};
+
+struct graph_record {
+	struct graph_key key;
+	int seen;              /* steps of this shape so far; 0: the place is free */
+	uint64_t last_used;
+	cudaGraphExec_t exec;  /* NULL: not recorded yet */
+	struct operation *ops; /* [n_ops] what it does */
+	int n_ops, cap_ops;
+};
+
+enum { GRAPHS_MAX = 12 };
+
+struct graphs {
+	enum graph_mode mode;
+	bool disabled;                 /* recording has failed once */
+	bool fits;                     /* the open step can be a graph, of shape `key` */
+	struct graph_key key;
+	struct graph_record *open;     /* the one that is recorded or replayed */
+	int next;                      /* REPLAY: operations found so far */
+	uint64_t clock;
+	struct graph_record record[GRAPHS_MAX];
+};
+
 struct cuda_backend {
 	struct backend base;
 	int ordinal;
@@ -83,6 +116,7 @@ struct cuda_backend {
 	/* rope() waits for kv_write(), so that one launch does both. */
 	bool rope_waits;
 	struct rope_args rope_args;
+	struct graphs graphs;
 };
 
 /*
@@ -90,6 +124,9 @@ struct cuda_backend {
  * call failed, and others may yet work.
  */
 enum status check(struct cuda_backend *b, cudaError_t e, const char *what);
+
+/* Memory that graphs point to has moved or gone. */
+void graphs_forget(struct cuda_backend *b);
 
 /* ---- step.cu ---- */
 
