@@ -48,7 +48,7 @@ __device__ __forceinline__ void finish(const struct product &p, float total, int
 /* ---- Few rows ---- */
 
 template <enum quant_type type, int n8> /* n8: how many times eight rows */
-__global__ void __launch_bounds__(32 * SEGMENTS, n8 > 2 ? 1 : 2)
+__global__ void __launch_bounds__(32 * SEGMENTS, n8 > (packed_of<type>::low_bits == 8 ? 1 : 2) ? 1 : 2)
         few_rows(struct products ps, int n_units, const __half *x, const float *scale, int stride, int n_rows)
 {
 	using form = packed_of<type>;
@@ -60,29 +60,52 @@ __global__ void __launch_bounds__(32 * SEGMENTS, n8 > 2 ? 1 : 2)
 	const int end = segment_begin(warp + 1, n_units);
 	float sum[n8][4] = {};
 
-	for (int unit = segment_begin(warp, n_units); unit < end; unit++) {
+	/* A lane's activations of a step, 16 of each of its rows. */
+	const auto load_rows = [&](uint32_t (&b)[n8][8], int step) {
+#pragma unroll
+		for (int n = 0; n < n8; n++) {
+			const int row = first_row + 8 * n + g;
+			uint4 v0 = {0, 0, 0, 0}, v1 = {0, 0, 0, 0};
+			if (row < n_rows) {
+				const __half *from = x + static_cast<size_t>(row) * stride + step * STEP_INPUTS + 16 * t;
+				v0 = ldg<uint4>(from);
+				v1 = ldg<uint4>(from + 8);
+			}
+			b[n][0] = v0.x, b[n][1] = v0.y, b[n][2] = v0.z, b[n][3] = v0.w;
+			b[n][4] = v1.x, b[n][5] = v1.y, b[n][6] = v1.z, b[n][7] = v1.w;
+		}
+	};
+	/* The next unit's weights are on their way while one is computed; and so is a whole unit of activations, if they are few. */
+	constexpr bool rows_ahead = n8 == 1;
+	typename form::low low[form::steps], next_low[form::steps];
+	typename form::meta meta, next_meta;
+	uint32_t b[rows_ahead ? form::steps : 1][n8][8];
+	const auto load_unit = [&](int unit) {
 		const uint8_t *u = units + static_cast<size_t>(unit) * form::unit_bytes;
-		typename form::low low[form::steps];
 #pragma unroll
 		for (int step = 0; step < form::steps; step++)
-			low[step] = form::load_low(u, step, lane);
-		const typename form::meta meta = form::load_meta(u, lane);
+			next_low[step] = form::load_low(u, step, lane);
+		next_meta = form::load_meta(u, lane);
+	};
+	const int begin = segment_begin(warp, n_units);
+	if (begin < end)
+		load_unit(begin);
+	for (int unit = begin; unit < end; unit++) {
+#pragma unroll
+		for (int step = 0; step < form::steps; step++)
+			low[step] = next_low[step];
+		meta = next_meta;
+		if (rows_ahead) {
+#pragma unroll
+			for (int step = 0; step < form::steps; step++)
+				load_rows(b[rows_ahead ? step : 0], unit * form::steps + step);
+		}
+		if (unit + 1 < end)
+			load_unit(unit + 1);
 #pragma unroll
 		for (int step = 0; step < form::steps; step++) {
-			uint32_t b[n8][8];
-#pragma unroll
-			for (int n = 0; n < n8; n++) {
-				const int row = first_row + 8 * n + g;
-				uint4 v0 = {0, 0, 0, 0}, v1 = {0, 0, 0, 0};
-				if (row < n_rows) {
-					const __half *from = x + static_cast<size_t>(row) * stride +
-					                     (unit * form::steps + step) * STEP_INPUTS + 16 * t;
-					v0 = ldg<uint4>(from);
-					v1 = ldg<uint4>(from + 8);
-				}
-				b[n][0] = v0.x, b[n][1] = v0.y, b[n][2] = v0.z, b[n][3] = v0.w;
-				b[n][4] = v1.x, b[n][5] = v1.y, b[n][6] = v1.z, b[n][7] = v1.w;
-			}
+			if (!rows_ahead)
+				load_rows(b[0], unit * form::steps + step);
 			const step_scale s = form::scale(meta, step);
 #pragma unroll
 			for (int j = 0; j < STEP_PRODUCTS; j++)
@@ -92,7 +115,8 @@ __global__ void __launch_bounds__(32 * SEGMENTS, n8 > 2 ? 1 : 2)
 					form::fragment(low[step], meta, s, step, j, plane, a);
 #pragma unroll
 					for (int n = 0; n < n8; n++) {
-						const uint32_t bj[2] = {b[n][2 * j], b[n][2 * j + 1]};
+						const auto &rows = b[rows_ahead ? step : 0][n];
+						const uint32_t bj[2] = {rows[2 * j], rows[2 * j + 1]};
 						mma_f16(sum[n], a, bj);
 					}
 				}
