@@ -177,6 +177,21 @@ void *random_matrix(struct pair *p, const struct quant_format *f, int64_t n_in, 
 	return data;
 }
 
+struct batch *plain_batch(int32_t n_rows)
+{
+	static int32_t token[64], position[64], table[64 / KV_PAGE_TOKENS];
+	static struct batch_seq seq;
+	static struct batch batch;
+	for (int32_t i = 0; i < 64; i++) {
+		token[i] = 0;
+		position[i] = i;
+		table[i / KV_PAGE_TOKENS] = i / KV_PAGE_TOKENS;
+	}
+	seq = (struct batch_seq){0, n_rows, 0, table, (n_rows + KV_PAGE_TOKENS - 1) / KV_PAGE_TOKENS};
+	batch = (struct batch){n_rows, token, position, 1, &seq, 0, NULL};
+	return &batch;
+}
+
 static float *array_on(struct backend *b, const float *values, size_t n)
 {
 	void *p;

@@ -47,6 +47,9 @@ void operand_free(struct operand *o);
 /* What the devices have in an operand now; free() both. */
 void operand_results(const struct operand *o, float **got, float **want);
 
+/* A batch of one sequence of n_rows <= 64 rows from position 0, whose tokens are all 0; static. */
+struct batch *plain_batch(int32_t n_rows);
+
 /* ---- the table: one row per operation (and format) */
 
 void row_begin(const char *name);

@@ -148,7 +148,7 @@ static void embeddings_of(struct pair *p, const struct quant_format *f)
 {
 	enum { ROWS = 37, TOKENS = 60 };
 	char name[64];
-	int32_t token[ROWS], position[ROWS];
+	int32_t token[ROWS];
 	snprintf(name, sizeof name, "embed %s", f->name);
 	row_begin(name);
 	for (int only = 0; only < 2; only++) {
@@ -156,20 +156,18 @@ static void embeddings_of(struct pair *p, const struct quant_format *f)
 		void *data = random_matrix(p, f, c.n_in, c.n_out);
 		struct weight *w = weight_on(p->device, f, &c, data, only), *rw = weight_on(p->reference, f, &c, data, only);
 		struct operand out = operand_new(p, (size_t)(c.n_in * ROWS), 1);
-		struct batch_seq seq = {.n_rows = ROWS};
-		struct batch batch = {.n_rows = ROWS, .token = token, .position = position, .n_seqs = 1, .seq = &seq};
-		for (int i = 0; i < ROWS; i++) {
+		struct batch batch = *plain_batch(ROWS);
+		batch.token = token;
+		for (int i = 0; i < ROWS; i++)
 			token[i] = random_int(p, 0, TOKENS - 1);
-			position[i] = i;
-		}
 		must(p->device->ops->step_begin(p->device, &batch), "step_begin");
 		must(p->device->ops->embed(p->device, w, out.device), "embed");
 		must(p->device->ops->step_end(p->device), "step_end");
 		must(p->reference->ops->step_begin(p->reference, &batch), "step_begin");
 		must(p->reference->ops->embed(p->reference, rw, out.reference), "embed");
 		must(p->reference->ops->step_end(p->reference), "step_end");
-		/* Rows of the file are exact; a packed matrix may keep its elements as halves. */
-		row_results(&out, only ? 1e-7 : 5e-4, only ? "rows only" : "packed");
+		/* Rows of the file are exact; a packed matrix may have scales, products and differences rounded to halves. */
+		row_results(&out, only ? 1e-7 : 2e-3, only ? "rows only" : "packed");
 		p->device->ops->weight_destroy(p->device, w);
 		p->reference->ops->weight_destroy(p->reference, rw);
 		operand_free(&out);

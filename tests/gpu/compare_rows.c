@@ -51,12 +51,7 @@ static void gathered(struct pair *p)
 		struct operand x = operand_new(p, (size_t)n_rows * (size_t)dim, 1), out = operand_new(p, (size_t)n * (size_t)dim, 1);
 		for (int32_t i = 0; i < n; i++)
 			rows[i] = random_int(p, 0, n_rows - 1);
-		struct batch_seq seq = {.n_rows = n_rows};
-		struct batch batch = {.n_rows = n_rows, .n_seqs = 1, .seq = &seq};
-		int32_t token[50] = {0}, position[50] = {0};
-		batch.token = token;
-		batch.position = position;
-		must(p->device->ops->step_begin(p->device, &batch), "step_begin");
+		must(p->device->ops->step_begin(p->device, plain_batch(n_rows)), "step_begin");
 		must(p->device->ops->gather_rows(p->device, x.device, dim, rows, n, out.device), "gather_rows");
 		must(p->device->ops->step_end(p->device), "step_end");
 		must(p->reference->ops->gather_rows(p->reference, x.reference, dim, rows, n, out.reference), "gather_rows");
