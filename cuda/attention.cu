@@ -260,6 +260,8 @@ __global__ void __launch_bounds__(32 * PART_WARPS, 2) attend_parts(struct attent
 	if (index >= a.n_parts)
 		return;
 	const struct attention_item item = a.parts[index];
+	if (item.n_rows == 0)
+		return;
 	const int32_t *table = a.table + a.seq_table[item.seq];
 	const int last = item.first_position + item.n_rows - 1, n = item.n_rows * group;
 	const int first_page = item.first_split * SPLIT_PAGES;

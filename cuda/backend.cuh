@@ -48,6 +48,39 @@ struct attention_plan {
 	int n_parts, n_whole, n_merges;
 };
 
+/*
+ * Steps of decode rows alone, of one shape, launch the same kernels with the same arguments: what differs lies in the uploaded arrays.
+ * They are recorded once as a graph, and later steps launch that.
+ */
+enum graph_mode { GRAPH_OFF, GRAPH_RECORD, GRAPH_REPLAY };
+
+/* The shape: sizes of the uploaded arrays, rounded up so that a shape lasts for many steps. */
+struct graph_key {
+	int n_rows, n_pages, n_parts;
+};
+
+struct graph_record {
+	struct graph_key key;
+	int seen;              /* steps of this shape so far; 0: the place is free */
+	uint64_t last_used;
+	cudaGraphExec_t exec;  /* NULL: not recorded yet */
+	struct operation *ops; /* [n_ops] what it does */
+	int n_ops, cap_ops;
+};
+
+enum { GRAPHS_MAX = 12 };
+
+struct graphs {
+	enum graph_mode mode;
+	bool disabled;                 /* recording has failed once */
+	bool fits;                     /* the open step can be a graph, of shape `key` */
+	struct graph_key key;
+	struct graph_record *open;     /* the one that is recorded or replayed */
+	int next;                      /* REPLAY: operations found so far */
+	uint64_t clock;
+	struct graph_record record[GRAPHS_MAX];
+};
+
 struct cuda_backend {
 	struct backend base;
 	int ordinal;
@@ -83,6 +116,7 @@ struct cuda_backend {
 	/* rope() waits for kv_write(), so that one launch does both. */
 	bool rope_waits;
 	struct rope_args rope_args;
+	struct graphs graphs;
 };
 
 /*
@@ -90,6 +124,9 @@ struct cuda_backend {
  * call failed, and others may yet work.
  */
 enum status check(struct cuda_backend *b, cudaError_t e, const char *what);
+
+/* Memory that graphs point to has moved or gone. */
+void graphs_forget(struct cuda_backend *b);
 
 /* ---- step.cu ---- */
 
@@ -102,6 +139,10 @@ void upload_free(struct upload *u);
 enum status step_upload(struct cuda_backend *b, const struct batch *batch);
 /* The plan for these heads, made and sent if step_upload() has not. */
 enum status plan_attention(struct cuda_backend *b, int n_head, int n_head_kv, int head_dim);
+
+/* The `sample` of backend.h. */
+enum status step_sample(struct cuda_backend *b, float *logits, int32_t n_vocab, int32_t stride, const struct sample_row *rows, int32_t n,
+                        int32_t *tokens);
 
 template <typename T> T *uploaded(const struct cuda_backend *b, size_t offset)
 {

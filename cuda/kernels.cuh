@@ -167,4 +167,18 @@ int whole_rows(int n_head, int n_head_kv, int head_dim);
 bool attention_supports(int n_head, int n_head_kv, int head_dim);
 cudaError_t attention(const struct attention_args &a, cudaStream_t stream);
 
+/* ---- Sampling (sample.cu) ---- */
+
+/* struct sample_row on the device. */
+struct choice {
+	int32_t output, top_k;
+	float temperature, top_p, min_p;
+	int32_t first_edit, n_first, n_edits; /* in the array of all rows' edits */
+	double unit;
+};
+
+/* tokens[n] from rows of logits[..][stride], which change; n_vocab at most 524,288. */
+cudaError_t choose_tokens(float *logits, int n_vocab, int stride, const struct choice *choices, const struct sample_edit *edits, int n,
+                          int32_t *tokens, cudaStream_t stream);
+
 } // namespace GPU_NS

@@ -134,6 +134,7 @@ void weight_destroy(struct backend *backend, struct weight *w)
 	if (!m)
 		return;
 	cudaStreamSynchronize(b->stream);
+	graphs_forget(b);
 	cudaFree(m->raw);
 	cudaFree(m->packed);
 	free(m);

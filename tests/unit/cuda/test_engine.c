@@ -243,6 +243,52 @@ static void ordinary_steps_allocate_nothing(void **state)
 	engine_destroy(e);
 }
 
+/* The third decode step of a shape and those after it are one launch each, and give what kernels launched one by one give. */
+static void decode_steps_are_launched_as_graphs(void **state)
+{
+	(void)state;
+	struct engine *e = start("cuda-host", 64);
+	assert_true(host_cuda_fail("cudaStreamBeginCapture:1:cudaErrorNotSupported"));
+	struct answer plain = ask(e, "graphs", 20, 0); /* the shape is not recorded: that is tried once */
+	assert_int_equal(host_cuda_calls("cudaGraphLaunch"), 0);
+	engine_destroy(e);
+	host_cuda_reset();
+	e = start("cuda-host", 64);
+	ask(e, "warm up", 3, 0);
+	uint64_t launches = host_cuda_calls("launch"), graphs = host_cuda_calls("cudaGraphLaunch");
+	struct answer a = ask(e, "graphs", 20, 0);
+	assert_same(&plain, &a);
+	assert_true(host_cuda_calls("cudaGraphLaunch") - graphs >= 15);
+	assert_true(host_cuda_calls("launch") - launches < 200); /* one by one they would be some 400 */
+	engine_destroy(e);
+}
+
+static void a_graph_that_cannot_be_made_is_done_without(void **state)
+{
+	(void)state;
+	struct engine *e = start("cuda-host", 64);
+	struct answer want = ask(e, "graphs", 20, 0);
+	engine_destroy(e);
+	host_cuda_reset();
+	e = start("cuda-host", 64);
+	assert_true(host_cuda_fail("cudaGraphInstantiate:1:cudaErrorNotSupported"));
+	struct answer a = ask(e, "graphs", 20, 0);
+	assert_same(&want, &a);
+	assert_int_equal(host_cuda_calls("cudaGraphLaunch"), 0);
+	engine_destroy(e);
+}
+
+static void a_failure_in_a_graph_is_a_failure_of_its_step(void **state)
+{
+	(void)state;
+	struct engine *e = start("cuda-host", 64);
+	assert_true(host_cuda_fail("cudaGraphLaunch:4:cudaErrorIllegalAddress"));
+	struct answer a = ask(e, "graphs", 20, 0);
+	assert_int_equal(a.error.status, STATUS_DEVICE);
+	wait_for_state(e, ENGINE_FAILED);
+	engine_destroy(e);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -253,6 +299,9 @@ int main(void)
 		cmocka_unit_test_teardown(memory_that_runs_out_in_a_step_costs_its_requests_alone, forget_failures),
 		cmocka_unit_test_teardown(a_device_too_small_for_the_model_is_a_start_up_error, forget_failures),
 		cmocka_unit_test_teardown(ordinary_steps_allocate_nothing, forget_failures),
+		cmocka_unit_test_teardown(decode_steps_are_launched_as_graphs, forget_failures),
+		cmocka_unit_test_teardown(a_graph_that_cannot_be_made_is_done_without, forget_failures),
+		cmocka_unit_test_teardown(a_failure_in_a_graph_is_a_failure_of_its_step, forget_failures),
 	};
 	return cmocka_run_group_tests(tests, write_model, remove_model);
 }
