@@ -232,6 +232,7 @@ static enum status fill_info(struct engine *e, int32_t n_pages, int32_t n_ctx, s
 	        .n_threads = e->backend_info.n_threads,
 	        .kv_bytes_per_token = e->layout.page_bytes / KV_PAGE_TOKENS,
 	        .kv_bytes = (uint64_t)n_pages * e->layout.page_stride,
+	        .kv_type = quant_format(e->layout.type)->name,
 	        .page_tokens = KV_PAGE_TOKENS,
 	        .n_pages = n_pages,
 	        .bos_token = tokenizer_bos(e->tokenizer),
@@ -290,9 +291,7 @@ enum status engine_load(struct engine *e, struct error *err)
 void engine_unload(struct engine *e)
 {
 	kv_prefix_destroy(e->prefix);
-	if (kv_pool_destroy(e->pool) != STATUS_OK)
-		log_msg(LOG_ERROR, "kv_leak", "%d of %d KV pages are still held at the end",
-		        kv_pool_n_pages(e->pool) - kv_pool_n_free(e->pool), kv_pool_n_pages(e->pool));
+	kv_pool_destroy(e->pool); /* says who still holds what, if anybody does */
 	model_destroy(e->model);
 	if (e->backend)
 		e->backend->ops->destroy(e->backend);

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 
 enum {
-	PIECE_BYTES = 16 << 10,      /* smallest share of weights worth handing to a thread */
+	PIECE_BYTES = 256 << 10,      /* smallest share of weights worth handing to a thread */
 	BLOCK_BYTES = 256 << 10,     /* weights that stay in the second-level cache while all rows pass by */
 	INLINE_FLOATS = 8 << 10,     /* row operations below this size are quicker done alone */
 };
@@ -214,7 +214,9 @@ static enum status matmul(struct backend *b, const float *x, int64_t n_rows, con
 			return s;
 		threads_for(f->base.threads, (n_rows + group - 1) / group, row_grain(group * j.n_in), quantize_groups, &j);
 	}
-	threads_for(f->base.threads, n_tiles, PIECE_BYTES / tile_bytes, multiply_range, &j);
+	/* Long runs suit the memory; but all threads shall have one. */
+	int64_t n_threads = threads_count(f->base.threads), share = (n_tiles + n_threads - 1) / n_threads;
+	threads_for(f->base.threads, n_tiles, min_i64(PIECE_BYTES / tile_bytes, share), multiply_range, &j);
 	return STATUS_OK;
 }
 

@@ -26,7 +26,7 @@ enum {
 	SPAN_UNITS = 8,    /* units of a span, and of a K-quant super-block */
 	ROWS_MAX = 8,      /* rows a matmul kernel takes at once */
 	ATTN_BLOCK = 64,   /* positions between two updates of the running softmax */
-	ATTN_QUERIES = 32, /* query vectors of one KV head that an attention item takes at once */
+	ATTN_QUERIES = 32, /* query vectors that an attention item takes at once */
 };
 
 /*
@@ -96,19 +96,21 @@ struct tile_job {
 	bool accumulate;
 };
 
-/* Query vectors over a run of positions of one KV head: see kernels_attention.h. */
+/* Query vectors of some KV heads in a row over a run of positions: see kernels_attention.h. N = n_heads * n_queries <= ATTN_QUERIES. */
 struct attn_job {
-	const char *kv;              /* the slab, moved to the layer and KV head */
+	const char *kv;              /* the slab, moved to the layer and the first KV head */
 	size_t page_stride;
 	const int32_t *block_table;
 	int32_t head_dim;
 	int32_t from, to;            /* positions [from, to): whole blocks but for the end */
-	int n_queries;
-	const int32_t *limit;        /* [n_queries] ascending: query i sees positions below limit[i] */
-	const float *q;              /* [n_queries][head_dim], times scale * log2(e) */
-	float *score;                /* [n_queries][ATTN_BLOCK] scratch */
-	float *max, *sum;            /* [n_queries] running maximum and sum of weights */
-	float *acc;                  /* [n_queries][head_dim] running weighted sum of V */
+	int32_t end;                 /* of the positions in the block table: what follows `to` is likely to be read next */
+	int n_heads;                 /* KV heads */
+	int n_queries;               /* query vectors of each */
+	const int32_t *limit;        /* [n_queries] ascending: query i of each head sees positions below limit[i] */
+	const float *q;              /* [N][head_dim], times scale * log2(e) */
+	float *score;                /* [N][ATTN_BLOCK] scratch */
+	float *max, *sum;            /* [N] running maximum and sum of weights */
+	float *acc;                  /* [N][head_dim] running weighted sum of V */
 };
 
 struct cpu_kernels {

@@ -6,7 +6,8 @@
  * sequences) or several share them (one long conversation).
  *
  * Once per step the batch is cut into tiles: rows of one sequence, so that their query heads go through each loaded K and V
- * together. Items of work are (tile, KV head) or, where that alone is a large part of the step's work, (tile, KV head, range).
+ * together. Items of work are (tile, span of KV heads) or, where that alone is a large part of the step's work, (tile, span, range).
+ * A span has as many KV heads as fit, since those of a page stand in a row and memory is faster at longer runs.
  */
 #include <math.h>
 #include <stdatomic.h>
@@ -27,13 +28,15 @@ struct attn_tile {
 	int32_t row;          /* first row, in the batch */
 	int32_t n_rows;
 	int32_t position;     /* of the first row */
-	int32_t head, n_heads; /* query heads within the group of the KV head */
+	int32_t head, n_heads; /* query heads within the group of each KV head */
+	int32_t span;         /* KV heads of an item */
 	int32_t range_tokens, n_ranges;
-	int64_t split;        /* index of its first split item in `partials` and `left`, or WHOLE */
+	int64_t split;        /* index of its first span in `partials` and `left`, or WHOLE */
 };
 
 struct attn_item {
-	int32_t tile, head_kv;
+	int32_t tile;
+	int32_t head_kv, n_heads_kv;
 	int32_t range; /* or WHOLE */
 };
 
@@ -43,7 +46,7 @@ struct attn_plan {
 	int64_t n_tiles, n_items;
 	struct scratch tiles;     /* struct attn_tile */
 	struct scratch items;     /* struct attn_item */
-	struct scratch left;      /* _Atomic int32_t: ranges of a split (tile, KV head) that are not done */
+	struct scratch left;      /* _Atomic int32_t: ranges of a split (tile, span) that are not done */
 	struct scratch partials;  /* float: results of the ranges of split ones, partial_floats() each */
 	struct scratch per_thread; /* float: thread_floats() each */
 };
@@ -100,7 +103,7 @@ static enum status reserve(struct fast *f, int64_t tiles, int64_t whole_items, i
 {
 	struct attn_plan *p = f->plan;
 	size_t n_threads = (size_t)threads_count(f->base.threads);
-	size_t splits = SHARES * n_threads; /* (tile, KV head) pairs that can each be more than that share */
+	size_t splits = SHARES * n_threads; /* (tile, KV head) pairs that can each be more than a share: at least the spans */
 	size_t items = (size_t)whole_items + splits * RANGES_MAX;
 	bool ok = scratch_grow(&p->tiles, (size_t)tiles * sizeof(struct attn_tile)) &&
 	          scratch_grow(&p->items, items * sizeof(struct attn_item)) &&
@@ -136,6 +139,7 @@ static int64_t cut_sequence(const struct batch_seq *seq, int32_t group, struct a
 			        .position = position,
 			        .head = head,
 			        .n_heads = min_i32(n_heads, group - head),
+			        .span = 1,
 			        .range_tokens = length,
 			        .n_ranges = (position + n_rows - 1) / length + 1,
 			        .split = WHOLE,
@@ -151,12 +155,35 @@ static int64_t tile_cost(const struct attn_tile *t)
 	return (int64_t)t->n_rows * t->n_heads * ((int64_t)t->position + t->n_rows);
 }
 
+/* KV heads of an item: as many as fit, but the tile's `n_ranges` ranges shall make enough items for all threads. */
+static int32_t choose_span(const struct attn_tile *t, int32_t n_head_kv, int64_t n_ranges, int64_t n_threads)
+{
+	int32_t span = min_i32(n_head_kv, ATTN_QUERIES / (t->n_rows * t->n_heads));
+	while (span > 1 && n_ranges * ((n_head_kv + span - 1) / span) < 2 * n_threads)
+		span = (span + 1) / 2;
+	return span;
+}
+
+static int64_t n_spans(const struct attn_tile *t, int32_t n_head_kv)
+{
+	return (n_head_kv + t->span - 1) / t->span;
+}
+
+static void add_items(struct attn_plan *p, int32_t tile, int32_t n_head_kv, int32_t first_range, int32_t n_ranges)
+{
+	const struct attn_tile *t = (const struct attn_tile *)p->tiles.p + tile;
+	struct attn_item *items = p->items.p;
+	for (int32_t h = 0; h < n_head_kv; h += t->span)
+		for (int32_t r = 0; r < n_ranges; r++)
+			items[p->n_items++] = (struct attn_item){tile, h, min_i32(t->span, n_head_kv - h), first_range + r};
+}
+
 static enum status make_plan(struct fast *f, const struct kv_layout *layout, int32_t n_head)
 {
 	struct attn_plan *p = f->plan;
 	const struct batch *batch = f->base.batch;
 	int32_t group = n_head / layout->n_head_kv, n_head_kv = layout->n_head_kv;
-	int64_t n = 0, cost = 0, n_splits = 0;
+	int64_t n = 0, cost = 0, n_splits = 0, n_threads = threads_count(f->base.threads);
 	for (int32_t s = 0; s < batch->n_seqs; s++)
 		n += cut_sequence(&batch->seq[s], group, NULL);
 	enum status status = reserve(f, n, n * n_head_kv, layout->head_dim);
@@ -164,7 +191,6 @@ static enum status make_plan(struct fast *f, const struct kv_layout *layout, int
 		return status;
 
 	struct attn_tile *tiles = p->tiles.p;
-	struct attn_item *items = p->items.p;
 	p->n_tiles = 0;
 	for (int32_t s = 0; s < batch->n_seqs; s++)
 		p->n_tiles += cut_sequence(&batch->seq[s], group, tiles + p->n_tiles);
@@ -172,20 +198,22 @@ static enum status make_plan(struct fast *f, const struct kv_layout *layout, int
 		cost += tile_cost(&tiles[i]) * n_head_kv;
 
 	/* Split items first, then the long ones of each prompt: the last to finish should be short. */
-	int64_t share = cost / (SHARES * threads_count(f->base.threads));
+	int64_t share = cost / (SHARES * n_threads);
 	p->n_items = 0;
 	for (int64_t i = 0; i < p->n_tiles; i++) {
 		if (tiles[i].n_ranges == 1 || tile_cost(&tiles[i]) <= share)
 			continue;
+		tiles[i].span = choose_span(&tiles[i], n_head_kv, tiles[i].n_ranges, n_threads);
 		tiles[i].split = n_splits;
-		n_splits += n_head_kv;
-		for (int32_t h = 0; h < n_head_kv; h++)
-			for (int32_t r = 0; r < tiles[i].n_ranges; r++)
-				items[p->n_items++] = (struct attn_item){(int32_t)i, h, r};
+		n_splits += n_spans(&tiles[i], n_head_kv);
+		add_items(p, (int32_t)i, n_head_kv, 0, tiles[i].n_ranges);
 	}
-	for (int64_t i = p->n_tiles - 1; i >= 0; i--)
-		for (int32_t h = 0; h < n_head_kv && tiles[i].split == WHOLE; h++)
-			items[p->n_items++] = (struct attn_item){(int32_t)i, h, WHOLE};
+	for (int64_t i = p->n_tiles - 1; i >= 0; i--) {
+		if (tiles[i].split != WHOLE)
+			continue;
+		tiles[i].span = choose_span(&tiles[i], n_head_kv, p->n_tiles, n_threads);
+		add_items(p, (int32_t)i, n_head_kv, WHOLE, 1);
+	}
 	p->n_head = n_head;
 	p->valid = true;
 	return STATUS_OK;
@@ -219,11 +247,12 @@ static size_t kv_offset(const struct kv_layout *l, int32_t layer, int32_t head_k
 	       sizeof(uint16_t);
 }
 
-/* Where query i of a tile begins in q and out. */
+/* Where query i of an item begins in q and out: [KV heads of the item][rows][query heads of the KV head]. */
 static int64_t query_offset(const struct attention_call *c, const struct attn_tile *t, int32_t head_kv, int32_t i)
 {
-	int32_t group = c->n_head / c->layout->n_head_kv;
-	int64_t row = t->row + i / t->n_heads, head = head_kv * group + t->head + i % t->n_heads;
+	int32_t group = c->n_head / c->layout->n_head_kv, n_queries = t->n_rows * t->n_heads;
+	int64_t row = t->row + i % n_queries / t->n_heads;
+	int64_t head = (head_kv + i / n_queries) * group + t->head + i % t->n_heads;
 	return (row * c->n_head + head) * c->layout->head_dim;
 }
 
@@ -232,11 +261,12 @@ static void run_range(const struct attention_call *c, const struct attn_tile *t,
                       struct partial to)
 {
 	int32_t dim = c->layout->head_dim;
-	for (int i = 0; i < j->n_queries; i++) {
+	int n = j->n_heads * j->n_queries;
+	for (int i = 0; i < n; i++) {
 		to.max[i] = -INFINITY;
 		to.sum[i] = 0;
 	}
-	memset(to.acc, 0, (size_t)j->n_queries * (size_t)dim * sizeof *to.acc);
+	memset(to.acc, 0, (size_t)n * (size_t)dim * sizeof *to.acc);
 	j->from = range * t->range_tokens;
 	j->to = min_i32(j->from + t->range_tokens, t->position + t->n_rows);
 	j->max = to.max;
@@ -250,17 +280,16 @@ static void fold(const struct attention_call *c, const struct attn_tile *t, cons
                  struct partial to, struct partial from)
 {
 	int32_t dim = c->layout->head_dim;
-	for (int i = 0; i < j->n_queries; i++)
-		if (j->limit[i] > range * t->range_tokens)
+	for (int i = 0; i < j->n_heads * j->n_queries; i++)
+		if (j->limit[i % j->n_queries] > range * t->range_tokens)
 			c->f->kernels->attn_fold(&to.max[i], &to.sum[i], to.acc + (int64_t)i * dim, from.max[i], from.sum[i],
 			                         from.acc + (int64_t)i * dim, dim);
 }
 
-static void finish(const struct attention_call *c, const struct attn_tile *t, int32_t head_kv, int n_queries,
-                   struct partial p)
+static void finish(const struct attention_call *c, const struct attn_tile *t, int32_t head_kv, int n, struct partial p)
 {
 	int32_t dim = c->layout->head_dim;
-	for (int i = 0; i < n_queries; i++)
+	for (int i = 0; i < n; i++)
 		c->f->kernels->attn_finish(p.acc + (int64_t)i * dim, p.sum[i], dim,
 		                           c->out + query_offset(c, t, head_kv, i));
 }
@@ -277,16 +306,19 @@ static void run_item(const struct attention_call *c, const struct attn_item *ite
 	        .page_stride = c->layout->page_stride,
 	        .block_table = t->seq->block_table,
 	        .head_dim = dim,
+	        .end = t->position + t->n_rows,
+	        .n_heads = item->n_heads_kv,
 	        .n_queries = t->n_rows * t->n_heads,
 	        .limit = limit,
 	        .q = q,
 	        .score = score,
 	};
-	for (int i = 0; i < j.n_queries; i++) {
+	const int n = j.n_heads * j.n_queries;
+	for (int i = 0; i < j.n_queries; i++)
 		limit[i] = t->position + i / t->n_heads + 1;
+	for (int i = 0; i < n; i++)
 		c->f->kernels->scale(c->q + query_offset(c, t, item->head_kv, i), c->scale * 0x1.715476p+0f, dim,
 		                     q + (int64_t)i * dim);
-	}
 	if (item->range == WHOLE) {
 		struct partial total = partial_at(first), part = partial_at(second);
 		run_range(c, t, &j, 0, total);
@@ -294,10 +326,10 @@ static void run_item(const struct attention_call *c, const struct attn_item *ite
 			run_range(c, t, &j, r, part);
 			fold(c, t, &j, r, total, part);
 		}
-		finish(c, t, item->head_kv, j.n_queries, total);
+		finish(c, t, item->head_kv, n, total);
 		return;
 	}
-	int64_t split = t->split + item->head_kv;
+	int64_t split = t->split + item->head_kv / t->span;
 	float *partials = (float *)plan->partials.p + (size_t)split * RANGES_MAX * partial_floats(dim);
 	_Atomic int32_t *left = (_Atomic int32_t *)plan->left.p + split;
 	run_range(c, t, &j, item->range, partial_at(partials + (size_t)item->range * partial_floats(dim)));
@@ -307,7 +339,7 @@ static void run_item(const struct attention_call *c, const struct attn_item *ite
 	struct partial total = partial_at(partials);
 	for (int32_t r = 1; r < t->n_ranges; r++)
 		fold(c, t, &j, r, total, partial_at(partials + (size_t)r * partial_floats(dim)));
-	finish(c, t, item->head_kv, j.n_queries, total);
+	finish(c, t, item->head_kv, n, total);
 }
 
 static void run_items(void *arg, int64_t begin, int64_t end, int thread)
@@ -330,8 +362,8 @@ enum status fast_attention(struct backend *b, const void *kv, const struct kv_la
 	}
 	const struct attn_tile *tiles = p->tiles.p;
 	for (int64_t i = 0; i < p->n_tiles; i++)
-		for (int32_t h = 0; h < layout->n_head_kv && tiles[i].split != WHOLE; h++)
-			atomic_store_explicit((_Atomic int32_t *)p->left.p + tiles[i].split + h, tiles[i].n_ranges,
+		for (int64_t k = 0; tiles[i].split != WHOLE && k < n_spans(&tiles[i], layout->n_head_kv); k++)
+			atomic_store_explicit((_Atomic int32_t *)p->left.p + tiles[i].split + k, tiles[i].n_ranges,
 			                      memory_order_relaxed);
 	struct attention_call c = {f, kv, layout, layer, q, n_head, scale, out};
 	threads_for(f->base.threads, p->n_items, 1, run_items, &c);

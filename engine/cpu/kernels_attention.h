@@ -34,12 +34,40 @@ static void kv_store(const float *k, const float *v, int32_t head_dim, int32_t t
 }
 
 /*
- * score[i][0 .. 16 n_pages) = q[i] K for n_queries queries over n_pages pages; both counts are constants.
- * next: the pages of the block that follows, which are fetched meanwhile, or NULL. K and V of a page are head_dim cache lines in
- * a row; they are asked for in ascending order, since other orders confuse the hardware's own prefetching.
+ * Asks for the lines of the pages that will be read next, while the present ones are computed with. In ascending order, since other
+ * orders confuse the hardware's own prefetching, and a few at a time, since a processor keeps few requests.
  */
-INLINE void qk(int n_queries, int n_pages, const float *q, const uint16_t *const *k, const uint16_t *const *next,
-               int32_t head_dim, float *score)
+struct fetcher {
+	const uint16_t *pages[BLOCK_PAGES];
+	int n_pages, page;
+	const char *line;   /* the next one, or NULL */
+	int32_t page_lines; /* wanted of each page */
+	int32_t left;       /* of this page */
+};
+
+INLINE void fetch_two(struct fetcher *f)
+{
+	if (!f->line)
+		return;
+	_mm_prefetch(f->line, _MM_HINT_T1);
+	_mm_prefetch(f->line + 64, _MM_HINT_T1);
+	f->line += 128;
+	f->left -= 2;
+	if (f->left <= 0) {
+		f->line = ++f->page < f->n_pages ? (const char *)f->pages[f->page] : NULL;
+		f->left += f->page_lines;
+	}
+}
+
+/* A block of positions: where its pages' K and V of one head are, and what to fetch meanwhile. */
+struct block {
+	const uint16_t *k[BLOCK_PAGES], *v[BLOCK_PAGES];
+	struct fetcher fetch;
+};
+
+/* score[i][0 .. 16 n_pages) = q[i] K for n_queries queries over n_pages pages; both counts are constants. */
+INLINE void qk(int n_queries, int n_pages, const float *q, const uint16_t *const *k, int32_t head_dim, float *score,
+               struct fetcher *f)
 {
 	const int n_vectors = n_pages * PAGE_VECTORS;
 	vf sum[QK_QUERIES][4];
@@ -48,21 +76,9 @@ INLINE void qk(int n_queries, int n_pages, const float *q, const uint16_t *const
 		UNROLL
 		for (int v = 0; v < n_vectors; v++)
 			sum[i][v] = vf_zero();
-	const char *line = next ? (const char *)next[0] : NULL;
-	int32_t lines_left = head_dim;
-	int page = 0;
 	for (int32_t d = 0; d < head_dim; d++) {
 		vf key[4];
-		if (next) {
-			for (int i = 0; i < 4; i++)
-				_mm_prefetch(line + i * 64, _MM_HINT_T1);
-			line += 256;
-			lines_left -= 4;
-			if (lines_left <= 0 && page < BLOCK_PAGES - 1) {
-				line = (const char *)next[++page];
-				lines_left += head_dim;
-			}
-		}
+		fetch_two(f);
 		UNROLL
 		for (int v = 0; v < n_vectors; v++)
 			key[v] = vf_load_half(k[v / PAGE_VECTORS] + d * KV_PAGE_TOKENS + v % PAGE_VECTORS * LANES);
@@ -83,7 +99,7 @@ INLINE void qk(int n_queries, int n_pages, const float *q, const uint16_t *const
 
 /* acc[i][at ..] += sum over n tokens of weight[i][t] V[t][at ..], n_vectors vectors wide; `partial`: only the first `partial` lanes. */
 INLINE void pv(int n_queries, int n_vectors, int partial, const float *weight, const uint16_t *const *v, int n, int32_t head_dim,
-               int32_t at, float *acc)
+               int32_t at, float *acc, struct fetcher *f)
 {
 	vf sum[QK_QUERIES][4];
 	UNROLL
@@ -96,6 +112,7 @@ INLINE void pv(int n_queries, int n_vectors, int partial, const float *weight, c
 	for (int t = 0; t < n; t++) {
 		const uint16_t *row = v[t / KV_PAGE_TOKENS] + (int64_t)(t % KV_PAGE_TOKENS) * head_dim + at;
 		vf value[4];
+		fetch_two(f);
 		UNROLL
 		for (int k = 0; k < n_vectors; k++)
 			value[k] = partial ? vf_load_half_n(row, partial) : vf_load_half(row + k * LANES);
@@ -149,37 +166,31 @@ static void softmax_block(float *score, int n, float *max, float *sum, float *ac
 	*sum += vf_hsum(total);
 }
 
-/* Where the pages of a block of positions are. */
-struct block {
-	const uint16_t *k[BLOCK_PAGES], *v[BLOCK_PAGES];
-	const uint16_t *next[BLOCK_PAGES]; /* k of the block that follows */
-	bool fetch;                        /* that block exists and is not being fetched yet */
-};
-
 /* Queries i .. i + n_queries over the first n positions of a block. */
-INLINE void attend_block(const struct attn_job *j, int n_queries, int i, int n, const struct block *b)
+INLINE void attend_block(const struct attn_job *j, int n_queries, int i, int n, struct block *b)
 {
 	int32_t dim = j->head_dim, at = 0;
 	const float *q = j->q + (int64_t)i * dim;
 	float *score = j->score + (int64_t)i * ATTN_BLOCK, *acc = j->acc + (int64_t)i * dim;
 	int n_pages = (n + KV_PAGE_TOKENS - 1) / KV_PAGE_TOKENS, page = 0;
+	struct fetcher f = b->fetch; /* kept in registers */
 	for (; page + QK_PAGES <= n_pages; page += QK_PAGES)
-		qk(n_queries, QK_PAGES, q, b->k + page, b->fetch && page == 0 ? b->next : NULL, dim,
-		   score + page * KV_PAGE_TOKENS);
+		qk(n_queries, QK_PAGES, q, b->k + page, dim, score + page * KV_PAGE_TOKENS, &f);
 	for (; page < n_pages; page++)
-		qk(n_queries, 1, q, b->k + page, NULL, dim, score + page * KV_PAGE_TOKENS);
+		qk(n_queries, 1, q, b->k + page, dim, score + page * KV_PAGE_TOKENS, &f);
 	for (int m = 0; m < n_queries; m++)
 		softmax_block(score + m * ATTN_BLOCK, n, j->max + i + m, j->sum + i + m, acc + (int64_t)m * dim, dim);
 	for (; at + 4 * LANES <= dim; at += 4 * LANES)
-		pv(n_queries, 4, 0, score, b->v, n, dim, at, acc);
+		pv(n_queries, 4, 0, score, b->v, n, dim, at, acc, &f);
 	for (; at + LANES <= dim; at += LANES)
-		pv(n_queries, 1, 0, score, b->v, n, dim, at, acc);
+		pv(n_queries, 1, 0, score, b->v, n, dim, at, acc, &f);
 	if (at < dim)
-		pv(n_queries, 1, dim - at, score, b->v, n, dim, at, acc);
+		pv(n_queries, 1, dim - at, score, b->v, n, dim, at, acc, &f);
+	b->fetch = f;
 }
 
 #define ATTEND(n)                                                                                                      \
-	static void attend_##n(const struct attn_job *j, int i, int n_tokens, const struct block *b)                   \
+	static void attend_##n(const struct attn_job *j, int i, int n_tokens, struct block *b)                         \
 	{                                                                                                              \
 		attend_block(j, n, i, n_tokens, b);                                                                    \
 	}
@@ -192,46 +203,60 @@ ATTEND(5)
 ATTEND(6)
 #endif
 
-/* The K of the block's pages from position `at`; how many there are. */
-static int find_pages(const struct attn_job *j, int32_t at, const uint16_t **k)
+/* The first head's K in the block's pages from position `at`, those that hold positions below `end`; how many there are. */
+static int find_pages(const struct attn_job *j, int32_t at, int32_t end, const uint16_t **k)
 {
-	int n = at < j->to ? (j->to - at + KV_PAGE_TOKENS - 1) / KV_PAGE_TOKENS : 0;
+	int n = at < end ? (end - at + KV_PAGE_TOKENS - 1) / KV_PAGE_TOKENS : 0;
 	n = n < BLOCK_PAGES ? n : BLOCK_PAGES;
 	for (int p = 0; p < n; p++)
 		k[p] = (const uint16_t *)(const void *)(j->kv + (size_t)j->block_table[at / KV_PAGE_TOKENS + p] * j->page_stride);
 	return n;
 }
 
-static void attn_run(const struct attn_job *j)
+/* All queries of head `head` over the block at position `at`. */
+static void attend_head(const struct attn_job *j, int head, int32_t at, struct block *b)
 {
-	static void (*const attend[])(const struct attn_job *, int, int, const struct block *) = {
+	static void (*const attend[])(const struct attn_job *, int, int, struct block *) = {
 	        NULL,     attend_1, attend_2, attend_3,
 #if QK_QUERIES > 3
 	        attend_4, attend_5, attend_6,
 #endif
 	};
-	struct block b;
-	int n_next = find_pages(j, j->from, b.next);
+	int i = 0;
+	while (i < j->n_queries && j->limit[i] <= at)
+		i++;
+	/* Neighbours that see equally much of this block go together. */
+	while (i < j->n_queries) {
+		int seen = j->limit[i] - at < ATTN_BLOCK ? j->limit[i] - at : ATTN_BLOCK, n = 1;
+		while (n < QK_QUERIES && i + n < j->n_queries && (j->limit[i + n] == j->limit[i] || seen == ATTN_BLOCK))
+			n++;
+		attend[n](j, head * j->n_queries + i, seen, b);
+		i += n;
+	}
+}
+
+static void attn_run(const struct attn_job *j)
+{
+	const int64_t k_size = (int64_t)j->head_dim * KV_PAGE_TOKENS;
+	struct block b = {0};
+	struct fetcher *f = &b.fetch;
+	int n_pages = find_pages(j, j->from, j->to, f->pages);
+	f->page_lines = j->n_heads * j->head_dim; /* K and V of a head are head_dim lines in a row */
 	for (int32_t at = j->from; at < j->to; at += ATTN_BLOCK) {
-		for (int p = 0; p < n_next; p++) {
-			b.k[p] = b.next[p];
-			b.v[p] = b.k[p] + (int64_t)j->head_dim * KV_PAGE_TOKENS;
+		const uint16_t *base[BLOCK_PAGES];
+		memcpy(base, f->pages, sizeof base);
+		f->n_pages = find_pages(j, at + ATTN_BLOCK, j->end, f->pages);
+		f->page = 0;
+		f->left = f->page_lines;
+		f->line = f->n_pages ? (const char *)f->pages[0] : NULL;
+		for (int head = 0; head < j->n_heads; head++) {
+			for (int p = 0; p < n_pages; p++) {
+				b.k[p] = base[p] + 2 * head * k_size;
+				b.v[p] = b.k[p] + k_size;
+			}
+			attend_head(j, head, at, &b);
 		}
-		n_next = find_pages(j, at + ATTN_BLOCK, b.next);
-		b.fetch = n_next == BLOCK_PAGES;
-		int i = 0;
-		while (i < j->n_queries && j->limit[i] <= at)
-			i++;
-		/* Neighbours that see equally much of this block go together. */
-		while (i < j->n_queries) {
-			int seen = j->limit[i] - at < ATTN_BLOCK ? j->limit[i] - at : ATTN_BLOCK, n = 1;
-			while (n < QK_QUERIES && i + n < j->n_queries &&
-			       (j->limit[i + n] == j->limit[i] || seen == ATTN_BLOCK))
-				n++;
-			attend[n](j, i, seen, &b);
-			b.fetch = false;
-			i += n;
-		}
+		n_pages = f->n_pages;
 	}
 }
 

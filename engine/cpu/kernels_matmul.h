@@ -2,6 +2,7 @@
 #pragma once
 
 #include <stddef.h>
+#include <string.h>
 
 #include "engine/cpu/fast.h"
 
@@ -20,15 +21,19 @@ enum {
 _Static_assert(sizeof(struct act_fine) == sizeof(struct act) && offsetof(struct act_fine, d) == offsetof(struct act, d),
                "both parts of the activations are read with the same strides");
 
-/* Integer sums of both halves of a unit, and of all, negated. */
-INLINE void negative_sums(const int8_t *q, int32_t *out)
+/* Stores a unit of integers that stand in floats; out: the sums of both halves, and of all, negated. */
+INLINE void store_integers(const vf *v, int8_t *q, int32_t *minus_sum)
 {
-	out[0] = out[1] = 0;
-	for (int k = 0; k < UNIT / 2; k++) {
-		out[0] -= q[k];
-		out[1] -= q[k + UNIT / 2];
+	vf first_half = v[0], second_half = v[UNIT / LANES / 2];
+	for (int k = 0; k < UNIT / LANES; k++)
+		vf_store_s8(q + k * LANES, v[k]);
+	for (int k = 1; k < UNIT / LANES / 2; k++) {
+		first_half = vf_add(first_half, v[k]);
+		second_half = vf_add(second_half, v[k + UNIT / LANES / 2]);
 	}
-	out[2] = out[0] + out[1];
+	minus_sum[0] = -(int32_t)vf_hsum(first_half); /* floats hold such sums exactly */
+	minus_sum[1] = -(int32_t)vf_hsum(second_half);
+	minus_sum[2] = minus_sum[0] + minus_sum[1];
 }
 
 /* One unit; its largest magnitude stands in a->d. */
@@ -37,19 +42,25 @@ INLINE void quantize_unit(const float *x, bool fine, struct act *a, struct act_f
 	enum { N = UNIT / LANES };
 	float top = a->d;
 	/* Zeros, or numbers too small for 127 / top, become zeros. */
-	vf inverse = vf_set1(top > 0x1p-100f ? 127 / top : 0);
+	vf inverse = vf_set1(top > 0x1p-100f ? 127 / top : 0), whole[N], rest[N];
 	for (int k = 0; k < N; k++) {
-		vf v = vf_mul(vf_load(x + k * LANES), inverse), whole = vf_round(v);
-		vf_store_s8(a->q + k * LANES, whole);
-		v = fine ? vf_min(vf_mul(vf_sub(v, whole), vf_set1(256)), vf_set1(127)) : vf_zero();
-		vf_store_s8(f->q + k * LANES, v);
+		vf v = vf_mul(vf_load(x + k * LANES), inverse);
+		/* The bounds also turn NaNs into numbers, and keep -128 away, which has no opposite. */
+		whole[k] = vf_max(vf_round(v), vf_set1(-127));
+		rest[k] = vf_round(vf_mul(vf_sub(v, whole[k]), vf_set1(256)));
+		rest[k] = vf_max(vf_min(rest[k], vf_set1(127)), vf_set1(-127));
 	}
 	a->d = top / 127;
 	f->d = a->d * (1.0f / 256);
-	negative_sums(a->q, a->minus_sum);
-	negative_sums(f->q, f->minus_sum);
+	store_integers(whole, a->q, a->minus_sum);
+	if (fine) {
+		store_integers(rest, f->q, f->minus_sum);
+	} else {
+		memset(f->q, 0, sizeof f->q);
+		memset(f->minus_sum, 0, sizeof f->minus_sum);
+	}
 	for (int k = 0; k < 3; k++)
-		a->sum[k] = a->d * (1.0f / 256) * (float)-(256 * a->minus_sum[k] + f->minus_sum[k]);
+		a->sum[k] = f->d * (float)-(256 * a->minus_sum[k] + f->minus_sum[k]);
 }
 
 static void quantize(const float *x, int64_t n_in, int rows, bool precise, struct act *out, struct act_fine *fine)
@@ -124,6 +135,23 @@ INLINE vi dot(vi acc, vb w, const int8_t *a, enum pack_planes planes)
 	return planes == PLANES_8 ? vi_dot_s8(acc, w, a) : vi_dot_u8(acc, w, a);
 }
 
+/* Subvectors whose products may be added in 16 bits: pairs of products are below 2 * 127 * the largest integer. */
+INLINE int short_run(enum pack_planes planes)
+{
+	switch (planes) {
+	case PLANES_4:
+	case PLANES_2:
+	case PLANES_2_1:
+		return 8; /* 2 * 127 * 15 * 8 = 30480 */
+	case PLANES_4_1:
+		return 4; /* 2 * 127 * 31 * 4 = 31496 */
+	case PLANES_4_2:
+		return 2; /* 2 * 127 * 63 * 2 = 32004 */
+	default:
+		return 1;
+	}
+}
+
 /* Writes LANES outputs of a row, from output `at` of the tile. */
 INLINE void store_outputs(const struct tile_job *t, int row, int at, vf v)
 {
@@ -141,12 +169,15 @@ INLINE void store_outputs(const struct tile_job *t, int row, int at, vf v)
 
 /*
  * Adds the integer products of a group's weights and each row's q. With few rows, several partial sums keep the multipliers
- * busy in spite of their latency; integer sums are the same in any order.
+ * busy in spite of their latency; without an instruction for four products at a time, partial sums are short integers for as long
+ * as they fit. Integer sums are the same in any order.
  */
 INLINE void add_products(vi *sum, const char *p, int rows, enum pack_planes planes, int group, int groups, const int8_t *q)
 {
-	const int parts = rows == 1 ? 4 : rows <= 3 ? 2 : 1, subvectors = groups == 1 ? 8 : 4;
-	vi part[3][4];
+	const int subvectors = groups == 1 ? 8 : 4;
+	const bool in_shorts = HAS_SHORTS && planes != PLANES_8;
+	const int parts = in_shorts ? 1 : rows == 1 ? 4 : rows <= 3 ? 2 : 1;
+	vi part[ROWS_MAX][4];
 	UNROLL
 	for (int r = 0; r < rows && parts > 1; r++)
 		UNROLL
@@ -154,12 +185,19 @@ INLINE void add_products(vi *sum, const char *p, int rows, enum pack_planes plan
 			part[r][k] = vi_zero();
 	UNROLL
 	for (int j = 0; j < subvectors; j++) {
-		int sub = group * subvectors + j, k = j % parts;
+		int sub = group * subvectors + j, k = j % parts, run = short_run(planes);
 		vb w = subvector(p, planes, sub);
 		UNROLL
 		for (int r = 0; r < rows; r++) {
-			vi *to = k == 0 ? &sum[r] : &part[r][k];
-			*to = dot(*to, w, q + r * ROW_STRIDE + 4 * sub, planes);
+			const int8_t *a = q + r * ROW_STRIDE + 4 * sub;
+			if (!in_shorts) {
+				vi *to = k == 0 ? &sum[r] : &part[r][k];
+				*to = dot(*to, w, a, planes);
+				continue;
+			}
+			part[r][0] = j % run == 0 ? vi_short_products(w, a) : vi_add_shorts(part[r][0], vi_short_products(w, a));
+			if (j % run == run - 1 || j == subvectors - 1)
+				sum[r] = vi_add(sum[r], vi_pair_sums(part[r][0]));
 		}
 	}
 	UNROLL

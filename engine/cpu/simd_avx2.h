@@ -8,6 +8,7 @@
 enum {
 	LANES = 8,
 	S8_SHIFT = -1,
+	HAS_SHORTS = 1,
 	QUANT_ROWS = 4,
 	FLOAT_ROWS = 3,
 };
@@ -111,12 +112,11 @@ INLINE __m256i four_bytes(const int8_t *a)
 	memcpy(&four, a, 4);
 	return _mm256_set1_epi32(four);
 }
-INLINE vi vi_dot_u8(vi acc, vb w, const int8_t *a)
-{
-	/* maddubs saturates pairs at 32767: two products of at most 63 * 127 are far below. */
-	__m256i pairs = _mm256_maddubs_epi16(w, four_bytes(a));
-	return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
-}
+/* maddubs saturates pairs at 32767: two products of at most 63 * 127 are far below. */
+INLINE vi vi_short_products(vb w, const int8_t *a) { return _mm256_maddubs_epi16(w, four_bytes(a)); }
+INLINE vi vi_add_shorts(vi a, vi b) { return _mm256_add_epi16(a, b); }
+INLINE vi vi_pair_sums(vi a) { return _mm256_madd_epi16(a, _mm256_set1_epi16(1)); }
+INLINE vi vi_dot_u8(vi acc, vb w, const int8_t *a) { return vi_add(acc, vi_pair_sums(vi_short_products(w, a))); }
 INLINE vb vb_prepare_s8(vb w) { return w; }
 INLINE vi vi_dot_s8(vi acc, vb w, const int8_t *a)
 {

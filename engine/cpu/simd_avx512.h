@@ -10,6 +10,7 @@
 enum {
 	LANES = 16,
 	S8_SHIFT = 7, /* vi_dot_s8 adds 1 << S8_SHIFT times the sum of a, which the accumulator must begin without; -1: adds nothing */
+	HAS_SHORTS = 0, /* whether vi_short_products() and its kind are the faster way */
 	QUANT_ROWS = 8, /* rows of a quantised tile whose sums fit the registers */
 	FLOAT_ROWS = 6,
 };
@@ -107,3 +108,13 @@ INLINE vi vi_dot_u8(vi acc, vb w, const int8_t *a)
 /* likewise for any signed w, prepared by vb_prepare_s8 */
 INLINE vb vb_prepare_s8(vb w) { return _mm512_xor_si512(w, _mm512_set1_epi8(-128)); }
 INLINE vi vi_dot_s8(vi acc, vb w, const int8_t *a) { return vi_dot_u8(acc, w, a); }
+/* 2 * LANES short integers, each the sum of two products */
+INLINE vi vi_short_products(vb w, const int8_t *a)
+{
+	int32_t four;
+	__builtin_memcpy(&four, a, 4);
+	return _mm512_maddubs_epi16(w, _mm512_set1_epi32(four));
+}
+INLINE vi vi_add_shorts(vi a, vi b) { return _mm512_add_epi16(a, b); }
+/* sums of neighbours */
+INLINE vi vi_pair_sums(vi a) { return _mm512_madd_epi16(a, _mm512_set1_epi16(1)); }

@@ -140,7 +140,7 @@ static void bench_products(struct backend *b, const struct shape *s, int64_t n_r
 	free(y);
 }
 
-enum { DEPTH = 4096, CHUNK = 512, LAYERS = 8 };
+enum { DEPTH = 4096, CHUNK = 512, LAYERS = 24 };
 
 struct attention {
 	struct backend *b;
