@@ -38,10 +38,13 @@ template <int threads> __device__ __forceinline__ float block_max(float v, share
 	return v;
 }
 
-/* The row's part of struct halves, from a row of floats that this block's threads have, each its own elements i = thread + k * threads. */
-template <int threads>
-__device__ __forceinline__ void write_halves(const float *x, int dim, float largest, const struct halves &h, int row,
-                                             shared_span<float> scratch)
+/*
+ * The row's part of struct halves; value(i) is element i, asked for once by the thread that has it, i = thread + k * threads, and
+ * `largest` the largest magnitude among a thread's own.
+ */
+template <int threads, typename Value>
+__device__ __forceinline__ void write_halves(int dim, float largest, const struct halves &h, int row, shared_span<float> scratch,
+                                             const Value &value)
 {
 	largest = block_max<threads>(largest, scratch);
 	/* Of the largest element's exponent; infinities and NaN go through as they are. */
@@ -51,7 +54,7 @@ __device__ __forceinline__ void write_halves(const float *x, int dim, float larg
 	__half *to = h.x + static_cast<size_t>(row) * h.stride;
 	const int end = (dim + 255) / 256 * 256;
 	for (int i = threadIdx.x; i < end; i += threads)
-		to[i] = __float2half_rn(i < dim ? x[i] * down : 0.0f);
+		to[i] = __float2half_rn(i < dim ? value(i) * down : 0.0f);
 	if (threadIdx.x == 0)
 		h.scale[row] = __int_as_float((127 + exponent) << 23);
 }
@@ -64,7 +67,7 @@ __global__ void __launch_bounds__(ROW_THREADS) convert_rows(const float *x, int 
 	x += static_cast<size_t>(row) * dim;
 	for (int i = threadIdx.x; i < dim; i += ROW_THREADS)
 		largest = fmaxf(largest, fabsf(x[i]));
-	write_halves<ROW_THREADS>(x, dim, largest, h, row, scratch);
+	write_halves<ROW_THREADS>(dim, largest, h, row, scratch, [&](int i) { return x[i]; });
 }
 
 cudaError_t to_halves(const float *x, int n_rows, int dim, const struct halves &h, cudaStream_t stream)
@@ -75,25 +78,26 @@ cudaError_t to_halves(const float *x, int n_rows, int dim, const struct halves &
 
 /* ---- Norm ---- */
 
-__global__ void __launch_bounds__(ROW_THREADS)
+/* out may be x: a thread reads and writes its own elements alone, and writes them last. */
+__global__ void __launch_bounds__(WIDE_THREADS)
         norm_rows(const float *x, int dim, const float *gain, float eps, float *out, struct halves h)
 {
-	GPU_SHARED(float, scratch, ROW_THREADS / 32);
+	GPU_SHARED(float, scratch, WIDE_THREADS / 32);
 	const int row = blockIdx.x;
 	float sum = 0, largest = 0;
 	x += static_cast<size_t>(row) * dim;
 	out += static_cast<size_t>(row) * dim;
-	for (int i = threadIdx.x; i < dim; i += ROW_THREADS)
+	for (int i = threadIdx.x; i < dim; i += WIDE_THREADS)
 		sum += x[i] * x[i];
-	sum = block_sum<ROW_THREADS>(sum, scratch);
+	sum = block_sum<WIDE_THREADS>(sum, scratch);
 	const float scale = 1.0f / sqrtf(sum / dim + eps);
-	for (int i = threadIdx.x; i < dim; i += ROW_THREADS) {
+	for (int i = threadIdx.x; i < dim; i += WIDE_THREADS)
+		largest = fmaxf(largest, fabsf(x[i] * scale * gain[i]));
+	write_halves<WIDE_THREADS>(dim, largest, h, row, scratch, [&](int i) {
 		const float y = x[i] * scale * gain[i];
 		out[i] = y;
-		largest = fmaxf(largest, fabsf(y));
-	}
-	if (h.x)
-		write_halves<ROW_THREADS>(out, dim, largest, h, row, scratch);
+		return y;
+	});
 }
 
 /* Short rows, heads: a warp each. */
@@ -120,7 +124,7 @@ cudaError_t rms_norm(const float *x, int64_t n, int dim, const float *gain, floa
                      cudaStream_t stream)
 {
 	if (h.x)
-		GPU_LAUNCH(norm_rows, dim3(static_cast<unsigned>(n)), dim3(ROW_THREADS), 0, stream, x, dim, gain, eps, out, h);
+		GPU_LAUNCH(norm_rows, dim3(static_cast<unsigned>(n)), dim3(WIDE_THREADS), 0, stream, x, dim, gain, eps, out, h);
 	else
 		GPU_LAUNCH(norm_short_rows, dim3(static_cast<unsigned>((n + ROW_THREADS / 32 - 1) / (ROW_THREADS / 32))),
 		           dim3(ROW_THREADS), 0, stream, x, static_cast<long long>(n), dim, gain, eps, out);
@@ -129,6 +133,11 @@ cudaError_t rms_norm(const float *x, int64_t n, int dim, const float *gain, floa
 
 /* ---- Gate ---- */
 
+__device__ __forceinline__ float gated(float gate, float up)
+{
+	return gate / (1.0f + expf(-gate)) * up;
+}
+
 __global__ void __launch_bounds__(WIDE_THREADS) swiglu_rows(float *gate, const float *up, int dim, struct halves h)
 {
 	GPU_SHARED(float, scratch, WIDE_THREADS / 32);
@@ -136,13 +145,18 @@ __global__ void __launch_bounds__(WIDE_THREADS) swiglu_rows(float *gate, const f
 	float largest = 0;
 	gate += static_cast<size_t>(row) * dim;
 	up += static_cast<size_t>(row) * dim;
-	for (int i = threadIdx.x; i < dim; i += WIDE_THREADS) {
-		const float x = gate[i], y = x / (1.0f + expf(-x)) * up[i];
-		gate[i] = y;
-		largest = fmaxf(largest, fabsf(y));
+	if (!h.x) {
+		for (int i = threadIdx.x; i < dim; i += WIDE_THREADS)
+			gate[i] = gated(gate[i], up[i]);
+		return;
 	}
-	if (h.x)
-		write_halves<WIDE_THREADS>(gate, dim, largest, h, row, scratch);
+	for (int i = threadIdx.x; i < dim; i += WIDE_THREADS)
+		largest = fmaxf(largest, fabsf(gated(gate[i], up[i])));
+	write_halves<WIDE_THREADS>(dim, largest, h, row, scratch, [&](int i) {
+		const float y = gated(gate[i], up[i]);
+		gate[i] = y;
+		return y;
+	});
 }
 
 cudaError_t swiglu(float *gate, const float *up, int n_rows, int dim, const struct halves &h, cudaStream_t stream)
