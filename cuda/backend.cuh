@@ -1,5 +1,6 @@
 /*
- * The CUDA backend's state, shared by backend_cuda.cu (the vtable), step.cu (what a step needs) and weights.cu (loading).
+ * The CUDA backend's state, shared by backend_cuda.cu (the vtable), step.cu (what a step needs) and weights.cu
+ * (loading).
  */
 #pragma once
 
@@ -10,14 +11,15 @@ extern "C" {
 #include "engine/base/log.h"
 }
 
-namespace GPU_NS {
+namespace GPU_NS
+{
 
 /* A matrix on the device. rows_only: as in the file; else packed for products, and embed() reads that. */
 struct matrix {
 	enum quant_type type;
 	int n_in, n_out, n_units;
 	size_t row_bytes; /* in the file */
-	uint8_t *raw;     /* or NULL */
+	uint8_t *raw;	  /* or NULL */
 	uint8_t *packed;  /* or NULL */
 	size_t bytes;
 };
@@ -34,7 +36,8 @@ struct growing {
 	size_t bytes;
 };
 
-/* Small arrays of the host's for kernels: put together in pinned memory, then sent by one copy. Offsets are valid in both. */
+/* Small arrays of the host's for kernels: put together in pinned memory, then sent by one copy. Offsets are valid in
+ * both. */
 struct upload {
 	uint8_t *host, *device;
 	size_t capacity, used, sent;
@@ -49,8 +52,8 @@ struct attention_plan {
 };
 
 /*
- * Steps of decode rows alone, of one shape, launch the same kernels with the same arguments: what differs lies in the uploaded arrays.
- * They are recorded once as a graph, and later steps launch that.
+ * Steps of decode rows alone, of one shape, launch the same kernels with the same arguments: what differs lies in the
+ * uploaded arrays. They are recorded once as a graph, and later steps launch that.
  */
 enum graph_mode { GRAPH_OFF, GRAPH_RECORD, GRAPH_REPLAY };
 
@@ -61,7 +64,7 @@ struct graph_key {
 
 struct graph_record {
 	struct graph_key key;
-	int seen;              /* steps of this shape so far; 0: the place is free */
+	int seen; /* steps of this shape so far; 0: the place is free */
 	uint64_t last_used;
 	cudaGraphExec_t exec;  /* NULL: not recorded yet */
 	struct operation *ops; /* [n_ops] what it does */
@@ -72,11 +75,11 @@ enum { GRAPHS_MAX = 12 };
 
 struct graphs {
 	enum graph_mode mode;
-	bool disabled;                 /* recording has failed once */
-	bool fits;                     /* the open step can be a graph, of shape `key` */
+	bool disabled; /* recording has failed once */
+	bool fits;     /* the open step can be a graph, of shape `key` */
 	struct graph_key key;
-	struct graph_record *open;     /* the one that is recorded or replayed */
-	int next;                      /* REPLAY: operations found so far */
+	struct graph_record *open; /* the one that is recorded or replayed */
+	int next;		   /* REPLAY: operations found so far */
 	uint64_t clock;
 	struct graph_record record[GRAPHS_MAX];
 };
@@ -86,11 +89,12 @@ struct cuda_backend {
 	int ordinal;
 	char detail[128];
 	cudaStream_t stream;
-	bool lost; /* the device answers every call with an error from now on */
+	bool lost;	   /* the device answers every call with an error from now on */
 	char failure[192]; /* what failed last */
 	struct allocation *allocations;
 
-	/* Loading: two buffers take turns, so that copying from the file overlaps copying to the device. Freed by reserve(). */
+	/* Loading: two buffers take turns, so that copying from the file overlaps copying to the device. Freed by
+	 * reserve(). */
 	struct {
 		uint8_t *host[2], *device[2];
 		size_t bytes;
@@ -120,8 +124,8 @@ struct cuda_backend {
 };
 
 /*
- * OK, or a status, with a line in the log that says what failed. NOMEM: memory. DEVICE: the device is lost. INTERNAL: this
- * call failed, and others may yet work.
+ * OK, or a status, with a line in the log that says what failed. NOMEM: memory. DEVICE: the device is lost. INTERNAL:
+ * this call failed, and others may yet work.
  */
 enum status check(struct cuda_backend *b, cudaError_t e, const char *what);
 
@@ -141,8 +145,8 @@ enum status step_upload(struct cuda_backend *b, const struct batch *batch);
 enum status plan_attention(struct cuda_backend *b, int n_head, int n_head_kv, int head_dim);
 
 /* The `sample` of backend.h. */
-enum status step_sample(struct cuda_backend *b, float *logits, int32_t n_vocab, int32_t stride, const struct sample_row *rows, int32_t n,
-                        int32_t *tokens);
+enum status step_sample(struct cuda_backend *b, float *logits, int32_t n_vocab, int32_t stride,
+			const struct sample_row *rows, int32_t n, int32_t *tokens);
 
 template <typename T> T *uploaded(const struct cuda_backend *b, size_t offset)
 {
@@ -151,7 +155,8 @@ template <typename T> T *uploaded(const struct cuda_backend *b, size_t offset)
 
 /* ---- weights.cu ---- */
 
-enum status weight_create(struct backend *backend, const struct weight_desc *desc, struct weight **out, struct error *err);
+enum status weight_create(struct backend *backend, const struct weight_desc *desc, struct weight **out,
+			  struct error *err);
 void weight_destroy(struct backend *backend, struct weight *w);
 size_t weight_bytes(const struct backend *backend, const struct weight *w);
 void stage_free(struct cuda_backend *b);

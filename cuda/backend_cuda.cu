@@ -1,10 +1,10 @@
 /*
- * The CUDA backend: engine/backend.h's table over the kernels of this directory. One stream, so operations run in the order in which
- * they are called; the host waits in step_end(), mem_read(), mem_write() and sync() alone.
+ * The CUDA backend: engine/backend.h's table over the kernels of this directory. One stream, so operations run in the
+ * order in which they are called; the host waits in step_end(), mem_read(), mem_write() and sync() alone.
  *
- * Determinism. A row's results do not depend on the rows beside it nor on how its prompt was cut into chunks: see product.cu
- * and attention.cu. They differ from the CPU's: activations are halves in products (eleven bits of each element; `precise` makes no
- * difference), sums are floats.
+ * Determinism. A row's results do not depend on the rows beside it nor on how its prompt was cut into chunks: see
+ * product.cu and attention.cu. They differ from the CPU's: activations are halves in products (eleven bits of each
+ * element; `precise` makes no difference), sums are floats.
  */
 #include "cuda/operations.cuh"
 
@@ -13,7 +13,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-namespace GPU_NS {
+namespace GPU_NS
+{
 
 static struct cuda_backend *self(struct backend *b)
 {
@@ -32,8 +33,8 @@ enum status check(struct cuda_backend *b, cudaError_t e, const char *what)
 	if (e != cudaErrorMemoryAllocation && b->stream && !b->lost && b->graphs.mode != GRAPH_RECORD)
 		b->lost = cudaStreamSynchronize(b->stream) != cudaSuccess;
 	if (!was_lost) /* what comes after a loss tells nothing new */
-		snprintf(b->failure, sizeof b->failure, "%s: %s (%s)%s", what, cudaGetErrorString(e), cudaGetErrorName(e),
-		         b->lost ? "; the device is lost" : "");
+		snprintf(b->failure, sizeof b->failure, "%s: %s (%s)%s", what, cudaGetErrorString(e),
+			 cudaGetErrorName(e), b->lost ? "; the device is lost" : "");
 	if (!was_lost)
 		log_msg(e == cudaErrorMemoryAllocation ? LOG_WARN : LOG_ERROR, "cuda", "%s", b->failure);
 	return e == cudaErrorMemoryAllocation ? STATUS_NOMEM : b->lost ? STATUS_DEVICE : STATUS_INTERNAL;
@@ -71,7 +72,8 @@ static enum status mem_alloc(struct backend *backend, size_t bytes, void **out)
 		free(a);
 		return s;
 	}
-	a->aligned = reinterpret_cast<void *>((reinterpret_cast<uintptr_t>(a->base) + ALIGNMENT - 1) & ~static_cast<uintptr_t>(ALIGNMENT - 1));
+	a->aligned = reinterpret_cast<void *>((reinterpret_cast<uintptr_t>(a->base) + ALIGNMENT - 1) &
+					      ~static_cast<uintptr_t>(ALIGNMENT - 1));
 	a->next = b->allocations;
 	b->allocations = a;
 	s = check(b, cudaMemsetAsync(a->base, 0, bytes + ALIGNMENT, b->stream), "clearing memory");
@@ -128,7 +130,9 @@ static enum status sync(struct backend *backend)
 static size_t mem_available(struct backend *backend)
 {
 	size_t free_bytes, total;
-	return check(self(backend), cudaMemGetInfo(&free_bytes, &total), "asking for free memory") == STATUS_OK ? free_bytes : 0;
+	return check(self(backend), cudaMemGetInfo(&free_bytes, &total), "asking for free memory") == STATUS_OK
+		       ? free_bytes
+		       : 0;
 }
 
 static const char *last_failure(const struct backend *backend)
@@ -144,12 +148,15 @@ static enum status reserve(struct backend *backend, int32_t max_rows, int32_t ma
 	if (b->lost)
 		return STATUS_DEVICE;
 	if (!attention_supports(layout->n_head_kv, layout->n_head_kv, layout->head_dim)) {
-		log_msg(LOG_ERROR, "cuda", "heads of %" PRId32 " elements are not supported: multiples of 8 up to 256 are", layout->head_dim);
+		log_msg(LOG_ERROR, "cuda",
+			"heads of %" PRId32 " elements are not supported: multiples of 8 up to 256 are",
+			layout->head_dim);
 		return STATUS_UNSUPPORTED;
 	}
 	stage_free(b);
 	TRY(grow_halves(b, max_rows, max_width));
-	return grow(b, &b->rope, static_cast<size_t>(max_rows) * static_cast<size_t>(layout->head_dim / 2) * sizeof(float2));
+	return grow(b, &b->rope,
+		    static_cast<size_t>(max_rows) * static_cast<size_t>(layout->head_dim / 2) * sizeof(float2));
 }
 
 static enum status step_begin(struct backend *backend, const struct batch *batch)
@@ -191,7 +198,8 @@ static enum status embed(struct backend *backend, const struct weight *w, float 
 	return graph_submit(b, &o);
 }
 
-static enum status rms_norm(struct backend *backend, const float *x, int64_t n, int32_t dim, const float *gain, float eps, float *out)
+static enum status rms_norm(struct backend *backend, const float *x, int64_t n, int32_t dim, const float *gain,
+			    float eps, float *out)
 {
 	struct operation o = operation(OP_NORM);
 	o.norm.x = x;
@@ -203,7 +211,8 @@ static enum status rms_norm(struct backend *backend, const float *x, int64_t n, 
 	return graph_submit(self(backend), &o);
 }
 
-static enum status matmul(struct backend *backend, const float *x, int64_t n_rows, const struct matmul *mm, int32_t n_mm)
+static enum status matmul(struct backend *backend, const float *x, int64_t n_rows, const struct matmul *mm,
+			  int32_t n_mm)
 {
 	struct cuda_backend *b = self(backend);
 	if (n_mm > MAX_PRODUCTS) {
@@ -224,8 +233,8 @@ static enum status matmul(struct backend *backend, const float *x, int64_t n_row
 	return graph_submit(b, &o);
 }
 
-static enum status rope(struct backend *backend, float *q, int32_t n_head, float *k, int32_t n_head_kv, int32_t head_dim,
-                        const struct rope_params *p)
+static enum status rope(struct backend *backend, float *q, int32_t n_head, float *k, int32_t n_head_kv,
+			int32_t head_dim, const struct rope_params *p)
 {
 	struct operation o = operation(OP_ROPE);
 	o.rope.q = q;
@@ -251,7 +260,8 @@ static void copy_layout(struct kv_layout *to, const struct kv_layout *from)
 	to->page_stride = from->page_stride;
 }
 
-static enum status kv_write(struct backend *backend, void *kv, const struct kv_layout *l, int32_t layer, const float *k, const float *v)
+static enum status kv_write(struct backend *backend, void *kv, const struct kv_layout *l, int32_t layer, const float *k,
+			    const float *v)
 {
 	struct operation o = operation(OP_KV_WRITE);
 	o.kv_write.kv = kv;
@@ -262,8 +272,8 @@ static enum status kv_write(struct backend *backend, void *kv, const struct kv_l
 	return graph_submit(self(backend), &o);
 }
 
-static enum status attention(struct backend *backend, const void *kv, const struct kv_layout *l, int32_t layer, const float *q,
-                             int32_t n_head, float scale, float *out)
+static enum status attention(struct backend *backend, const void *kv, const struct kv_layout *l, int32_t layer,
+			     const float *q, int32_t n_head, float scale, float *out)
 {
 	struct operation o = operation(OP_ATTENTION);
 	o.attention.kv = kv;
@@ -286,7 +296,8 @@ static enum status swiglu(struct backend *backend, float *gate, const float *up,
 	return graph_submit(self(backend), &o);
 }
 
-static enum status gather_rows(struct backend *backend, const float *x, int32_t dim, const int32_t *rows, int32_t n, float *out)
+static enum status gather_rows(struct backend *backend, const float *x, int32_t dim, const int32_t *rows, int32_t n,
+			       float *out)
 {
 	struct cuda_backend *b = self(backend);
 	TRY(catch_up(b));
@@ -294,8 +305,8 @@ static enum status gather_rows(struct backend *backend, const float *x, int32_t 
 	return latch(b, check(b, gather_rows(x, dim, rows, n, out, b->stream), "gathering rows"));
 }
 
-static enum status sample(struct backend *backend, float *logits, int32_t n_vocab, int32_t stride, const struct sample_row *rows, int32_t n,
-                          int32_t *tokens)
+static enum status sample(struct backend *backend, float *logits, int32_t n_vocab, int32_t stride,
+			  const struct sample_row *rows, int32_t n, int32_t *tokens)
 {
 	struct cuda_backend *b = self(backend);
 	TRY(catch_up(b));
@@ -303,11 +314,15 @@ static enum status sample(struct backend *backend, float *logits, int32_t n_voca
 	return step_sample(b, logits, n_vocab, stride, rows, n, tokens);
 }
 
-static enum status page_copy(struct backend *backend, void *kv, const struct kv_layout *l, const int32_t *from, const int32_t *to, int32_t n)
+static enum status page_copy(struct backend *backend, void *kv, const struct kv_layout *l, const int32_t *from,
+			     const int32_t *to, int32_t n)
 {
 	struct cuda_backend *b = self(backend);
 	TRY(catch_up(b));
-	return latch(b, check(b, copy_pages(static_cast<uint8_t *>(kv), l->page_stride, l->page_bytes, from, to, n, b->stream), "copying pages"));
+	return latch(
+		b,
+		check(b, copy_pages(static_cast<uint8_t *>(kv), l->page_stride, l->page_bytes, from, to, n, b->stream),
+		      "copying pages"));
 }
 
 /* ---- Life ---- */
@@ -384,26 +399,29 @@ static enum status open_device(struct cuda_backend *b, struct error *err)
 	if (e == cudaErrorNoDevice || e == cudaErrorInsufficientDriver || (e == cudaSuccess && n == 0)) {
 		cudaGetLastError();
 		return error_set(err, STATUS_UNSUPPORTED, "no CUDA device can be used: %s",
-		                 e == cudaErrorInsufficientDriver ? "there is no NVIDIA driver, or it is too old" : "there is none");
+				 e == cudaErrorInsufficientDriver ? "there is no NVIDIA driver, or it is too old"
+								  : "there is none");
 	}
 	if (e == cudaSuccess && b->ordinal >= n)
-		return error_set(err, STATUS_UNSUPPORTED, "there is no CUDA device %d: this machine has %d", b->ordinal, n);
+		return error_set(err, STATUS_UNSUPPORTED, "there is no CUDA device %d: this machine has %d", b->ordinal,
+				 n);
 	if (e == cudaSuccess)
 		e = cudaSetDevice(b->ordinal);
 	if (e == cudaSuccess)
 		e = cudaGetDeviceProperties(&prop, b->ordinal);
 	if (e == cudaSuccess && prop.major * 10 + prop.minor < 75)
-		return error_set(err, STATUS_UNSUPPORTED, "CUDA device %d, %s, has compute capability %d.%d: 7.5 or later is needed", b->ordinal,
-		                 prop.name, prop.major, prop.minor);
+		return error_set(err, STATUS_UNSUPPORTED,
+				 "CUDA device %d, %s, has compute capability %d.%d: 7.5 or later is needed", b->ordinal,
+				 prop.name, prop.major, prop.minor);
 	if (e == cudaSuccess)
 		e = cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking);
 	if (e != cudaSuccess) {
 		cudaGetLastError();
-		return error_set(err, e == cudaErrorMemoryAllocation ? STATUS_NOMEM : STATUS_UNSUPPORTED, "CUDA device %d cannot be used: %s",
-		                 b->ordinal, cudaGetErrorString(e));
+		return error_set(err, e == cudaErrorMemoryAllocation ? STATUS_NOMEM : STATUS_UNSUPPORTED,
+				 "CUDA device %d cannot be used: %s", b->ordinal, cudaGetErrorString(e));
 	}
-	snprintf(b->detail, sizeof b->detail, "%.80s, compute capability %d.%d, %.1f GiB", prop.name, prop.major, prop.minor,
-	         static_cast<double>(prop.totalGlobalMem) / (1u << 30));
+	snprintf(b->detail, sizeof b->detail, "%.80s, compute capability %d.%d, %.1f GiB", prop.name, prop.major,
+		 prop.minor, static_cast<double>(prop.totalGlobalMem) / (1u << 30));
 	return STATUS_OK;
 }
 

@@ -1,18 +1,19 @@
 /*
  * Graphs: the launches of a decode step, recorded and sent at once.
  *
- * The engine calls the same operations with the same arguments in every step of a shape (struct graph_key). The second step of
- * a shape is recorded: its operations are remembered, and the stream captures their kernels instead of running them until step_end()
- * launches the graph. In later steps an operation is only compared with the remembered one; step_end() launches. If an operation
- * differs, or one comes that no graph has, those found so far are done as usual, and so is the rest of the step: a step that does not
- * repeat costs a comparison.
+ * The engine calls the same operations with the same arguments in every step of a shape (struct graph_key). The second
+ * step of a shape is recorded: its operations are remembered, and the stream captures their kernels instead of running
+ * them until step_end() launches the graph. In later steps an operation is only compared with the remembered one;
+ * step_end() launches. If an operation differs, or one comes that no graph has, those found so far are done as usual,
+ * and so is the rest of the step: a step that does not repeat costs a comparison.
  */
 #include "cuda/operations.cuh"
 
 #include <stdlib.h>
 #include <string.h>
 
-namespace GPU_NS {
+namespace GPU_NS
+{
 
 static void forget(struct graph_record *r)
 {
@@ -71,7 +72,8 @@ static bool remember(struct graph_record *r, const struct operation *o)
 {
 	if (r->n_ops == r->cap_ops) {
 		const int cap = r->cap_ops ? 2 * r->cap_ops : 256;
-		struct operation *p = static_cast<struct operation *>(realloc(static_cast<void *>(r->ops), static_cast<size_t>(cap) * sizeof *p));
+		struct operation *p = static_cast<struct operation *>(
+			realloc(static_cast<void *>(r->ops), static_cast<size_t>(cap) * sizeof *p));
 		if (!p)
 			return false;
 		r->ops = p;
@@ -160,7 +162,8 @@ enum status graph_end(struct cuda_backend *b)
 			return graph_leave(b);
 		g->mode = GRAPH_OFF;
 		if (!instantiate(b)) {
-			log_msg(LOG_WARN, "cuda", "the device makes no graph of a step: steps are launched kernel by kernel");
+			log_msg(LOG_WARN, "cuda",
+				"the device makes no graph of a step: steps are launched kernel by kernel");
 			g->disabled = true;
 			b->halves_of = NULL;
 			b->rope_freq = NULL;

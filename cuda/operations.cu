@@ -1,15 +1,16 @@
 /*
  * The operations of a step: from what the engine asks to kernels.
  *
- * Two things are done behind the table's back to save launches. Whatever writes rows that a product will read writes them as
- * halves as well, and a product uses those if nobody has touched the floats since. rope() is put off until kv_write(), which rotates
- * and stores in one go; any other operation does what was put off first.
+ * Two things are done behind the table's back to save launches. Whatever writes rows that a product will read writes
+ * them as halves as well, and a product uses those if nobody has touched the floats since. rope() is put off until
+ * kv_write(), which rotates and stores in one go; any other operation does what was put off first.
  */
 #include "cuda/operations.cuh"
 
 #include <string.h>
 
-namespace GPU_NS {
+namespace GPU_NS
+{
 
 #define TRY(call)                                                                                                      \
 	do {                                                                                                           \
@@ -102,7 +103,8 @@ static enum status do_embed(struct cuda_backend *b, const struct weight *w, floa
 /* Rows this short are heads, which no product reads. */
 enum { SHORT_ROW = 256 };
 
-static enum status do_norm(struct cuda_backend *b, const float *x, int64_t n, int32_t dim, const float *gain, float eps, float *out)
+static enum status do_norm(struct cuda_backend *b, const float *x, int64_t n, int32_t dim, const float *gain, float eps,
+			   float *out)
 {
 	struct halves h = {};
 	TRY(begin(b));
@@ -115,7 +117,8 @@ static enum status do_norm(struct cuda_backend *b, const float *x, int64_t n, in
 	return launched(b, rms_norm(x, n, dim, gain, eps, out, h, b->stream), "norm");
 }
 
-enum status execute_matmul(struct cuda_backend *b, const float *x, int64_t n_rows, const struct matmul *mm, int32_t n_mm)
+enum status execute_matmul(struct cuda_backend *b, const float *x, int64_t n_rows, const struct matmul *mm,
+			   int32_t n_mm)
 {
 	const int n_in = matrix_of(mm[0].weight)->n_in, rows = static_cast<int>(n_rows);
 	TRY(begin(b));
@@ -157,25 +160,34 @@ enum status execute_matmul(struct cuda_backend *b, const float *x, int64_t n_row
 	return STATUS_OK;
 }
 
-static enum status do_rope(struct cuda_backend *b, float *q, int32_t n_head, float *k, int32_t n_head_kv, int32_t head_dim,
-                        const struct rope_params *p)
+static enum status do_rope(struct cuda_backend *b, float *q, int32_t n_head, float *k, int32_t n_head_kv,
+			   int32_t head_dim, const struct rope_params *p)
 {
 	const int pairs = p->n_dims / 2, n_rows = b->batch->n_rows;
 	TRY(begin(b));
 	if (pairs < 1 || pairs > ROPE_MAX_PAIRS || 2 * pairs > head_dim)
 		return latch(b, STATUS_UNSUPPORTED);
 	if (b->rope_freq != p->inv_freq || b->rope_magnitude != p->magnitude || b->rope_pairs != pairs) {
-		TRY(latch(b, grow(b, &b->rope, static_cast<size_t>(n_rows) * static_cast<size_t>(pairs) * sizeof(float2))));
-		TRY(launched(b, rope_table(p->inv_freq, p->magnitude, pairs, uploaded<int32_t>(b, b->position), n_rows,
-		                           static_cast<float2 *>(b->rope.p), b->stream),
-		             "angles"));
+		TRY(latch(b, grow(b, &b->rope,
+				  static_cast<size_t>(n_rows) * static_cast<size_t>(pairs) * sizeof(float2))));
+		TRY(launched(b,
+			     rope_table(p->inv_freq, p->magnitude, pairs, uploaded<int32_t>(b, b->position), n_rows,
+					static_cast<float2 *>(b->rope.p), b->stream),
+			     "angles"));
 		b->rope_freq = p->inv_freq;
 		b->rope_magnitude = p->magnitude;
 		b->rope_pairs = pairs;
 	}
 	wrote(b, q, static_cast<int64_t>(n_rows) * n_head * head_dim);
 	wrote(b, k, static_cast<int64_t>(n_rows) * n_head_kv * head_dim);
-	b->rope_args = {q, k, n_head, n_head_kv, head_dim, pairs, p->pairing == ROPE_INTERLEAVED, static_cast<const float2 *>(b->rope.p)};
+	b->rope_args = {q,
+			k,
+			n_head,
+			n_head_kv,
+			head_dim,
+			pairs,
+			p->pairing == ROPE_INTERLEAVED,
+			static_cast<const float2 *>(b->rope.p)};
 	b->rope_waits = true;
 	return STATUS_OK;
 }
@@ -186,7 +198,8 @@ static size_t layer_offset(const struct kv_layout *l, int32_t layer)
 	       static_cast<size_t>(l->page_tokens) * sizeof(__half);
 }
 
-static enum status do_kv_write(struct cuda_backend *b, void *kv, const struct kv_layout *l, int32_t layer, const float *k, const float *v)
+static enum status do_kv_write(struct cuda_backend *b, void *kv, const struct kv_layout *l, int32_t layer,
+			       const float *k, const float *v)
 {
 	struct rope_args r = b->rope_args;
 	if (!attention_supports(l->n_head_kv, l->n_head_kv, l->head_dim))
@@ -206,8 +219,8 @@ static enum status do_kv_write(struct cuda_backend *b, void *kv, const struct kv
 	return launched(b, rope_and_store(r, a, step_rows(b), b->stream), "storing keys and values");
 }
 
-static enum status do_attention(struct cuda_backend *b, const void *kv, const struct kv_layout *l, int32_t layer, const float *q,
-                             int32_t n_head, float scale, float *out)
+static enum status do_attention(struct cuda_backend *b, const void *kv, const struct kv_layout *l, int32_t layer,
+				const float *q, int32_t n_head, float scale, float *out)
 {
 	TRY(begin(b));
 	if (!attention_supports(n_head, l->n_head_kv, l->head_dim))
@@ -224,7 +237,8 @@ static enum status do_attention(struct cuda_backend *b, const void *kv, const st
 	a.scale = scale;
 	a.q = q;
 	a.out = out;
-	/* Products take whole units of 256: what lies beyond a narrower row must be zeros, which only to_halves() writes. */
+	/* Products take whole units of 256: what lies beyond a narrower row must be zeros, which only to_halves()
+	 * writes. */
 	if (n_head * l->head_dim % 256 == 0)
 		a.h = claim_halves(b, out, b->batch->n_rows, static_cast<int64_t>(n_head) * l->head_dim);
 	else
@@ -260,12 +274,14 @@ enum status execute(struct cuda_backend *b, const struct operation *o)
 	case OP_MATMUL:
 		return execute_matmul(b, o->matmul.x, o->matmul.n_rows, o->matmul.mm, o->matmul.n);
 	case OP_ROPE:
-		return do_rope(b, o->rope.q, o->rope.n_head, o->rope.k, o->rope.n_head_kv, o->rope.head_dim, &o->rope.p);
+		return do_rope(b, o->rope.q, o->rope.n_head, o->rope.k, o->rope.n_head_kv, o->rope.head_dim,
+			       &o->rope.p);
 	case OP_KV_WRITE:
-		return do_kv_write(b, o->kv_write.kv, &o->kv_write.layout, o->kv_write.layer, o->kv_write.k, o->kv_write.v);
+		return do_kv_write(b, o->kv_write.kv, &o->kv_write.layout, o->kv_write.layer, o->kv_write.k,
+				   o->kv_write.v);
 	case OP_ATTENTION:
-		return do_attention(b, o->attention.kv, &o->attention.layout, o->attention.layer, o->attention.q, o->attention.n_head,
-		                    o->attention.scale, o->attention.out);
+		return do_attention(b, o->attention.kv, &o->attention.layout, o->attention.layer, o->attention.q,
+				    o->attention.n_head, o->attention.scale, o->attention.out);
 	case OP_SWIGLU:
 		break;
 	}

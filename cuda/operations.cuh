@@ -1,12 +1,13 @@
 /*
- * An operation of a step as data: what the vtable's functions were called with. operations.cu does one; graph.cu remembers those of
- * a step and sends them all at once the next time.
+ * An operation of a step as data: what the vtable's functions were called with. operations.cu does one; graph.cu
+ * remembers those of a step and sends them all at once the next time.
  */
 #pragma once
 
 #include "cuda/backend.cuh"
 
-namespace GPU_NS {
+namespace GPU_NS
+{
 
 enum operation_kind { OP_EMBED, OP_NORM, OP_MATMUL, OP_ROPE, OP_KV_WRITE, OP_ATTENTION, OP_SWIGLU };
 
@@ -70,7 +71,8 @@ inline struct operation operation(enum operation_kind kind)
 /* Queues an operation's kernels. What fails is kept for step_end(). */
 enum status execute(struct cuda_backend *b, const struct operation *o);
 /* As OP_MATMUL, for any number of products. */
-enum status execute_matmul(struct cuda_backend *b, const float *x, int64_t n_rows, const struct matmul *mm, int32_t n_mm);
+enum status execute_matmul(struct cuda_backend *b, const float *x, int64_t n_rows, const struct matmul *mm,
+			   int32_t n_mm);
 /* Does what rope() has put off. Everything else that touches the stream begins with this. */
 enum status begin(struct cuda_backend *b);
 /* The floats at p changed: halves made of them are stale. */
@@ -84,7 +86,8 @@ enum status latch(struct cuda_backend *b, enum status s);
 void graph_begin(struct cuda_backend *b);
 /* An operation of the open step: done, recorded, or found in the record that is replayed. */
 enum status graph_submit(struct cuda_backend *b, const struct operation *o);
-/* Something a graph cannot have comes next in the step: what was put off is done, and the rest of the step is done as it comes. */
+/* Something a graph cannot have comes next in the step: what was put off is done, and the rest of the step is done as
+ * it comes. */
 enum status graph_leave(struct cuda_backend *b);
 /* At step_end(): launches what was recorded or replayed. */
 enum status graph_end(struct cuda_backend *b);

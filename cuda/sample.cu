@@ -1,14 +1,23 @@
 /*
- * Choosing tokens where the logits are: engine/sample/sampler.c's chain (edits, top-k, temperature, top-p, min-p, draw), a block of
- * threads for each row. The same logits, parameters and draw give the same token: weights and the draw are computed with the
- * same float and double operations in the same order. Only the mass that top-p keeps is added up otherwise, in integers of 2^-45,
- * so that the order of threads does not matter; a nucleus whose mass is within 2^-28 of top_p may come out one token larger or smaller.
+ * Choosing tokens where the logits are: engine/sample/sampler.c's chain (edits, top-k, temperature, top-p, min-p,
+ * draw), a block of threads for each row. The same logits, parameters and draw give the same token: weights and the
+ * draw are computed with the same float and double operations in the same order. Only the mass that top-p keeps is
+ * added up otherwise, in integers of 2^-45, so that the order of threads does not matter; a nucleus whose mass is
+ * within 2^-28 of top_p may come out one token larger or smaller.
  */
 #include "cuda/kernels.cuh"
 
-namespace GPU_NS {
+namespace GPU_NS
+{
 
-enum { THREADS = 512, WARPS = THREADS / 32, DIGITS = 2048, PER_THREAD = DIGITS / THREADS, SUM_BLOCK = 256, SUM_LANES = 8 };
+enum {
+	THREADS = 512,
+	WARPS = THREADS / 32,
+	DIGITS = 2048,
+	PER_THREAD = DIGITS / THREADS,
+	SUM_BLOCK = 256,
+	SUM_LANES = 8
+};
 
 static constexpr unsigned ALL = 0xffffffffu;
 
@@ -18,7 +27,7 @@ struct sample_shared {
 	shared_span<mass_sum> digit; /* [DIGITS]; the draw keeps its sums of blocks there */
 	shared_span<mass_sum> scan;  /* [WARPS + 2] */
 	shared_span<float> value;    /* [SUM_BLOCK] */
-	shared_span<int> word;       /* [4] */
+	shared_span<int> word;	     /* [4] */
 };
 
 /* ---- Reductions ---- */
@@ -76,10 +85,12 @@ __device__ __forceinline__ bool eligible(float x, bool by_mass)
 }
 
 /*
- * The digit, from the highest down, in which `target` is reached when `above` lies above all digits; the lowest that holds anything if
- * none does. Returns it, adds to `above` what lies above it, and stores what it holds. share: target is that part of all there is.
+ * The digit, from the highest down, in which `target` is reached when `above` lies above all digits; the lowest that
+ * holds anything if none does. Returns it, adds to `above` what lies above it, and stores what it holds. share: target
+ * is that part of all there is.
  */
-__device__ __forceinline__ int find_digit(const struct sample_shared &s, double share, mass_sum *target, mass_sum *above, mass_sum *holds)
+__device__ __forceinline__ int find_digit(const struct sample_shared &s, double share, mass_sum *target,
+					  mass_sum *above, mass_sum *holds)
 {
 	const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 	mass_sum mine[PER_THREAD], sum = 0;
@@ -139,9 +150,10 @@ __device__ __forceinline__ int find_digit(const struct sample_shared &s, double 
 	return place < 0 ? -1 : DIGITS - 1 - place;
 }
 
-/* Keeps the best of x[n]: `target` of them, or, by_mass, so many that they hold `share` of the sum. The others become `dropped`. */
+/* Keeps the best of x[n]: `target` of them, or, by_mass, so many that they hold `share` of the sum. The others become
+ * `dropped`. */
 __device__ __forceinline__ void select_best(float *x, int n, mass_sum target, double share, bool by_mass, float dropped,
-                                            const struct sample_shared &s)
+					    const struct sample_shared &s)
 {
 	const int shift[] = {21, 10, 0}, bits[] = {11, 11, 10};
 	uint32_t threshold = 0, known = 0;
@@ -284,8 +296,8 @@ __device__ __forceinline__ int draw(const float *w, int n, double unit, const st
 
 /* ---- The chain ---- */
 
-__global__ void __launch_bounds__(THREADS)
-        choose(float *logits, int n, int stride, const struct choice *choices, const struct sample_edit *edits, int32_t *tokens)
+__global__ void __launch_bounds__(THREADS) choose(float *logits, int n, int stride, const struct choice *choices,
+						  const struct sample_edit *edits, int32_t *tokens)
 {
 	GPU_SHARED(mass_sum, digit, DIGITS);
 	GPU_SHARED(mass_sum, scan, WARPS + 2);
@@ -335,12 +347,13 @@ __global__ void __launch_bounds__(THREADS)
 		tokens[blockIdx.x] = chosen;
 }
 
-cudaError_t choose_tokens(float *logits, int n_vocab, int stride, const struct choice *choices, const struct sample_edit *edits, int n,
-                          int32_t *tokens, cudaStream_t stream)
+cudaError_t choose_tokens(float *logits, int n_vocab, int stride, const struct choice *choices,
+			  const struct sample_edit *edits, int n, int32_t *tokens, cudaStream_t stream)
 {
 	if (n_vocab > DIGITS * SUM_BLOCK)
 		return cudaErrorInvalidValue;
-	GPU_LAUNCH(choose, dim3(static_cast<unsigned>(n)), dim3(THREADS), 0, stream, logits, n_vocab, stride, choices, edits, tokens);
+	GPU_LAUNCH(choose, dim3(static_cast<unsigned>(n)), dim3(THREADS), 0, stream, logits, n_vocab, stride, choices,
+		   edits, tokens);
 	return cudaGetLastError();
 }
 

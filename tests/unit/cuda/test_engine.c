@@ -1,6 +1,7 @@
 /*
- * A whole engine on the CUDA backend, its kernels run by the execution model on the CPU: the answers are those of the reference
- * backend, do not depend on how work is cut into steps, and a device that fails costs the requests it had and not the daemon.
+ * A whole engine on the CUDA backend, its kernels run by the execution model on the CPU: the answers are those of the
+ * reference backend, do not depend on how work is cut into steps, and a device that fails costs the requests it had and
+ * not the daemon.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -56,8 +57,12 @@ static struct engine *start(const char *device, int32_t step_tokens)
 {
 	struct engine *e;
 	struct error err;
-	struct engine_options o = {
-		.model_path = model_path, .device = device, .n_threads = 1, .step_tokens = step_tokens, .max_running = 4, .kv_bytes = 1 << 20};
+	struct engine_options o = {.model_path = model_path,
+				   .device = device,
+				   .n_threads = 1,
+				   .step_tokens = step_tokens,
+				   .max_running = 4,
+				   .kv_bytes = 1 << 20};
 	assert_int_equal(engine_create(&o, &e, &err), STATUS_OK);
 	struct list events;
 	list_init(&events);
@@ -152,7 +157,8 @@ static void greedy_answers_are_those_of_the_reference(void **state)
 	engine_destroy(cpu);
 }
 
-/* Alone in steps of 7 rows, then beside others in large ones: sampled tokens show any difference in the logits' last bits soon. */
+/* Alone in steps of 7 rows, then beside others in large ones: sampled tokens show any difference in the logits' last
+ * bits soon. */
 static void answers_do_not_depend_on_steps_or_neighbours(void **state)
 {
 	(void)state;
@@ -162,7 +168,8 @@ static void answers_do_not_depend_on_steps_or_neighbours(void **state)
 	struct answer alone = ask(e, prompt, 16, 1.5f);
 	engine_destroy(e);
 	e = start("cuda-host", 256);
-	uint64_t ids[3] = {submit(e, "something else", 16, 1.0f), submit(e, prompt, 16, 1.5f), submit(e, prompt + 3, 16, 1.0f)};
+	uint64_t ids[3] = {submit(e, "something else", 16, 1.0f), submit(e, prompt, 16, 1.5f),
+			   submit(e, prompt + 3, 16, 1.0f)};
 	struct answer beside[3];
 	await(e, ids, beside, 3);
 	assert_same(&alone, &beside[1]);
@@ -243,7 +250,8 @@ static void ordinary_steps_allocate_nothing(void **state)
 	engine_destroy(e);
 }
 
-/* The third decode step of a shape and those after it are one launch each, and give what kernels launched one by one give. */
+/* The third decode step of a shape and those after it are one launch each, and give what kernels launched one by one
+ * give. */
 static void decode_steps_are_launched_as_graphs(void **state)
 {
 	(void)state;
@@ -294,7 +302,8 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_teardown(greedy_answers_are_those_of_the_reference, forget_failures),
 		cmocka_unit_test_teardown(answers_do_not_depend_on_steps_or_neighbours, forget_failures),
-		cmocka_unit_test_teardown(a_lost_device_ends_requests_and_readiness_but_not_the_engine, forget_failures),
+		cmocka_unit_test_teardown(a_lost_device_ends_requests_and_readiness_but_not_the_engine,
+					  forget_failures),
 		cmocka_unit_test_teardown(a_kernel_that_cannot_start_costs_its_step_alone, forget_failures),
 		cmocka_unit_test_teardown(memory_that_runs_out_in_a_step_costs_its_requests_alone, forget_failures),
 		cmocka_unit_test_teardown(a_device_too_small_for_the_model_is_a_start_up_error, forget_failures),

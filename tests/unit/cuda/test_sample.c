@@ -1,6 +1,6 @@
 /*
- * Tokens chosen on the device are those the engine's sampler chooses from the same logits with the same seed, whatever the
- * parameters, over whole generations: penalties, biases and the random numbers move on alike.
+ * Tokens chosen on the device are those the engine's sampler chooses from the same logits with the same seed, whatever
+ * the parameters, over whole generations: penalties, biases and the random numbers move on alike.
  */
 #include <math.h>
 #include <string.h>
@@ -103,7 +103,10 @@ static void tokens_are_those_of_the_sampler(void **state)
 				sampler_sample(here[r], copy + r * STRIDE, &want);
 				int32_t got = sampler_take(there[r], tokens[r]);
 				if (got != want.token)
-					fail_msg("round %d, step %d, row %d: token %d instead of %d (temperature %g, top_k %d, top_p %g, min_p %g, edits %d, %d)", round, step, r, got, want.token, rows[r].temperature, rows[r].top_k, rows[r].top_p, rows[r].min_p, rows[r].n_first, rows[r].n_edits);
+					fail_msg("round %d, step %d, row %d: token %d instead of %d (temperature %g, "
+						 "top_k %d, top_p %g, min_p %g, edits %d, %d)",
+						 round, step, r, got, want.token, rows[r].temperature, rows[r].top_k,
+						 rows[r].top_p, rows[r].min_p, rows[r].n_first, rows[r].n_edits);
 				sampler_accept(here[r], got, true);
 				sampler_accept(there[r], got, true);
 			}
