@@ -148,16 +148,17 @@ static void no_message_holds_a_secret(void **state)
 static void names_are_bounded(void **state)
 {
 	(void)state;
-	static char json[64 * ENGINE_MAX_TENANTS + 64];
-	size_t n = (size_t)sprintf(json, "{\"keys\":[");
+	struct buf json = BUF_INIT;
+	buf_puts(&json, "{\"keys\":[");
 	for (int i = 1; i < ENGINE_MAX_TENANTS; i++)
-		n += (size_t)sprintf(json + n, "{\"name\":\"n%d\",\"key\":\"k%d\"},", i, i);
+		buf_printf(&json, "%s{\"name\":\"n%d\",\"key\":\"k%d\"}", i > 1 ? "," : "", i, i);
+	buf_puts(&json, "]}");
 	auth_init(&a, NULL);
-	sprintf(json + n - 1, "]}");
-	assert_int_equal(set(json), STATUS_OK);
+	assert_int_equal(set(json.data), STATUS_OK);
 	assert_int_equal(bearer("k255"), 255);
 	assert_int_equal(set("{\"keys\":[{\"name\":\"one-more\",\"key\":\"k\"}]}"), STATUS_LIMIT);
 	assert_int_equal(bearer("k255"), 255);
+	buf_free(&json);
 }
 
 UNIT_MAIN(cmocka_unit_test(without_keys_everybody_is_tenant_0), cmocka_unit_test(each_key_is_a_tenant_with_its_limits),
