@@ -196,7 +196,7 @@ static void enter_siblings(struct kv_prefix *p, int32_t page)
 	p->nodes[n->parent].first_child = page;
 }
 
-/* Takes an entry out; its reference is the caller's now. The eviction engine has removed it, or is about to end. */
+/* Takes an entry out and gives its reference back. The eviction engine has removed it, or is about to end. */
 static void unlink_node(struct kv_prefix *p, int32_t page)
 {
 	struct node *n = &p->nodes[page];
@@ -210,6 +210,7 @@ static void unlink_node(struct kv_prefix *p, int32_t page)
 	p->stats.n_idle -= !n->held;
 	n->present = false;
 	kv_pool_mark(p->pool, page, false);
+	kv_pool_unref(p->pool, page, self);
 }
 
 void kv_prefix_destroy(struct kv_prefix *p)
@@ -217,10 +218,8 @@ void kv_prefix_destroy(struct kv_prefix *p)
 	if (!p)
 		return;
 	for (int32_t i = 0; i < kv_pool_n_pages(p->pool); i++) {
-		if (!p->nodes[i].present)
-			continue;
-		unlink_node(p, i);
-		kv_pool_unref(p->pool, i, self);
+		if (p->nodes[i].present)
+			unlink_node(p, i);
 	}
 	kv_pool_watch(p->pool, NULL, NULL);
 	evict_destroy(p->evict);
@@ -365,7 +364,6 @@ static enum status collect_part(struct kv_prefix *p, const int32_t *tokens, int3
 	if (p->nodes[page].n_tokens < KV_PAGE_TOKENS && p->nodes[page].n_tokens == common && kv_pool_refs(p->pool, page) == 2) {
 		evict_forget(p->evict, page);
 		unlink_node(p, page);
-		kv_pool_unref(p->pool, page, self);
 	} else {
 		touch(p, page, i, use);
 	}
@@ -556,13 +554,7 @@ bool kv_prefix_evict(struct kv_prefix *p, int64_t now_ms, enum evict_reason reas
 		return false;
 	evict_remove(p->evict, page, reason);
 	unlink_node(p, page);
-	kv_pool_unref(p->pool, page, self);
 	return true;
-}
-
-bool kv_prefix_has(const struct kv_prefix *p, int32_t page)
-{
-	return p->nodes[page].present;
 }
 
 void kv_prefix_stats(const struct kv_prefix *p, struct kv_prefix_stats *out)

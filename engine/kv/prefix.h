@@ -164,8 +164,6 @@ void kv_prefix_claim_close(struct kv_prefix *p, uint64_t claim);
 
 /* Evicts the page that the policy finds worth least, a leaf that nobody else holds; false when there is none. */
 bool kv_prefix_evict(struct kv_prefix *p, int64_t now_ms, enum evict_reason reason);
-/* Whether a page is indexed. */
-bool kv_prefix_has(const struct kv_prefix *p, int32_t page);
 void kv_prefix_stats(const struct kv_prefix *p, struct kv_prefix_stats *out);
 /* How many tokens the index knows a page to hold; 0 for a page that it does not know. */
 int32_t kv_prefix_page_tokens(const struct kv_prefix *p, int32_t page);
