@@ -55,33 +55,32 @@ static struct request *entry(struct list *l)
 	return list_entry(l, struct request, link);
 }
 
-static void insert_running(struct sched *s, struct request *r)
+/* Requests run in the order in which they arrived. */
+static bool arrived_after(const struct request *a, const struct request *b)
 {
-	struct list *after = s->running.prev;
-	while (after != &s->running && entry(after)->order > r->order)
-		after = after->prev;
-	list_insert_between(&r->link, after, after->next);
+	return a->order > b->order;
 }
 
+/* They wait for their turn. */
 static bool comes_after(const struct request *a, const struct request *b)
 {
-	return a->turn != b->turn ? a->turn > b->turn : a->order > b->order;
+	return a->turn != b->turn ? a->turn > b->turn : arrived_after(a, b);
 }
 
-/* New requests go behind those of their turn, preempted ones back to where they were. */
-static void insert_waiting(struct sched *s, struct request *r)
+/* New requests mostly go to the end, preempted ones back to where they were. */
+static void insert(struct list *head, struct request *r, bool (*after)(const struct request *a, const struct request *b))
 {
-	struct list *after = s->waiting.prev;
-	while (after != &s->waiting && comes_after(entry(after), r))
-		after = after->prev;
-	list_insert_between(&r->link, after, after->next);
+	struct list *before = head->prev;
+	while (before != head && after(entry(before), r))
+		before = before->prev;
+	list_insert_between(&r->link, before, before->next);
 }
 
 static void to_waiting(struct sched *s, struct request *r)
 {
 	r->state = REQUEST_WAITING;
 	kv_seq_label(s->pool, &r->kv, (struct kv_holder){KV_HOLDER_WAITING, r->id});
-	insert_waiting(s, r);
+	insert(&s->waiting, r, comes_after);
 	s->n_waiting++;
 	r->tenant->n_waiting++;
 	if (r->session)
@@ -151,14 +150,10 @@ void sched_remove(struct sched *s, struct request *r)
 	r->state = REQUEST_ENDED;
 	if (was_running)
 		leave_kv(s, r);
-	static const struct engine_usage none;
-	const struct engine_usage *usage = r->prompt_done ? &r->usage : &none;
-	r->tenant->requests++;
-	r->tenant->prompt_tokens += (uint64_t)usage->prompt_tokens;
-	r->tenant->cached_tokens += (uint64_t)usage->cached_tokens;
-	r->tenant->generated_tokens += (uint64_t)usage->completion_tokens;
+	const struct engine_usage *usage = r->prompt_done ? &r->usage : NULL;
+	ended_add(&r->tenant->ended, usage);
 	if (r->session) {
-		session_count(r->session, usage);
+		ended_add(&r->session->ended, usage);
 		session_touch(s->sessions, r->session);
 	}
 	kv_seq_release(s->pool, &r->kv);
@@ -282,8 +277,8 @@ static void attach_kv(struct sched *s, struct request *r)
  */
 static bool could_admit(const struct sched *s, struct request *r)
 {
-	int32_t n = (int32_t)r->tokens.n, known = kv_prefix_match(s->prefix, &r->chain, r->tokens.ids, n);
-	int64_t need = (int64_t)kv_pages_for(n) - known + s->n_running;
+	int32_t n = (int32_t)r->tokens.n;
+	int64_t need = (int64_t)kv_pages_for(n) + s->n_running; /* without what the index knows, which takes a look */
 	int64_t can = kv_pool_n_free(s->pool);
 	if (s->n_running == 0 || need <= can)
 		return true;
@@ -291,7 +286,8 @@ static bool could_admit(const struct sched *s, struct request *r)
 	struct kv_pool_counts held;
 	kv_prefix_stats(s->prefix, &index);
 	kv_pool_counts(s->pool, &held);
-	return need <= can + index.n_idle + held.pages[KV_HOLDER_WAITING];
+	can += index.n_idle + held.pages[KV_HOLDER_WAITING];
+	return need <= can || need - kv_prefix_match(s->prefix, &r->chain, r->tokens.ids, n) <= can;
 }
 
 enum admission { ADMITTED, WAITS_FOR_MEMORY, WAITS_FOR_CAP };
@@ -316,7 +312,7 @@ static enum admission admit(struct sched *s, struct request *r)
 	leave_list(s, r);
 	r->state = REQUEST_PREFILL;
 	kv_seq_label(s->pool, &r->kv, (struct kv_holder){KV_HOLDER_RUNNING, r->id});
-	insert_running(s, r);
+	insert(&s->running, r, arrived_after);
 	s->n_running++;
 	r->tenant->n_running++;
 	if (r->turn > s->turn)

@@ -129,11 +129,21 @@ static int64_t add_ms(int64_t from, int64_t ms)
 	return ms < 0 ? INT64_MAX : from > INT64_MAX - ms ? INT64_MAX : from + ms;
 }
 
+static int64_t ttl_end_ms(const struct session *s)
+{
+	return add_ms(s->created_ms, s->ttl_ms);
+}
+
+/* When its claim ends if no sign of life follows: a request that runs is none for the time after it. */
+static int64_t claim_end_ms(const struct session *s)
+{
+	int64_t by_ttl = ttl_end_ms(s), by_heartbeat = add_ms(s->seen_ms, s->heartbeat_ms);
+	return by_ttl < by_heartbeat ? by_ttl : by_heartbeat;
+}
+
 int64_t session_deadline_ms(const struct session *s)
 {
-	int64_t by_ttl = add_ms(s->created_ms, s->ttl_ms);
-	int64_t by_heartbeat = s->running || s->n_waiting ? INT64_MAX : add_ms(s->seen_ms, s->heartbeat_ms);
-	return by_ttl < by_heartbeat ? by_ttl : by_heartbeat;
+	return s->running || s->n_waiting ? ttl_end_ms(s) : claim_end_ms(s);
 }
 
 static bool id_is_valid(const char *id)
@@ -229,13 +239,6 @@ struct session *session_find(struct session_table *t, int32_t tenant, const char
 	return s && session_deadline_ms(s) > clock_now_ms(t->clock) ? s : NULL;
 }
 
-/* When its claim ends if no sign of life follows: a request that runs is none for the time after it. */
-static int64_t claim_end_ms(const struct session *s)
-{
-	int64_t by_ttl = add_ms(s->created_ms, s->ttl_ms), by_heartbeat = add_ms(s->seen_ms, s->heartbeat_ms);
-	return by_ttl < by_heartbeat ? by_ttl : by_heartbeat;
-}
-
 void session_touch(struct session_table *t, struct session *s)
 {
 	s->seen_ms = clock_now_ms(t->clock);
@@ -287,16 +290,6 @@ void session_keep(struct session_table *t, struct session *s, const struct kv_se
 		kv_prefix_weaken(t->prefix, kv, &s->kv);
 }
 
-/* ---- Its account ---- */
-
-void session_count(struct session *s, const struct engine_usage *usage)
-{
-	s->n_requests++;
-	s->prompt_tokens += (uint64_t)usage->prompt_tokens;
-	s->cached_tokens += (uint64_t)usage->cached_tokens;
-	s->generated_tokens += (uint64_t)usage->completion_tokens;
-}
-
 /* own: references on it that are the session's, weak and strong. */
 static void describe_page(const struct session_table *t, const struct kv_pool *pool, int32_t page, int32_t own,
                           struct engine_session_info *out)
@@ -343,10 +336,10 @@ void session_describe(const struct session_table *t, const struct session *s, co
 	describe_pages(t, s, pool, out);
 	out->n_running = s->running != NULL;
 	out->n_waiting = s->n_waiting;
-	out->n_requests = s->n_requests;
-	out->prompt_tokens = s->prompt_tokens;
-	out->cached_tokens = s->cached_tokens;
-	out->generated_tokens = s->generated_tokens;
+	out->n_requests = s->ended.requests;
+	out->prompt_tokens = s->ended.prompt_tokens;
+	out->cached_tokens = s->ended.cached_tokens;
+	out->generated_tokens = s->ended.generated_tokens;
 	out->tenant = s->tenant->id;
 	out->serial = s->serial;
 	out->max_tokens = s->max_tokens;

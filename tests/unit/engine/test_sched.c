@@ -73,7 +73,7 @@ static void requests_of_one_session_run_one_after_the_other(void **state)
 	assert_int_equal(second->state, REQUEST_WAITING);
 	assert_int_equal(other->state, REQUEST_DECODE);
 	run_all(&f);
-	assert_int_equal(s->n_requests, 2);
+	assert_int_equal(s->ended.requests, 2);
 	assert_int_equal(s->n_waiting, 0);
 	teardown(&f);
 }

@@ -89,7 +89,7 @@ static void a_limit_is_kept_to_the_page_and_stops_only_its_tenant(void **state)
 	/* They end one after the other, each whole: the limit set some back, and nobody else. */
 	assert_true(f.sched.preempted[ENGINE_ROOM_CAP] > 0);
 	assert_int_equal(f.sched.preempted[ENGINE_ROOM_DECODE], 0);
-	assert_int_equal(a->requests, 5);
+	assert_int_equal(a->ended.requests, 5);
 	assert_int_equal(a->kv.n_pages, 0);
 	teardown(&f);
 }
