@@ -14,6 +14,7 @@
  * Queries are columns of the products: S^T[token][query] = K Q^T and O^T[d][query] = V^T P^T. A query is a pair of a
  * row and one of the query heads that share a KV head.
  */
+#include "cuda/block.cuh"
 #include "cuda/kv_page.cuh"
 #include "cuda/packed.cuh"
 
@@ -21,8 +22,6 @@ namespace GPU_NS
 {
 
 static constexpr float NO_SCORE = -1e30f, LOG2_E = 1.44269504f;
-static constexpr unsigned ALL = 0xffffffffu;
-
 enum {
 	SPLIT_PAGES = SPLIT_TOKENS / PAGE_TOKENS,
 	PART_WARPS = 4,
@@ -88,6 +87,25 @@ __device__ __forceinline__ uint4 hide_later(uint4 v, int first_token, int last, 
 	return v;
 }
 
+/* Largest score, sum of weights and weighted sum of values before the first key. */
+template <int blocks, int n8>
+__device__ __forceinline__ void nothing_seen(float (&m)[n8][2], float (&l)[n8][2], float (&o)[blocks][n8][4])
+{
+#pragma unroll
+	for (int k = 0; k < n8; k++) {
+#pragma unroll
+		for (int c = 0; c < 2; c++) {
+			m[k][c] = NO_SCORE;
+			l[k][c] = 0;
+		}
+#pragma unroll
+		for (int b = 0; b < blocks; b++)
+#pragma unroll
+			for (int c = 0; c < 4; c++)
+				o[b][k][c] = 0;
+	}
+}
+
 /* Up to 8 * n8 queries of one KV head, and what a split has given them so far. */
 template <int dim, int n8> struct queries {
 	uint32_t q[n8][dim / 32][4]; /* right operand: query g, elements 8t .. 8t + 7 of a block of 32 */
@@ -130,19 +148,7 @@ template <int dim, int n8> struct queries {
 
 	__device__ __forceinline__ void clear()
 	{
-#pragma unroll
-		for (int k = 0; k < n8; k++) {
-#pragma unroll
-			for (int c = 0; c < 2; c++) {
-				m[k][c] = NO_SCORE;
-				l[k][c] = 0;
-			}
-#pragma unroll
-			for (int b = 0; b < dim / 16; b++)
-#pragma unroll
-				for (int c = 0; c < 4; c++)
-					o[b][k][c] = 0;
-		}
+		nothing_seen(m, l, o);
 	}
 
 	/* Weights of a page's tokens: s[k][c] for token g (c < 2) or g + 8 and query 2t + c % 2 becomes the right
@@ -356,20 +362,6 @@ __global__ void __launch_bounds__(32 * PART_WARPS, 2) attend_parts(struct attent
 		}
 }
 
-/* The largest of all threads' values, in every thread. */
-__device__ __forceinline__ float block_max(float v, shared_span<float> scratch)
-{
-	for (int apart = 16; apart; apart /= 2)
-		v = fmaxf(v, __shfl_xor_sync(ALL, v, apart));
-	if (threadIdx.x % 32 == 0)
-		scratch[threadIdx.x / 32] = v;
-	__syncthreads();
-	v = scratch[0];
-	for (int i = 1; i < MERGE_THREADS / 32; i++)
-		v = fmaxf(v, scratch[i]);
-	return v;
-}
-
 /* One row and head: out = (sum of 2^(m_i - M) o_i) / (sum of 2^(m_i - M) l_i), from the first split to the last. */
 __global__ void __launch_bounds__(MERGE_THREADS) merge_parts(struct attention_args a)
 {
@@ -385,7 +377,7 @@ __global__ void __launch_bounds__(MERGE_THREADS) merge_parts(struct attention_ar
 	float top = NO_SCORE;
 	for (int i = threadIdx.x; i < item.n_splits; i += MERGE_THREADS)
 		top = fmaxf(top, first[i * apart]);
-	top = block_max(top, scratch);
+	top = block_max<MERGE_THREADS>(top, scratch);
 
 	float l = 0, o[PER_THREAD] = {0};
 	for (int begin = 0; begin < item.n_splits; begin += AT_ONCE) {
@@ -445,19 +437,7 @@ __global__ void __launch_bounds__(32 * WHOLE_WARPS, 1) attend_whole(struct atten
 	float total_m[n8][2], total_l[n8][2], total_o[dim / 16][n8][4];
 	x.load(a.q, a.n_head, head_dim, head_kv * group, group, item.first_row, item.first_position, first, n,
 	       a.scale * LOG2_E, lane);
-#pragma unroll
-	for (int k = 0; k < n8; k++) {
-#pragma unroll
-		for (int c = 0; c < 2; c++) {
-			total_m[k][c] = NO_SCORE;
-			total_l[k][c] = 0;
-		}
-#pragma unroll
-		for (int b = 0; b < dim / 16; b++)
-#pragma unroll
-			for (int c = 0; c < 4; c++)
-				total_o[b][k][c] = 0;
-	}
+	nothing_seen(total_m, total_l, total_o);
 	const auto fold = [&]() {
 		x.reduce();
 #pragma unroll

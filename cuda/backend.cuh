@@ -11,6 +11,14 @@ extern "C" {
 #include "engine/base/log.h"
 }
 
+/* Returns from the function it stands in with what went wrong. */
+#define TRY(call)                                                                                                      \
+	do {                                                                                                           \
+		const enum status try_st = (call);                                                                     \
+		if (try_st != STATUS_OK)                                                                               \
+			return try_st;                                                                                 \
+	} while (0)
+
 namespace GPU_NS
 {
 

@@ -40,13 +40,6 @@ enum status check(struct cuda_backend *b, cudaError_t e, const char *what)
 	return e == cudaErrorMemoryAllocation ? STATUS_NOMEM : b->lost ? STATUS_DEVICE : STATUS_INTERNAL;
 }
 
-#define TRY(call)                                                                                                      \
-	do {                                                                                                           \
-		const enum status try_st = (call);                                                                     \
-		if (try_st != STATUS_OK)                                                                               \
-			return try_st;                                                                                 \
-	} while (0)
-
 /* For what cannot wait for the end of the step: everything before it is queued. */
 static enum status catch_up(struct cuda_backend *b)
 {

@@ -12,13 +12,6 @@
 namespace GPU_NS
 {
 
-#define TRY(call)                                                                                                      \
-	do {                                                                                                           \
-		const enum status try_st = (call);                                                                     \
-		if (try_st != STATUS_OK)                                                                               \
-			return try_st;                                                                                 \
-	} while (0)
-
 enum status latch(struct cuda_backend *b, enum status s)
 {
 	if (s != STATUS_OK && b->step_status == STATUS_OK)

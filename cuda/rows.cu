@@ -2,42 +2,13 @@
  * Operations on rows: norms, rotation, storing keys and values, gates, and the copies between forms of activations.
  * A row is the work of one block or warp, in an order that depends on its length alone.
  */
+#include "cuda/block.cuh"
 #include "cuda/kv_page.cuh"
 
 namespace GPU_NS
 {
 
 enum { ROW_THREADS = 256, WIDE_THREADS = 512, LANES = 32, LIST_MAX = 512 };
-
-static constexpr unsigned ALL = 0xffffffffu;
-
-template <int threads> __device__ __forceinline__ float block_sum(float v, shared_span<float> scratch)
-{
-	for (int apart = 16; apart; apart /= 2)
-		v += __shfl_xor_sync(ALL, v, apart);
-	__syncthreads();
-	if (threadIdx.x % 32 == 0)
-		scratch[threadIdx.x / 32] = v;
-	__syncthreads();
-	v = scratch[0];
-	for (int i = 1; i < threads / 32; i++)
-		v += scratch[i];
-	return v;
-}
-
-template <int threads> __device__ __forceinline__ float block_max(float v, shared_span<float> scratch)
-{
-	for (int apart = 16; apart; apart /= 2)
-		v = fmaxf(v, __shfl_xor_sync(ALL, v, apart));
-	__syncthreads();
-	if (threadIdx.x % 32 == 0)
-		scratch[threadIdx.x / 32] = v;
-	__syncthreads();
-	v = scratch[0];
-	for (int i = 1; i < threads / 32; i++)
-		v = fmaxf(v, scratch[i]);
-	return v;
-}
 
 /*
  * The row's part of struct halves; value(i) is element i, asked for once by the thread that has it, i = thread + k *

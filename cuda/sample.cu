@@ -5,6 +5,7 @@
  * added up otherwise, in integers of 2^-45, so that the order of threads does not matter; a nucleus whose mass is
  * within 2^-28 of top_p may come out one token larger or smaller.
  */
+#include "cuda/block.cuh"
 #include "cuda/kernels.cuh"
 
 namespace GPU_NS
@@ -19,8 +20,6 @@ enum {
 	SUM_LANES = 8
 };
 
-static constexpr unsigned ALL = 0xffffffffu;
-
 typedef unsigned long long mass_sum;
 
 struct sample_shared {
@@ -31,20 +30,6 @@ struct sample_shared {
 };
 
 /* ---- Reductions ---- */
-
-__device__ __forceinline__ float reduce_max(float v, const struct sample_shared &s)
-{
-	for (int apart = 16; apart; apart /= 2)
-		v = fmaxf(v, __shfl_xor_sync(ALL, v, apart));
-	__syncthreads();
-	if (threadIdx.x % 32 == 0)
-		s.value[threadIdx.x / 32] = v;
-	__syncthreads();
-	v = s.value[0];
-	for (int i = 1; i < WARPS; i++)
-		v = fmaxf(v, s.value[i]);
-	return v;
-}
 
 /* The first index whose logit is `max`, or 0. */
 __device__ __forceinline__ int first_equal(const float *x, int n, float max, const struct sample_shared &s)
@@ -321,7 +306,7 @@ __global__ void __launch_bounds__(THREADS) choose(float *logits, int n, int stri
 	float max = -INFINITY;
 	for (int i = threadIdx.x; i < n; i += THREADS)
 		max = x[i] > max ? x[i] : max;
-	max = reduce_max(max, s);
+	max = block_max<THREADS>(max, s.value);
 	if (c.temperature == 0.0f || c.top_k == 1 || max == -INFINITY) {
 		const int chosen = first_equal(x, n, max, s);
 		if (threadIdx.x == 0)
