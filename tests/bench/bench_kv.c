@@ -15,6 +15,7 @@
 #include "engine/sched.h"
 #include "tests/bench/model_steps.h"
 #include "tests/support/memory_backend.h"
+#include "tests/support/taken_part.h"
 
 enum { RUNNING = 32, PROMPT = 2000, ANSWER = 256, CONVERSATIONS = 400, DEPTH = 128, MODEL_STEPS_EVERY = 128 };
 
@@ -95,14 +96,7 @@ static void step(struct bench *b)
 	int32_t n_seqs = b->sched.batch.n_seqs;
 	for (int32_t i = 0; i < n_seqs; i++) {
 		struct request *r = b->sched.part[i].request;
-		r->kv.n_tokens += b->sched.part[i].n_rows;
-		sched_index(&b->sched, r);
-		if (request_pending(r) > 0)
-			continue;
-		r->prompt_done = true;
-		r->state = REQUEST_DECODE;
-		token_buf_add(&r->tokens, (int32_t)(r->id * 31 + r->tokens.n) & 0xFFFFFF);
-		if ((int32_t)r->tokens.n < r->max_total)
+		if (!take_part(&b->sched, &b->sched.part[i], (int32_t)(r->id * 31 + r->tokens.n) & 0xFFFFFF))
 			continue;
 		r->completed = true;
 		sched_remove(&b->sched, r);

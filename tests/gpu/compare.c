@@ -2,6 +2,8 @@
 
 #include <stdarg.h>
 
+#include "tests/support/block_halves.h"
+
 static struct {
 	char name[64];
 	size_t n;
@@ -99,33 +101,6 @@ float random_normal(struct pair *p)
 	for (int i = 0; i < 4; i++)
 		sum += (int32_t)(bits >> (16 * i) & 0xffff) - 32768;
 	return (float)sum / 37837.0f;
-}
-
-/* Where a block of a quantised format keeps its halves: the scale, and the minimum or -1. */
-static void block_halves(enum quant_type type, int *scale, int *min)
-{
-	*scale = 0;
-	*min = -1;
-	switch (type) {
-	case QUANT_Q4_1:
-	case QUANT_Q5_1:
-	case QUANT_Q4_K:
-	case QUANT_Q5_K:
-		*min = 2;
-		break;
-	case QUANT_Q2_K:
-		*scale = 80;
-		*min = 82;
-		break;
-	case QUANT_Q3_K:
-		*scale = 108;
-		break;
-	case QUANT_Q6_K:
-		*scale = 208;
-		break;
-	default:
-		break;
-	}
 }
 
 static void random_element(struct pair *p, enum quant_type type, uint8_t *to)

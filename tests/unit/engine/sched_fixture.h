@@ -11,6 +11,7 @@
 #include "engine/census.h"
 #include "engine/sched.h"
 #include "tests/support/memory_backend.h"
+#include "tests/support/taken_part.h"
 
 enum { PAGE = KV_PAGE_TOKENS, MAX_RUNNING = 6, STEP = 64 };
 
@@ -192,18 +193,13 @@ static inline int32_t run_step(struct fixture *f)
 	assert_int_equal(rows, b->n_rows);
 	int32_t n_seqs = b->n_seqs;
 	for (int32_t i = 0; i < n_seqs; i++) {
-		struct request *r = f->sched.part[i].request;
-		r->kv.n_tokens += f->sched.part[i].n_rows;
-		sched_index(&f->sched, r);
-		if (request_pending(r) > 0)
-			continue;
-		r->prompt_done = true;
-		if ((int32_t)r->tokens.n < r->max_total) {
-			assert_int_equal(f->sched.part[i].n_outputs, 1);
-			token_buf_add(&r->tokens, next_token(r));
-			r->state = REQUEST_DECODE;
-		}
-		if ((int32_t)r->tokens.n >= r->max_total)
+		const struct step_part *part = &f->sched.part[i];
+		struct request *r = part->request;
+		size_t n = r->tokens.n;
+		bool full = take_part(&f->sched, part, next_token(r));
+		if (r->tokens.n > n)
+			assert_int_equal(part->n_outputs, 1);
+		if (full)
 			finish(f, r);
 	}
 	return rows;

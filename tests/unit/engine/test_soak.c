@@ -16,6 +16,7 @@
 #include "engine/census.h"
 #include "tests/support/memory_backend.h"
 #include "tests/support/pretend_device.h"
+#include "tests/support/taken_part.h"
 
 enum {
 	PAGES = 34,
@@ -209,16 +210,7 @@ static void do_step(struct soak *k)
 	int32_t n_seqs = b->n_seqs;
 	for (int32_t i = 0; i < n_seqs; i++) {
 		struct request *r = k->sched.part[i].request;
-		r->kv.n_tokens += k->sched.part[i].n_rows;
-		sched_index(&k->sched, r);
-		if (request_pending(r) > 0)
-			continue;
-		r->prompt_done = true;
-		if ((int32_t)r->tokens.n < r->max_total) {
-			token_buf_add(&r->tokens, pretend_token(digest[i]));
-			r->state = REQUEST_DECODE;
-		}
-		if ((int32_t)r->tokens.n >= r->max_total)
+		if (take_part(&k->sched, &k->sched.part[i], pretend_token(digest[i])))
 			finish(k, r, true);
 	}
 }
