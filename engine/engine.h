@@ -69,6 +69,7 @@ struct engine_info {
 	uint64_t n_params, file_bytes;
 	int32_t n_ctx, n_ctx_train, n_vocab, n_embd, n_layer, n_threads;
 	uint64_t kv_bytes_per_token, kv_bytes;
+	uint64_t page_bytes; /* what a page takes of kv_bytes */
 	const char *kv_type;    /* of an element, "F16" */
 	int32_t page_tokens, n_pages;
 	int32_t bos_token, eos_token; /* -1: none */
@@ -339,7 +340,7 @@ struct engine_stats {
 	int32_t pages_cached;   /* held by the prefix index alone: free for whoever needs them */
 	uint64_t prompt_tokens, cached_tokens, computed_prompt_tokens, generated_tokens;
 	uint64_t finished_stop, finished_length, cancelled, failed;
-	uint64_t prefix_queries, prefix_hits; /* full pages of admitted prompts, and those that a session or the index knew */
+	uint64_t prefix_queries, prefix_hits; /* full pages of admitted prompts, and those that the index knew */
 	uint64_t prefix_evictions;            /* pages evicted from the index */
 	uint64_t prefix_evictions_decode; /* of these, for a running generation; the others for a prompt */
 	uint64_t prefix_inserted, prefix_collisions, prefix_revived; /* pages; found under an equal hash with other content; known as ghosts */

@@ -6,8 +6,6 @@
 #include "engine/base/log.h"
 #include "server/responses.h"
 
-enum { WS_CLOSE_SERVICE_RESTART = 1012 };
-
 struct conn {
 	struct list link; /* app.websockets */
 	struct ws_conn *ws;
@@ -491,7 +489,7 @@ void lanes_message(struct ws_conn *ws, struct str text, void *app)
 	if (!auth_find(&c->app->auth, c->tenant)) {
 		failure_set(&f, FAILURE_BAD_KEY, NULL, "The API key of this connection is not valid any more.");
 		send_failure(c, NULL, &f);
-		ws_close(ws, 1008, "the API key is not valid any more");
+		ws_close(ws, WS_CLOSE_POLICY, "the API key is not valid any more");
 		return;
 	}
 	if (json_parse(text, &doc, &root, &err) != STATUS_OK) {

@@ -25,11 +25,11 @@
 #include "server/listener.h"
 #include "server/loop.h"
 #include "server/notify.h"
+#include "server/ws.h"
 
 enum {
 	DRAIN_TICK_MS = 20,   /* how often a drain looks whether it is over */
 	DRAIN_GRACE_MS = 2000, /* for cancelled work to end, and again for the last bytes to leave */
-	WS_CLOSE_SERVICE_RESTART = 1012,
 };
 
 enum phase { PHASE_LOADING, PHASE_READY, PHASE_FAILED, PHASE_DRAINING, PHASE_CANCELLED, PHASE_CLOSING };

@@ -52,7 +52,7 @@ static void the_kv_cache_is_told_by_holder_and_by_key(void **state)
 {
 	(void)state;
 	struct metrics m = {0};
-	static const struct engine_info info = {.page_tokens = 16, .n_pages = 64, .kv_bytes = 64 * 1024, .arch = "", .quantization = "", .backend = ""};
+	static const struct engine_info info = {.page_tokens = 16, .n_pages = 64, .kv_bytes = 64 * 1024, .page_bytes = 1024, .arch = "", .quantization = "", .backend = ""};
 	static const struct engine_tenant_usage keys[] = {{.id = 1, .n_pages = 3, .kv_bytes = 3072, .limits.kv_bytes = 9000, .refused = 2},
 							  {.id = 2, .n_running = 1}};
 	static const char *const names[] = {"alice", "bob"};
