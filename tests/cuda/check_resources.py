@@ -14,8 +14,12 @@ import re
 import subprocess
 import sys
 
-# (part of the kernel's name, architecture or "*"): why it may use local memory
-ALLOWED = {}
+# (part of the kernel's name, architecture or "*"): why it may use local memory. Spills are never allowed.
+ALLOWED = {
+    ("pack_units", "*"): "runs once for each matrix, while a model is loaded",
+    ("embed_packed", "*"): "reads one row for each token of a step; only for matrices that are also the output matrix",
+    ("make_rope_table", "*"): "sincosf() reduces large angles in local memory; once a step, for all layers",
+}
 
 ENTRY = re.compile(r"Compiling entry function '(\S+)' for '(\S+)'")
 STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
@@ -61,7 +65,7 @@ def main(argv):
             most[arch] = max(most[arch], registers)
             if verbose:
                 print(f"{arch} {registers:4d} registers {stack:5d} stack {spilled:5d} spilled  {demangled(name)}")
-            if (stack or spilled) and not allowed(name, arch):
+            if spilled or (stack and not allowed(name, arch)):
                 failed += 1
                 print(f"FAIL {arch} {demangled(name)}: {stack} bytes of local memory, {spilled} bytes spilled")
     for arch in sorted(count):
