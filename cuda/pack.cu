@@ -19,7 +19,7 @@ __device__ __forceinline__ uint32_t half_bits(float x)
 /* One warp packs a unit. rows: the raw rows of `first_tile` and those after it, n_rows of them in the matrix from
  * there. */
 template <enum quant_type type>
-__global__ void __launch_bounds__(32 * PACK_WARPS)
+__global__ void __launch_bounds__(32 * PACK_WARPS, 4)
 	pack_units(const uint8_t *rows, size_t row_bytes, int n_rows, int n_in, int n_units, int n_tiles, uint8_t *out)
 {
 	using form = packed_of<type>;
@@ -31,9 +31,9 @@ __global__ void __launch_bounds__(32 * PACK_WARPS)
 	const int tile = static_cast<int>(item / n_units), first_k = static_cast<int>(item % n_units) * form::unit;
 	uint8_t *u = out + static_cast<size_t>(item) * form::unit_bytes;
 
-	uint32_t high[form::high_bits ? 4 * form::high_bits : 1] = {0};
 	for (int step = 0; step < form::steps; step++) {
-		uint32_t low[form::low_bits] = {0};
+		uint32_t low[form::low_bits] = {0}, high[form::high_bits ? form::high_bits : 1] = {0};
+#pragma unroll /* constant indices: registers */
 		for (int i = 0; i < 32; i++) {
 			const int j = i / 8, n = i / 2 % 4, e = i % 2;
 			const int row = tile * TILE_OUTPUTS + g + 8 * (n % 2);
@@ -58,20 +58,22 @@ __global__ void __launch_bounds__(32 * PACK_WARPS)
 				else
 					low[j / 2] |= (q & 3) << (2 * (4 * (j % 2) + n) + 16 * e);
 				if constexpr (form::high_bits == 1)
-					high[step] |= (q >> form::low_bits) << (4 * j + n + 16 * e);
+					high[0] |= (q >> form::low_bits) << (4 * j + n + 16 * e);
 				if constexpr (form::high_bits == 2)
-					high[2 * step + j / 2] |= (q >> form::low_bits)
-								  << (2 * (4 * (j % 2) + n) + 16 * e);
+					high[j / 2] |= (q >> form::low_bits) << (2 * (4 * (j % 2) + n) + 16 * e);
 			}
 		}
+#pragma unroll
 		for (int i = 0; i < form::low_bits; i++) {
 			const int at = form::low_bits == 2 ? lane * 8 + 4 * i : i / 4 * 512 + lane * 16 + i % 4 * 4;
 			stg<uint32_t>(u + step * form::step_bytes + at, low[i]);
 		}
+#pragma unroll
+		for (int i = 0; i < form::high_bits; i++) {
+			const int word = step * form::high_bits + i;
+			stg<uint32_t>(u + form::high_at + word / 4 * 512 + lane * 16 + word % 4 * 4, high[i]);
+		}
 	}
-	if constexpr (form::high_bits > 0)
-		for (int i = 0; i < 4 * form::high_bits; i++)
-			stg<uint32_t>(u + form::high_at + i / 4 * 512 + lane * 16 + i % 4 * 4, high[i]);
 
 	if constexpr (form::scales != SCALE_NONE)
 		for (int step = 0; step < form::steps; step++)
@@ -181,24 +183,28 @@ __global__ void __launch_bounds__(EMBED_THREADS)
 		const typename form::meta meta = form::load_meta(u, lane);
 		const typename form::low low = form::load_low(u, step, lane);
 		float x[16];
-		for (int s = 0; s < form::steps; s++) /* a constant index keeps meta in registers */
+#pragma unroll /* constant indices keep meta and x in registers */
+		for (int s = 0; s < form::steps; s++)
 			if (s == step) {
 				const step_scale scale = form::scale(meta, s);
 #pragma unroll
 				for (int j = 0; j < STEP_PRODUCTS; j++)
+#pragma unroll
 					for (int plane = 0; plane < form::planes; plane++) {
 						uint32_t a[4];
 						form::fragment(low, meta, scale, s, j, plane, a);
+#pragma unroll
 						for (int half = 0; half < 2; half++) {
-							const float2 v = __half22float2(as_half2(a[2 * half + r / 8]));
-							x[4 * j + 2 * half] =
-								v.x + (plane ? x[4 * j + 2 * half] : 0.0f);
-							x[4 * j + 2 * half + 1] =
-								v.y + (plane ? x[4 * j + 2 * half + 1] : 0.0f);
+							const uint32_t pair = r < 8 ? a[2 * half] : a[2 * half + 1];
+							const float2 v = __half22float2(as_half2(pair));
+							float *to_x = x + 4 * j + 2 * half;
+							to_x[0] = v.x + (plane ? to_x[0] : 0.0f);
+							to_x[1] = v.y + (plane ? to_x[1] : 0.0f);
 						}
 					}
 			}
 		const int k = unit * form::unit + step * STEP_INPUTS + 16 * t;
+#pragma unroll
 		for (int e = 0; e < 16; e++)
 			if (k + e < n_in)
 				to[k + e] = x[e];

@@ -175,6 +175,25 @@ struct rope_frequencies {
 	float inv_freq[ROPE_MAX_PAIRS];
 };
 
+/*
+ * Cosine and sine of `turns` whole turns. The library's take local memory to reduce large angles, which is plain here:
+ * what is left of a quarter turn goes into the Taylor series.
+ */
+__device__ __forceinline__ void turn(double turns, double *c, double *s)
+{
+	const double quarter = rint(turns * 4.0), r = (turns * 4.0 - quarter) * 1.5707963267948966, z = r * r;
+	const int n = static_cast<int>(static_cast<long long>(quarter) & 3);
+	double sine = 1.0, cosine = 1.0;
+#pragma unroll
+	for (int k = 15; k >= 3; k -= 2) {
+		sine = 1.0 - z / (k * (k - 1)) * sine;
+		cosine = 1.0 - z / ((k - 1) * (k - 2)) * cosine;
+	}
+	sine *= r;
+	*c = n == 0 ? cosine : n == 1 ? -sine : n == 2 ? -cosine : sine;
+	*s = n == 0 ? sine : n == 1 ? cosine : n == 2 ? -sine : -cosine;
+}
+
 /* In double, as the CPU does: a float has no bits left for the angle of a late position. */
 __global__ void make_rope_table(struct rope_frequencies f, float magnitude, int pairs, const int32_t *position,
 				int n_rows, float2 *table)
@@ -183,7 +202,9 @@ __global__ void make_rope_table(struct rope_frequencies f, float magnitude, int 
 	if (i >= n_rows * pairs)
 		return;
 	const double angle = static_cast<double>(position[i / pairs]) * static_cast<double>(f.inv_freq[i % pairs]);
-	table[i] = {static_cast<float>(cos(angle) * magnitude), static_cast<float>(sin(angle) * magnitude)};
+	double c, s;
+	turn(angle * 0.15915494309189535, &c, &s);
+	table[i] = {static_cast<float>(c * magnitude), static_cast<float>(s * magnitude)};
 }
 
 cudaError_t rope_table(const float *inv_freq, float magnitude, int pairs, const int32_t *position, int n_rows,
