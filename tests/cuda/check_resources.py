@@ -15,11 +15,7 @@ import subprocess
 import sys
 
 # (part of the kernel's name, architecture or "*"): why it may use local memory. Spills are never allowed.
-ALLOWED = {
-    ("pack_units", "*"): "runs once for each matrix, while a model is loaded",
-    ("embed_packed", "*"): "reads one row for each token of a step; only for matrices that are also the output matrix",
-    ("make_rope_table", "*"): "sincosf() reduces large angles in local memory; once a step, for all layers",
-}
+ALLOWED = {}
 
 ENTRY = re.compile(r"Compiling entry function '(\S+)' for '(\S+)'")
 STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
