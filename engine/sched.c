@@ -227,7 +227,7 @@ static int64_t more_pages(const struct request *r, int32_t n)
 /* Whether the limit of r's tenant, which is charged for r's kv, allows n pages more. */
 static bool keeps_cap(const struct request *r, int64_t n)
 {
-	return n == 0 || r->tenant->kv.n_pages + n <= r->tenant->max_pages;
+	return r->tenant->kv.n_pages + n <= r->tenant->max_pages;
 }
 
 static struct request *youngest_of(const struct sched *s, const struct tenant *t)
@@ -245,7 +245,8 @@ static struct request *youngest_of(const struct sched *s, const struct tenant *t
 static bool make_room(struct sched *s, struct request *r)
 {
 	for (;;) {
-		bool allowed = keeps_cap(r, more_pages(r, 1));
+		int64_t more = more_pages(r, 1);
+		bool allowed = more == 0 || keeps_cap(r, more);
 		if (allowed && kv_seq_prepare(s->pool, &r->kv, 1) == STATUS_OK)
 			return true;
 		if (allowed && reclaim_one(s, r, EVICT_FOR_DECODE))
@@ -287,11 +288,10 @@ static bool could_admit(const struct sched *s, struct request *r)
 	if (s->n_running == 0 || need <= can)
 		return true;
 	struct kv_prefix_stats index;
+	struct kv_pool_counts held;
 	kv_prefix_stats(s->prefix, &index);
-	can += index.n_idle;
-	list_each(l, next, &s->waiting)
-		can += entry(l)->kv.n_pages;
-	return need <= can;
+	kv_pool_counts(s->pool, &held);
+	return need <= can + index.n_idle + held.pages[KV_HOLDER_WAITING];
 }
 
 enum admission { ADMITTED, WAITS_FOR_MEMORY, WAITS_FOR_CAP };
@@ -327,6 +327,8 @@ static enum admission admit(struct sched *s, struct request *r)
 		r->admitted_before = true;
 		r->started_ns = clock_now_ns(s->clock);
 		r->usage.cached_tokens = r->kv.n_tokens;
+		s->pages_wanted += (uint64_t)(r->n_prompt / KV_PAGE_TOKENS);
+		s->pages_found += (uint64_t)(r->kv.n_tokens / KV_PAGE_TOKENS);
 		r->usage.queue_ns = r->started_ns - r->submitted_ns;
 	}
 	return ADMITTED;
@@ -338,6 +340,18 @@ wait:
 	return why;
 }
 
+/* The running request that r waits for; NULL when there is none any more. A whole queue waits for the same one at times. */
+static const struct request *awaited_by(struct sched *s, const struct request *r)
+{
+	if (s->awaited && s->awaited->id == r->awaits_id)
+		return s->awaited;
+	list_each(l, next, &s->running) {
+		if (entry(l)->id == r->awaits_id)
+			return s->awaited = entry(l);
+	}
+	return NULL;
+}
+
 /*
  * True while a running request still computes a beginning that this one shares and the index does not know yet. Only a
  * request that is next in line asks, and it remembers whom it waits for, so a step looks at it in O(1).
@@ -346,11 +360,9 @@ static bool awaits_other(struct sched *s, struct request *r)
 {
 	if (r->prompt_logprobs && !r->prompt_done)
 		return false;
-	list_each(l, next, &s->running) {
-		const struct request *q = entry(l);
-		if (q->id == r->awaits_id && q->state == REQUEST_PREFILL && q->kv.n_tokens < r->awaits_tokens)
-			return true;
-	}
+	const struct request *awaited = r->awaits_id ? awaited_by(s, r) : NULL;
+	if (awaited && awaited->state == REQUEST_PREFILL && awaited->kv.n_tokens < r->awaits_tokens)
+		return true;
 	r->awaits_id = 0;
 	int32_t n = (int32_t)r->tokens.n, best = 0;
 	list_each(l, next, &s->running) {
@@ -375,6 +387,7 @@ static bool awaits_other(struct sched *s, struct request *r)
 static void admit_waiting(struct sched *s)
 {
 	s->pass++;
+	s->awaited = NULL;
 	list_each(l, next, &s->waiting) {
 		struct request *r = entry(l);
 		if (s->n_running >= s->max_running)

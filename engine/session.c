@@ -274,7 +274,7 @@ void session_remove(struct session_table *t, struct session *s)
 	heap_remove(t, s);
 	if (t->prefix)
 		kv_prefix_claim_close(t->prefix, s->claim);
-	kv_weak_free(&s->kv);
+	kv_weak_free(t->prefix, &s->kv);
 	s->tenant->n_sessions--;
 	free(s);
 }
@@ -297,30 +297,33 @@ void session_count(struct session *s, const struct engine_usage *usage)
 	s->generated_tokens += (uint64_t)usage->completion_tokens;
 }
 
-static void describe_page(const struct kv_pool *pool, int32_t page, int32_t own, struct engine_session_info *out)
+/* own: references on it that are the session's, weak and strong. */
+static void describe_page(const struct session_table *t, const struct kv_pool *pool, int32_t page, int32_t own,
+                          struct engine_session_info *out)
 {
 	int32_t refs = kv_pool_refs(pool, page);
 	bool indexed = kv_pool_is_indexed(pool, page);
 	out->references += refs;
 	out->pages_indexed += indexed;
-	out->pages_exclusive += refs - indexed == own;
+	out->pages_exclusive += refs - indexed + (t->prefix ? kv_prefix_n_weak(t->prefix, page) : 0) == own;
 }
 
 /* The pages of its running request, or what is left in the index of those of its last one. */
 static void describe_pages(const struct session_table *t, const struct session *s, const struct kv_pool *pool,
                            struct engine_session_info *out)
 {
+	int32_t alive = t->prefix ? kv_weak_alive(t->prefix, &s->kv) : 0;
 	if (s->running) {
 		const struct kv_seq *kv = &s->running->kv;
 		out->n_tokens = kv->n_tokens;
 		out->n_pages = kv->n_pages;
 		for (int32_t i = 0; i < kv->n_pages; i++)
-			describe_page(pool, kv->pages[i], 1, out);
-	} else if (t->prefix) {
-		out->n_pages = kv_weak_alive(t->prefix, &s->kv);
+			describe_page(t, pool, kv->pages[i], 1 + (i < alive && s->kv.pages[i].page == kv->pages[i]), out);
+	} else {
+		out->n_pages = alive;
 		out->n_tokens = out->n_pages * KV_PAGE_TOKENS < s->kv.n_tokens ? out->n_pages * KV_PAGE_TOKENS : s->kv.n_tokens;
 		for (int32_t i = 0; i < out->n_pages; i++)
-			describe_page(pool, s->kv.pages[i].page, 0, out);
+			describe_page(t, pool, s->kv.pages[i].page, 1, out);
 	}
 	out->kv_bytes = (uint64_t)out->n_pages * kv_pool_layout(pool)->page_stride;
 	out->positions_unused = out->n_pages * KV_PAGE_TOKENS - out->n_tokens;

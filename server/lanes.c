@@ -6,7 +6,10 @@
 #include "engine/base/log.h"
 #include "server/responses.h"
 
+enum { WS_CLOSE_SERVICE_RESTART = 1012 };
+
 struct conn {
+	struct list link; /* app.websockets */
 	struct ws_conn *ws;
 	struct app *app;
 	int32_t tenant;	   /* who opened it; all its sessions are that tenant's */
@@ -84,16 +87,25 @@ static void turn_free(struct turn *t)
 	free(t);
 }
 
+/* A client that is idle while the server drains can go on elsewhere at once. */
+static void release_idle(struct conn *c)
+{
+	if (c->app->draining && c->n_in_flight == 0 && !c->dead)
+		ws_close(c->ws, WS_CLOSE_SERVICE_RESTART, "the server restarts");
+}
+
 /* The turn is over; the next one of its lane begins. */
 static void turn_over(struct turn *t)
 {
 	struct lane *l = t->lane;
+	struct conn *c = l->conn;
 	if (l->running == t)
 		l->running = NULL;
 	list_remove(&t->link);
-	l->conn->n_in_flight--;
+	c->n_in_flight--;
 	turn_free(t);
 	pump(l);
+	release_idle(c);
 }
 
 static bool on_event(void *arg, const char *type, const struct buf *json)
@@ -512,7 +524,14 @@ void lanes_opened(struct ws_conn *ws, void *app)
 	c->tenant = ws_principal(ws);
 	list_init(&c->lanes);
 	make_id(c->id, sizeof c->id, "ws_");
+	list_push_back(&c->app->websockets, &c->link);
 	ws_set_user(ws, c);
+	release_idle(c);
+}
+
+void lanes_drain(struct app *a)
+{
+	list_each(node, tmp, &a->websockets) release_idle(list_entry(node, struct conn, link));
 }
 
 /* A client's own session stays alive as long as its connection shows signs of life. */
@@ -544,5 +563,6 @@ void lanes_closed(struct ws_conn *ws, void *app)
 	while ((node = c->lanes.next) != &c->lanes)
 		lane_free(list_entry(node, struct lane, link));
 	ws_set_user(ws, NULL);
+	list_remove(&c->link);
 	free(c);
 }

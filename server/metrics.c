@@ -172,7 +172,7 @@ static void write_kv(struct buf *out, const char *model, const struct engine_kv 
 		    {"sessions", (double)kv->tokens_sessions}));
 	parts(out, "kvasir:kv_bytes", "gauge", "Bytes of the KV pool.", model, "state",
 	      PARTS({"used", used * (double)page_bytes}, {"free", (double)kv->pages_free * (double)page_bytes}));
-	one(out, "kvasir:kv_pages_shared", "gauge", "KV pages that two or more sequences hold.", model, kv->pages_shared);
+	one(out, "kvasir:kv_pages_shared", "gauge", "KV pages that two or more of generations, queued requests and sessions use.", model, kv->pages_shared);
 	one(out, "kvasir:kv_positions_unused", "gauge", "Positions of KV pages in use that hold no token.", model,
 	    (double)kv->positions_unused);
 	one(out, "kvasir:kv_fragmentation_ratio", "gauge", "The same as a share of all positions in use, 0 to 1.", model,
@@ -275,9 +275,9 @@ void metrics_write(const struct metrics *m, const struct metrics_gauges *g, stru
 		 "Times a queued request let go of pages that it waited to use.", (double)s->holds_dropped},
 		{"kvasir:prefix_pages", "gauge", "KV pages in the prefix index.", s->prefix_pages},
 		{"kvasir:prefix_ghosts", "gauge", "Evicted pages that the policy remembers.", s->prefix_ghosts},
-		{"kvasir:prefix_page_queries_total", "counter", "Pages asked of the prefix index.",
+		{"kvasir:prefix_page_queries_total", "counter", "Full pages of admitted prompts.",
 		 (double)s->prefix_queries},
-		{"kvasir:prefix_page_hits_total", "counter", "Pages found in it.", (double)s->prefix_hits},
+		{"kvasir:prefix_page_hits_total", "counter", "Of these, pages that a session or the prefix index knew.", (double)s->prefix_hits},
 		{"kvasir:prefix_inserted_total", "counter", "Pages put into it.", (double)s->prefix_inserted},
 		{"kvasir:prefix_revived_total", "counter", "Of these, pages that the policy remembered as evicted.",
 		 (double)s->prefix_revived},

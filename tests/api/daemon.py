@@ -26,6 +26,12 @@ def free_port():
         return s.getsockname()[1]
 
 
+def child_of(pid):
+    """The one child of a process, as a command that runs another one has it."""
+    with open(f"/proc/{pid}/task/{pid}/children") as f:
+        return int(f.read())
+
+
 def eventually(check, seconds, what):
     """Polls until check() is true; the clock is the only judge, so a slow machine waits longer but is not told otherwise."""
     deadline = time.monotonic() + seconds * SLOW
@@ -41,8 +47,9 @@ def eventually(check, seconds, what):
 class Daemon:
     """Starts `kvasir serve` on a free port; stop() ends it by SIGTERM and returns its exit status."""
 
-    def __init__(self, *args, model=MODEL, wait=True, env=None):
-        self.port = free_port()
+    def __init__(self, *args, model=MODEL, wait=True, env=None, key=None, port=None):
+        self.headers = {"authorization": f"Bearer {key}"} if key else {}  # of what is asked here
+        self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.ws_url = f"ws://127.0.0.1:{self.port}/v1/responses"
         self.log = tempfile.NamedTemporaryFile("w+", prefix="kvasir-test-", suffix=".log")
@@ -105,12 +112,17 @@ class Daemon:
 
     def metrics(self):
         """Every series without its histogram buckets, summed over labels: {"kvasir:kv_pages_free": 812.0, ...}"""
-        text = httpx.get(self.url + "/metrics", timeout=10 * SLOW).text
+        text = httpx.get(self.url + "/metrics", headers=self.headers, timeout=10 * SLOW).text
         values = {}
         for name, value in re.findall(r"^([a-z_:]+)(?:\{[^}]*\})? (\S+)$", text, re.M):
             if not name.endswith("_bucket"):
                 values[name] = values.get(name, 0) + float(value)
         return values
+
+    def kv(self, **query):
+        r = httpx.get(self.url + "/v1/kv", params=query, headers=self.headers, timeout=10 * SLOW)
+        assert r.status_code == 200, r.text
+        return r.json()
 
     def pages(self):
         """KV pages that new work can have: those nobody holds, and those that the prefix index alone keeps."""
