@@ -296,7 +296,7 @@ __device__ __forceinline__ int draw(const float *w, int n, double unit, const st
 
 /* ---- The chain ---- */
 
-__global__ void __launch_bounds__(THREADS) choose(float *logits, int n, int stride, const struct choice *choices,
+__global__ void __launch_bounds__(THREADS, 1) choose(float *logits, int n, int stride, const struct choice *choices,
 						  const struct sample_edit *edits, int32_t *tokens)
 {
 	GPU_SHARED(mass_sum, digit, DIGITS);
