@@ -4,12 +4,13 @@
  *   bench_kv [--model FILE] [--device NAME] [--threads N] [--policy NAME] [--pages N] [--steps N] [--waiting N]
  *            [--check PERCENT]
  *
- * The real scheduler, pool and prefix index run over a pool of 100,000 pages that is full of earlier conversations, so every page
- * that is taken is an eviction. 32 generations decode, each growing by a page every 16 steps; each answer has 256 tokens, then a
- * queued prompt of 2,000 tokens takes its place, half of which an earlier conversation has in the index; 64 more (--waiting) wait, all looked
- * after in every step. Nothing is computed; with --model, real decode steps of 32 sequences run in turn with this, so that both
- * find the caches as the other leaves them, and the last lines set one against the other. --check fails when the scheduler
- * takes more than that share of a decode step, and says 77, "skipped", without a model.
+ * The real scheduler, pool and prefix index run over a pool of 100,000 pages that is full of earlier conversations, so
+ * every page that is taken is an eviction. 32 generations decode, each growing by a page every 16 steps; each answer
+ * has 256 tokens, then a queued prompt of 2,000 tokens takes its place, half of which an earlier conversation has in
+ * the index; 64 more (--waiting) wait, all looked after in every step. Nothing is computed; with --model, real decode
+ * steps of 32 sequences run in turn with this, so that both find the caches as the other leaves them, and the last
+ * lines set one against the other. --check fails when the scheduler takes more than that share of a decode step, and
+ * says 77, "skipped", without a model.
  */
 #include "engine/sched.h"
 #include "tests/bench/model_steps.h"
@@ -119,7 +120,10 @@ static uint64_t evicted(const struct bench *b, struct kv_prefix_stats *st)
 	return n;
 }
 
-/* The operations one by one, in microseconds: a prompt that is found, one that is not, a page put in the place of another. */
+/*
+ * The operations one by one, in microseconds: a prompt that is found, one that is not, a page put in the place of
+ * another.
+ */
 static void single_operations(struct bench *b)
 {
 	enum { ROUNDS = 200 };
@@ -128,7 +132,9 @@ static void single_operations(struct bench *b)
 	int32_t n_put = 0;
 	for (int round = 0; round < ROUNDS; round++) {
 		int32_t tokens[PROMPT];
-		struct kv_use use = {.request = b->n_requests + (uint64_t)round + 1, .now_ms = clock_now_ms(&b->clock), .n_prompt = PROMPT};
+		struct kv_use use = {.request = b->n_requests + (uint64_t)round + 1,
+		                     .now_ms = clock_now_ms(&b->clock),
+		                     .n_prompt = PROMPT};
 		struct kv_chain chain = kv_chain_of(&root);
 		struct kv_seq s = KV_SEQ_INIT;
 		for (int32_t i = 0; i < PROMPT; i++)
@@ -156,8 +162,10 @@ static void single_operations(struct bench *b)
 		kv_seq_release(b->pool, &s);
 		kv_chain_free(&chain);
 	}
-	printf("a prompt of %d tokens: found in %.1f us (%.2f us a page), missed in %.2f us; a page put in the place of an evicted one: %.2f us\n",
-	       PROMPT, found / ROUNDS * 1e6, found / ROUNDS * 1e6 / (PROMPT / KV_PAGE_TOKENS), missed / ROUNDS * 1e6, put / n_put * 1e6);
+	double found_us = found / ROUNDS * 1e6;
+	printf("a prompt of %d tokens: found in %.1f us (%.2f us a page), missed in %.2f us; a page put in the place of an evicted "
+	       "one: %.2f us\n",
+	       PROMPT, found_us, found_us / (PROMPT / KV_PAGE_TOKENS), missed / ROUNDS * 1e6, put / n_put * 1e6);
 }
 
 static void stop(struct bench *b)
@@ -222,10 +230,9 @@ int main(int argc, char **argv)
 	/* Until the pool is full and evictions are the rule. */
 	while (evicted(&b, &before) < (uint64_t)n_pages / 4)
 		step(&b);
+	/* A step takes as long whatever stands before its position. */
 	if (path)
 		model_steps_open(&model, path, &o, RUNNING, DEPTH + 1);
-	if (path)
-		model_prefill(&model, RUNNING, 0, DEPTH);
 	uint64_t evicted_before = evicted(&b, &before), requests_before = b.n_requests;
 	double spent = 0, model_spent = 0;
 	int n_model_steps = 0;
@@ -241,7 +248,8 @@ int main(int argc, char **argv)
 		}
 	}
 	uint64_t evicted_after = evicted(&b, &after);
-	printf("%d pages, %d running, %d waiting, %d steps: %llu prompts came, %.1f pages asked for, %.1f found, %.1f put and %.1f evicted a step\n",
+	printf("%d pages, %d running, %d waiting, %d steps: %llu prompts came, %.1f pages asked for, %.1f found, %.1f put and "
+	       "%.1f evicted a step\n",
 	       n_pages, b.sched.n_running, b.sched.n_waiting, n_steps, (unsigned long long)(b.n_requests - requests_before),
 	       (double)(after.queries - before.queries) / n_steps, (double)(after.hits - before.hits) / n_steps,
 	       (double)(after.inserted - before.inserted) / n_steps, (double)(evicted_after - evicted_before) / n_steps);

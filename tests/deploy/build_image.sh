@@ -25,4 +25,6 @@ done
 
 # The format is Docker's because that of the OCI has no health check.
 buildah bud --isolation chroot --pull-never --format docker --tag kvasir-test "$@" "$source_dir" >&2
-buildah rmi --prune >/dev/null 2>&1 || true 
+# What the name stood for before.
+buildah rmi --prune >/dev/null 2>&1 || true
+echo kvasir-test

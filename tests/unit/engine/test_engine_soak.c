@@ -1,8 +1,9 @@
 /*
- * A whole engine under everything at once, by engine.h alone: its own threads, a tiny model, a pool that is too small. One thread
- * submits and takes events, as the server's loop does; others do what any thread may: cancel, read figures, move the
- * clock that ends sessions. Every answer must begin like the one its prompt gets alone, every command must be answered
- * once, and at the end nothing is held. Under ThreadSanitizer this is the proof that only ids cross the threads.
+ * A whole engine under everything at once, by engine.h alone: its own threads, a tiny model, a pool that is too small.
+ * One thread submits and takes events, as the server's loop does; others do what any thread may: cancel, read figures,
+ * move the clock that ends sessions. Every answer must begin like the one its prompt gets alone, every command must be
+ * answered once, and at the end nothing is held. Under ThreadSanitizer this is the proof that only ids cross the
+ * threads.
  *
  * KVASIR_SOAK_OPS / 100 says how many commands (1,000).
  */

@@ -1,10 +1,11 @@
 /*
- * The KV rooms under everything at once: sessions, turns, forks, cancels, expiry, eviction, preemption, salts and copies on write, at
- * random, over a pool that is always too small. What a page holds is a function of its tokens (pretend_device.h), so a page
- * that is served to the wrong request is a failure; and every so often all references are counted again from those who
- * should hold them, and compared with the pool's counts, its ledger and its bytes.
+ * The KV rooms under everything at once: sessions, turns, forks, cancels, expiry, eviction, preemption, salts and
+ * copies on write, at random, over a pool that is always too small. What a page holds is a function of its tokens
+ * (pretend_device.h), so a page that is served to the wrong request is a failure; and every so often all references are
+ * counted again from those who should hold them, and compared with the pool's counts, its ledger and its bytes.
  *
- * KVASIR_SOAK_OPS says how many operations (100,000, shared out among the eviction policies), KVASIR_SOAK_SEED which ones.
+ * KVASIR_SOAK_OPS says how many operations (100,000, shared out among the eviction policies), KVASIR_SOAK_SEED which
+ * ones.
  */
 #include "tests/unit/unit.h"
 
@@ -350,7 +351,9 @@ static void do_share(struct soak *k)
 	if (n == 0)
 		return;
 	n = 1 + below(k, n);
-	/* The rest of a prompt is made writable once, at admission: until it is computed only full pages may be shared. */
+	/*
+	 * The rest of a prompt is made writable once, at admission: until it is computed only full pages may be shared.
+	 */
 	if (r->state == REQUEST_PREFILL)
 		n -= n % KV_PAGE_TOKENS;
 	assert_int_equal(kv_seq_share(k->pool, &f->kv, &r->kv, n), STATUS_OK);
@@ -470,7 +473,10 @@ static void audit(struct soak *k)
 	for (int32_t i = 0; i < TENANTS; i++)
 		assert_int_equal(tenant_find(&k->tenants, i)->kv.n_pages, charged[i]);
 	assert_true(charged[1] <= TENANT_PAGES);
-	/* The engine's own audit does not know the sequences beside its scheduler, and nothing else that it would have to. */
+	/*
+	 * The engine's own audit does not know the sequences beside its scheduler, and nothing else that it would have
+	 * to.
+	 */
 	census_take(&k->census, &census);
 	assert_int_equal(census.drift_pages, not_the_engines);
 	for (int i = 0; i < FORKS; i++)
