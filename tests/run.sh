@@ -246,7 +246,7 @@ need_clang() {
 
 suite_clang() {
 	need_clang clang || return
-	CC=clang build build-clang && unit_tests clang-unit build-clang
+	CC=clang CXX=clang++ build build-clang && unit_tests clang-unit build-clang
 }
 
 # What nvcc compiles runs on no GPU here, and must say so; what runs here is the same source on the CPU. Without nvcc only that.
