@@ -14,6 +14,7 @@
 #   soak      1,000 requests with random cancels leave nothing behind
 #   sanitize  unit and API tests under ASan and UBSan; with --full a million random operations on the KV cache
 #   clang     clang builds it all, warnings are errors
+#   cuda      the kernels for every GPU by nvcc, with gates on what it made of them; the API on the emulated GPU
 #   fuzz      each parser for a minute
 #   tsan      the same under TSan (slow)
 #
@@ -22,7 +23,7 @@
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 2
 
-everyday=(includes readme noserver unit golden api deploy soak sanitize clang fuzz)
+everyday=(includes readme noserver unit golden api deploy soak sanitize clang cuda fuzz)
 slow=(tsan)
 full=no
 suites=()
@@ -245,7 +246,54 @@ need_clang() {
 
 suite_clang() {
 	need_clang clang || return
-	CC=clang build build-clang && unit_tests clang-unit build-clang
+	CC=clang CXX=clang++ build build-clang && unit_tests clang-unit build-clang
+}
+
+# What nvcc compiles runs on no GPU here, and must say so; what runs here is the same source on the CPU. Without nvcc only that.
+suite_cuda() {
+	local nvcc model=$cache/models/random-cuda.gguf
+	nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
+	if [ -x "$nvcc" ]; then
+		if build build-cuda -Dserver=disabled -Dtests=disabled -Dcuda=enabled; then
+			need_cuobjdump
+			summed cuda-resources python3 tests/cuda/check_resources.py build-cuda/cuda/*.resources
+			summed cuda-sass python3 tests/cuda/check_sass.py "${KVASIR_CUOBJDUMP:-cuobjdump}" build-cuda/cuda/product.o \
+				build-cuda/cuda/attention.o
+			check cuda-no-gpu no_gpu build-cuda/server/kvasir
+		fi
+	else
+		skip cuda-nvcc "nvcc is not installed"
+	fi
+	build build || return
+	if [ ! -e build/cuda/libkvasir-cuda-host.a ]; then
+		skip cuda-api "this build has no device cuda-host (no C++ compiler)"
+		return
+	fi
+	need_python cuda-api || return
+	mkdir -p "$cache/models"
+	check cuda-model "$cache/venv/bin/python" tests/tools/make_model.py "$model" --type Q4_K --layers 1 --embd 256 --ff 256 --heads 4 \
+		--kv-heads 2 --ctx 2048 --chat-template chatml --tied || return
+	check cuda-check-sh tests/gpu/check.sh --build build --device cuda-host --small
+	KVASIR_TEST_MODEL=$model KVASIR_TEST_DEVICE=cuda-host KVASIR_TEST_SLOW=6 KVASIR_BIN=$PWD/build/server/kvasir summed cuda-api \
+		"$cache/venv/bin/python" -m pytest -q -rfEs --tb=short -p no:cacheprovider --color=no -m "not trained" tests/api/test_openai.py
+}
+
+# On a machine without a GPU a build with CUDA starts, and --device cuda is one line and a status. With one, it is something else to test.
+no_gpu() {
+	local said
+	! command -v nvidia-smi >/dev/null || return 0
+	said=$("$1" generate --model "${KVASIR_TEST_MODEL:-none}" --device cuda --prompt x 2>&1) && return 1
+	echo "$said"
+	[ "$(wc -l <<<"$said")" -eq 1 ] && grep -q CUDA <<<"$said"
+}
+
+# NVIDIA's disassembler, which not every toolkit has, from the Python package index. Without it the test of the machine code skips.
+need_cuobjdump() {
+	local dir=$cache/cuobjdump
+	! command -v cuobjdump >/dev/null || return 0
+	[ -d "$dir" ] || python3 -m pip install -q --target "$dir" nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm >"$logs/cuobjdump.log" 2>&1
+	KVASIR_CUOBJDUMP=$(find "$dir" -name cuobjdump -type f 2>/dev/null | head -n 1)
+	export KVASIR_CUOBJDUMP
 }
 
 suite_fuzz() {

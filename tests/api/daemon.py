@@ -1,7 +1,7 @@
 """A running daemon for tests, and what can be read about it from outside.
 
 KVASIR_BIN names the program, KVASIR_TEST_MODEL the model file, KVASIR_TEST_SLOW how many times slower than a release build this
-one may be (sanitizers).
+one may be (sanitizers), KVASIR_TEST_DEVICE the device (default: cpu).
 """
 import os
 import re
@@ -17,6 +17,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 BIN = os.environ.get("KVASIR_BIN", os.path.join(ROOT, "build", "server", "kvasir"))
 MODEL = os.environ.get("KVASIR_TEST_MODEL", "")
 SLOW = float(os.environ.get("KVASIR_TEST_SLOW", "1"))
+DEVICE = os.environ.get("KVASIR_TEST_DEVICE", "cpu")
 
 
 def free_port():
@@ -55,7 +56,7 @@ class Daemon:
         self.out = tempfile.NamedTemporaryFile("w+", prefix="kvasir-test-", suffix=".out")
         clean = {k: v for k, v in os.environ.items() if not k.startswith("KVASIR_")}
         self.process = subprocess.Popen(
-            [BIN, "serve", "--model", model, "--port", str(self.port), *map(str, args)],
+            [BIN, "serve", "--model", model, "--port", str(self.port), "--device", DEVICE, *map(str, args)],
             stdin=subprocess.DEVNULL, stdout=self.out, stderr=self.log, env={**clean, **(env or {})})
         if wait:
             self.wait_ready()

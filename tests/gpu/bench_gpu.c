@@ -6,7 +6,7 @@
  * Prints decode tokens/s at batch 1, 8 and 64 over contexts of 1k, 8k and 32k, prefill tokens/s at 512 and 8k, and, for this model's
  * shapes, the bandwidth of the matrix-vector products and of decode attention. Bytes are those that must be read: the weights in the file,
  * keys and values. --copy and --product are what measure.cu found: bytes read and written by a device copy, and a bf16 product. --quick
- * takes fewer rounds; --small divides contexts and lengths by 64, for a test of this program.
+ * takes fewer rounds; --small divides contexts and lengths by 256, for a test of this program.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -209,7 +209,7 @@ int main(int argc, char **argv)
 		if (strcmp(argv[i], "--quick") == 0)
 			options.quick = true;
 		else if (strcmp(argv[i], "--small") == 0)
-			options.divide = 64;
+			options.divide = 256;
 		else if (strcmp(argv[i], "--copy") == 0 && i + 1 < argc)
 			options.copy_gbs = atof(argv[++i]);
 		else if (strcmp(argv[i], "--product") == 0 && i + 1 < argc)
