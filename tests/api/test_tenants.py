@@ -183,7 +183,10 @@ def test_one_request_too_many_is_a_429_of_that_key_alone(keys):
     body = {"prompt": "Tell me.", "max_tokens": 330, "ignore_eos": True, "stream": True}
     with client(keys, "alice") as alice, client(keys, "bob") as bob:
         with alice.stream("POST", "/v1/completions", json=body) as one, alice.stream("POST", "/v1/completions", json=body) as two:
-            next(one.iter_lines()), next(two.iter_lines())
+            # Kept: an iterator that is dropped closes its stream, which ends the generation.
+            reading = [one.iter_lines(), two.iter_lines()]
+            for lines in reading:
+                next(lines)
             third = alice.post("/v1/completions", json=body)
             assert third.status_code == 429 and int(third.headers["retry-after"]) >= 1
             error = third.json()["error"]
