@@ -145,10 +145,12 @@ class Load:
             headers = {"x-session-token": name}
             body = {"prompt": f"The story of {name}", "max_tokens": 3}
             r = client.post("/v1/completions", json=body, headers=headers)
-            if r.status_code == 404:
-                made = client.post("/v1/sessions", json={"id": name}, headers=headers)
-                assert made.status_code < 300, made.text
-                r = client.post("/v1/completions", json=body, headers=headers)
+            # Twice, if the drain begins between the session's making and its first use.
+            for _ in range(2):
+                if r.status_code == 404:
+                    made = client.post("/v1/sessions", json={"id": name}, headers=headers)
+                    assert made.status_code < 300, made.text
+                    r = client.post("/v1/completions", json=body, headers=headers)
             assert r.status_code == 200, r.text
 
     def large(self, client):
