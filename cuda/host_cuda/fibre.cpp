@@ -4,7 +4,6 @@
  */
 #include <stdlib.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include "cuda/host_cuda/internal.h"
 
