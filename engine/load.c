@@ -260,8 +260,8 @@ enum status engine_load(struct engine *e, struct error *err)
 		return st;
 	struct backend_options bo = {.device = o->device, .n_threads = o->n_threads};
 	st = backend_create(&bo, &e->backend, err);
-	if (st == STATUS_INVALID)
-		memcpy(err->param, "device", sizeof "device"); /* the option is wrong, not the model */
+	if (st == STATUS_INVALID || st == STATUS_UNSUPPORTED)
+		memcpy(err->param, "device", sizeof "device"); /* the option is wrong here, not the model */
 	if (st != STATUS_OK)
 		return st;
 	st = model_load(e->gguf, e->backend, &e->model, err);

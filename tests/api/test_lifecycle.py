@@ -150,6 +150,7 @@ def test_a_port_that_is_taken_is_one_line_and_status_1(daemon):
     (["--threads", "many"], ["threads", "many", "whole number"]),
     (["--chat-template", "no-such"], ["no-such"]),
     (["--device", "abacus"], ["abacus"]),
+    (["--device", "cuda:1023"], ["device"]),  # no build or machine has that many
 ])
 def test_a_wrong_option_is_one_line_that_names_it(args, words):
     r = serve(MODEL, *args)
