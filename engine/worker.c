@@ -192,7 +192,7 @@ static void handle_generate(struct worker *w, struct command *c)
 		}
 	}
 	c->request = NULL;
-	if (request_create(spec, &c->tokens, e->tokenizer, e->info.n_ctx, c->submitted_ns, &r, &err) != STATUS_OK) {
+	if (request_create(spec, &c->tokens, e->tokenizer, e->words, e->info.n_ctx, c->submitted_ns, &r, &err) != STATUS_OK) {
 		w->stats.failed++;
 		event_set_error(c->reply, &err);
 		command_answer(e, c, &w->out);
@@ -287,11 +287,15 @@ static void take_token(struct worker *w, struct request *r, float *logits)
 {
 	struct engine *e = w->e;
 	const char *detail;
+	const uint64_t *allowed = NULL;
+	bool complete = false;
 	struct error err;
 	struct engine_event *ev = event_create(ENGINE_EVENT_TOKEN, r->id);
 	if (!ev)
 		goto nomem;
-	sampler_sample(r->sampler, logits, &ev->sample);
+	if (r->matcher && grammar_matcher_mask(r->matcher, &allowed, &err) != STATUS_OK)
+		goto fail;
+	sampler_sample_allowed(r->sampler, logits, allowed, &ev->sample);
 	int32_t token = ev->sample.token;
 	if (!r->first_token_ns) {
 		r->first_token_ns = clock_now_ns(e->clock);
@@ -303,13 +307,13 @@ static void take_token(struct worker *w, struct request *r, float *logits)
 		finish_request(w, r, ENGINE_FINISH_STOP, detail);
 		return;
 	}
+	if (r->matcher && grammar_matcher_accept(r->matcher, token, &complete, &err) != STATUS_OK)
+		goto fail;
 	struct str piece = tokenizer_piece(e->tokenizer, token, false);
 	buf_append(&ev->piece, piece.p, piece.n);
 	int stop = detok_push(r->detok, token, &ev->text);
-	if (ev->piece.failed || ev->text.failed || !token_buf_add(&r->tokens, token)) {
-		engine_event_free(ev);
+	if (ev->piece.failed || ev->text.failed || !token_buf_add(&r->tokens, token))
 		goto nomem;
-	}
 	sampler_accept(r->sampler, token, true);
 	r->state = REQUEST_DECODE;
 	r->usage.completion_tokens++;
@@ -318,6 +322,8 @@ static void take_token(struct worker *w, struct request *r, float *logits)
 	if (stop >= 0) {
 		r->last->stop_index = stop;
 		finish_request(w, r, ENGINE_FINISH_STOP, "stop");
+	} else if (complete) {
+		finish_request(w, r, ENGINE_FINISH_STOP, "grammar");
 	} else if ((int32_t)r->tokens.n >= r->max_total) {
 		finish_request(w, r, ENGINE_FINISH_LENGTH, "length");
 	}
@@ -325,6 +331,8 @@ static void take_token(struct worker *w, struct request *r, float *logits)
 
 nomem:
 	error_set(&err, STATUS_NOMEM, "no memory for the next token");
+fail:
+	engine_event_free(ev);
 	fail_request(w, r, &err);
 }
 

@@ -425,6 +425,7 @@ static enum status build_prompt(struct response *r, struct engine_request *reque
 		/* A warm-up stops where the next turn's input will begin. */
 		struct chat_request chat = {.messages = &messages,
 					    .tools = &tools,
+					    .tools_as_text = r->q.params.tools.as_text,
 					    .add_generation_prompt = r->q.generate,
 					    .text_n = text.len};
 		request->input = ENGINE_INPUT_CHAT;

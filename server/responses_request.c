@@ -168,7 +168,6 @@ static enum status read_tools(const struct json *body, struct buf *out, struct e
 static enum status refuse_unsupported(const struct json *body, struct error *err)
 {
 	struct json background = json_get(body, "background"), truncation = json_get(body, "truncation");
-	struct json text = json_get(body, "text"), format = json_get(&text, "format"), type = json_get(&format, "type");
 	bool in_background = false;
 	static const char *const absent[] = {"conversation", "prompt"};
 
@@ -178,10 +177,6 @@ static enum status refuse_unsupported(const struct json *body, struct error *err
 	if (json_has(&truncation) && !str_is(json_text(&truncation), "disabled"))
 		return json_fail(&truncation, STATUS_UNSUPPORTED, err,
 				 "is not supported: nothing is dropped from a conversation.");
-	TRY(json_expect(&text, JSON_DICT, err));
-	if (json_has(&format) && !str_is(json_text(&type), "text"))
-		return json_fail(&format, STATUS_UNSUPPORTED, err,
-				 "is not supported, except for {\"type\": \"text\"}.");
 	for (size_t i = 0; i < sizeof absent / sizeof *absent; i++) {
 		struct json j = json_get(body, absent[i]);
 		if (json_has(&j))
