@@ -29,10 +29,10 @@ static enum tool_family family_of(const char *source)
 	return TOOLS_TAGGED;
 }
 
-/* A template that never asks for `tools` would leave them out without a word. */
-static bool knows_tools(const char *source)
+/* Such a template would leave them out without a word. */
+bool tools_as_text(const struct engine_info *info)
 {
-	return strstr(source, "tools") && !strstr(source, "has no format for tools");
+	return info && (!strstr(info->chat_template, "tools") || strstr(info->chat_template, "has no format for tools"));
 }
 
 static const struct grammar_call_form forms[] = {
@@ -139,6 +139,7 @@ enum status tools_read(struct tools *t, const struct json *body, bool flat, cons
 	bool none;
 
 	t->many = true;
+	t->as_text = tools_as_text(info);
 	TRY(json_expect(&list, JSON_LIST, err));
 	TRY(json_read_bool(&parallel, &t->many, err));
 	TRY(read_choice(t, &choice, flat, &none, &name, err));
@@ -158,7 +159,6 @@ enum status tools_read(struct tools *t, const struct json *body, bool flat, cons
 		TRY(read_tool(t, &tool, flat, err));
 	}
 	t->active = true;
-	t->as_text = !knows_tools(source);
 	t->family = t->as_text ? TOOLS_TAGGED : family_of(source);
 	return t->forced ? force_call(t, &list, flat, name, &choice, grammar, err) : STATUS_OK;
 }

@@ -19,6 +19,9 @@ struct tools {
 
 void tools_free(struct tools *t);
 
+/* True when the model's chat template never asks for tools. info: NULL while there is no model. */
+bool tools_as_text(const struct engine_info *info);
+
 /*
  * Reads tools, tool_choice and parallel_tool_calls. `flat`: the Responses API's form, {"type":"function","name":...},
  * not {"type":"function","function":{"name":...}}. When the answer must be a call, *grammar is set; the caller frees it.

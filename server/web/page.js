@@ -334,7 +334,10 @@ function send() {
 	if (!text || liveOf(c).run) return;
 	$("input").value = "";
 	grow();
-	if (!conversations.includes(c)) conversations.push(c);
+	if (!conversations.includes(c)) {
+		conversations.push(c);
+		history.replaceState(null, "", "#" + c.id);
+	}
 	c.title ||= shorten(text.replace(/\s+/g, " "));
 	c.turns.push({ role: "user", content: text });
 	c.time = Date.now();
