@@ -322,6 +322,46 @@ static void a_form_of_the_answer_becomes_a_grammar(void **state)
 		assert_non_null(fake_engine_submitted(s->engine, i)->grammar);
 }
 
+/* The Responses API: a call is an item of its own, and continues as one. */
+static void a_response_has_calls_as_items(void **state)
+{
+	static const char *const types[] = {
+		"response.created", "response.in_progress", "response.output_item.added", "response.content_part.added",
+		"response.output_text.delta", "response.output_text.done", "response.content_part.done",
+		"response.output_item.done", "response.output_item.added", "response.function_call_arguments.delta",
+		"response.function_call_arguments.done", "response.output_item.done", "response.completed"};
+	struct fake_server *s = *state;
+	size_t at = 0;
+	fake_engine_set_reply(s->engine, "\xc3\xa9<tool_call>{\"name\":\"f\",\"arguments\":{\"a\":1}}</tool_call>");
+	struct http_exchange *x = http_fake_post(s, "/v1/responses",
+						 "{\"input\":\"hi\",\"stream\":true,\"tools\":[{\"type\":\"function\",\"name\":\"f\"}]}");
+	for (size_t i = 0; i < http_fake_n_writes(x); i++) {
+		char got[80];
+		snprintf(got, sizeof got, "%s", json_at_path(http_fake_event(x, i), "type"));
+		/* Deltas of the arguments may be several. */
+		if (i && strstr(got, "arguments.delta") && at && strstr(types[at - 1], "arguments.delta"))
+			continue;
+		char want[80];
+		snprintf(want, sizeof want, "\"%s\"", types[at < 13 ? at : 12]);
+		assert_string_equal(got, want);
+		at++;
+	}
+	assert_int_equal(at, 13);
+	assert_json(http_fake_event(x, 4), "delta", "\"\xc3\xa9\"");
+	x = http_fake_post(s, "/v1/responses", "{\"input\":\"hi\",\"tools\":[{\"type\":\"function\",\"name\":\"f\"}],"
+					       "\"parallel_tool_calls\":false}");
+	const char *body = http_fake_body(x);
+	assert_json(body, "output.0.type", "\"message\"");
+	assert_json(body, "output.0.content.0.text", "\"\xc3\xa9\"");
+	assert_json(body, "output.1.type", "\"function_call\"");
+	assert_json(body, "output.1.name", "\"f\"");
+	assert_json(body, "output.1.arguments", "\"{\\\"a\\\":1}\"");
+	assert_json(body, "output.1.status", "\"completed\"");
+	assert_true(strncmp(json_at_path(body, "output.1.call_id"), "\"call_", 6) == 0);
+	assert_json(body, "parallel_tool_calls", "false");
+	assert_json(body, "tools", "[{\"type\":\"function\",\"name\":\"f\"}]");
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -339,6 +379,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(wrong_tools_are_named, setup, teardown),
 		cmocka_unit_test_setup_teardown(a_template_without_tools_is_told_of_them_in_words, setup, teardown),
 		cmocka_unit_test_setup_teardown(a_form_of_the_answer_becomes_a_grammar, setup, teardown),
+		cmocka_unit_test_setup_teardown(a_response_has_calls_as_items, setup, teardown),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
