@@ -6,6 +6,7 @@
 
 #include <stdio.h>
 
+#include "engine/census.h"
 #include "engine/sched.h"
 #include "tests/support/memory_backend.h"
 
@@ -17,8 +18,10 @@ static struct clock now;
 struct fixture {
 	struct kv_pool *pool;
 	struct kv_prefix *prefix;
+	struct tenant_table tenants;
 	struct session_table sessions;
 	struct sched sched;
+	struct census census;
 	uint64_t next_id;
 };
 
@@ -29,10 +32,12 @@ static void setup(struct fixture *f, int32_t n_pages)
 	memset(f, 0, sizeof *f);
 	memory_backend_init(&mem);
 	clock_manual_init(&now, 1);
+	assert_int_equal(tenant_table_init(&f->tenants, layout.page_stride), STATUS_OK);
 	assert_int_equal(kv_pool_create(&mem.base, &layout, n_pages, &f->pool, NULL), STATUS_OK);
 	assert_int_equal(kv_prefix_create(f->pool, NULL, &f->prefix, NULL), STATUS_OK);
-	assert_int_equal(session_table_init(&f->sessions, &now, f->prefix, 30000, 300000, 100), STATUS_OK);
+	assert_int_equal(session_table_init(&f->sessions, &f->tenants, f->prefix, &now, 30000, 300000, 100), STATUS_OK);
 	assert_int_equal(sched_init(&f->sched, f->pool, f->prefix, &f->sessions, &now, MAX_RUNNING, STEP, MAX_RUNNING + 8), STATUS_OK);
+	assert_int_equal(census_init(&f->census, f->pool, &f->sched, &f->sessions, &f->tenants), STATUS_OK);
 }
 
 static void teardown(struct fixture *f)
@@ -40,8 +45,10 @@ static void teardown(struct fixture *f)
 	assert_int_equal(f->sched.n_running + f->sched.n_waiting, 0);
 	while (f->sessions.n_sessions)
 		session_remove(&f->sessions, f->sessions.heap[0]);
+	census_free(&f->census);
 	sched_free(&f->sched);
 	session_table_free(&f->sessions);
+	tenant_table_free(&f->tenants);
 	kv_prefix_destroy(f->prefix);
 	assert_int_equal(kv_pool_n_free(f->pool), kv_pool_n_pages(f->pool));
 	assert_int_equal(kv_pool_destroy(f->pool), STATUS_OK);
@@ -52,7 +59,7 @@ static void teardown(struct fixture *f)
 static int32_t session_tokens(struct fixture *f, const struct session *s)
 {
 	struct engine_session_info info;
-	session_describe(&f->sessions, s, kv_pool_layout(f->pool), &info);
+	session_describe(&f->sessions, s, f->pool, &info);
 	return info.n_tokens;
 }
 
@@ -76,8 +83,16 @@ static struct request *add(struct fixture *f, struct session *s, const int32_t *
 	r->n_prompt = n;
 	r->max_total = n + max_tokens;
 	r->session = s;
+	r->tenant = s ? s->tenant : tenant_find(&f->tenants, 0);
 	sched_add(&f->sched, r);
 	return r;
+}
+
+/* Its KV is kept apart from now on. */
+static void of_another_tenant(struct request *r)
+{
+	r->chain.root.bytes[0] ^= 1;
+	kv_chain_free(&r->chain);
 }
 
 /* A prompt of n tokens that nothing else begins with. */
@@ -263,7 +278,7 @@ static void a_prompt_shares_the_full_pages_that_anyone_computed(void **state)
 	assert_int_equal(session_tokens(&f, a), 32);
 	/* Of another tenant nothing is shared. */
 	struct request *other = add(&f, NULL, turn, 45, 3);
-	other->root.bytes[0] ^= 1;
+	of_another_tenant(other);
 	assert_int_equal(run_step(&f), 45 + 1);
 	assert_int_equal(other->usage.cached_tokens, 0);
 	run_all(&f);
@@ -426,7 +441,8 @@ static void random_work_under_pressure(void **state)
 				prompt[i] = i < cut ? family * 1000 + i : (int32_t)(unit_rand(&rng) % 1000) + 10000;
 			struct request *r = add(&f, unit_rand(&rng) % 2 ? s[unit_rand(&rng) % 5] : NULL, prompt, n,
 			                        (int32_t)(unit_rand(&rng) % 100));
-			r->root.bytes[0] = unit_rand(&rng) % 8 == 0;
+			if (unit_rand(&rng) % 8 == 0)
+				of_another_tenant(r);
 		}
 		if (unit_rand(&rng) % 16 == 0) {
 			struct request *r = sched_find(&f.sched, 1 + unit_rand(&rng) % f.next_id);
