@@ -6,8 +6,8 @@
  * costs one look-up a byte, and a state that comes again (inside of a string, say) has its mask already.
  *
  * Stacks are shared from below: a frame is a return address on top of another frame, and equal frames are one, so that
- * equal threads have equal numbers. States and masks are thrown away when there are too many; frames and states are then
- * made again from the threads at hand.
+ * equal threads have equal numbers. States and masks are thrown away when there are too many, and made again from the
+ * threads at hand; frames stay, as there are no more of them than ways to nest.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -377,6 +377,13 @@ static bool walk_vocab(struct grammar_matcher *m, uint64_t *mask)
 	return any;
 }
 
+static enum status failed(const struct grammar_matcher *m, struct error *err)
+{
+	if (m->failed == STATUS_LIMIT)
+		return error_set(err, STATUS_LIMIT, "the answer's schema is too ambiguous");
+	return error_set(err, m->failed, "no memory for the answer's grammar");
+}
+
 enum status grammar_matcher_mask(struct grammar_matcher *m, const uint64_t **mask, struct error *err)
 {
 	uint64_t *bits = m->states[m->at].mask;
@@ -398,10 +405,8 @@ enum status grammar_matcher_mask(struct grammar_matcher *m, const uint64_t **mas
 		allow(bits, m->v->end[i]);
 	if (m->failed || (!any && !(whole && m->v->n_end))) {
 		free(bits);
-		if (m->failed == STATUS_LIMIT)
-			return error_set(err, STATUS_LIMIT, "the answer's schema is too ambiguous");
 		if (m->failed)
-			return error_set(err, m->failed, "no memory for the answer's grammar");
+			return failed(m, err);
 		return error_set(err, STATUS_INVALID, "the model's vocabulary cannot spell what the answer's schema demands next");
 	}
 	m->states[m->at].mask = bits;
@@ -419,7 +424,7 @@ enum status grammar_matcher_accept(struct grammar_matcher *m, int32_t token, boo
 	for (size_t i = 0; i < piece.n && at != DEAD; i++)
 		at = step(m, at, (unsigned char)piece.p[i]);
 	if (m->failed)
-		return error_set(err, m->failed, "no memory for the answer's grammar");
+		return failed(m, err);
 	if (at == DEAD)
 		return error_set(err, STATUS_INVALID, "token %d does not belong to the answer's schema", token);
 	m->at = at;
