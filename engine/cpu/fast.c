@@ -401,6 +401,7 @@ static const struct backend_ops fast_ops = {
         .gather_rows = cpu_gather_rows,
         .page_copy = cpu_page_copy,
         .sync = cpu_sync,
+        .scan = cpu_scan,
 };
 
 static enum status fast_create(const struct cpu_kernels *kernels, int32_t n_threads, struct backend **out,
