@@ -14,7 +14,8 @@
  *   A tile is a run of spans of 8 units (the last may be shorter): first the span's scales, padded to whole vectors, then the planes
  *   of its units. Memory is thus read in one stream, which the prefetchers of processors need; apart, planes and scales were read
  *   at half the speed. struct pack_format says which scales there are.
- * - Float formats: [n_in][tile_floats] elements.
+ * - Float formats: [n_in][tile_floats] elements; BF16: [n_in / 2, rounded up][tile_floats][2], since the instructions that multiply
+ *   them take pairs.
  */
 #pragma once
 
@@ -31,8 +32,9 @@ enum {
 
 /*
  * 32 activations of a row, quantised: x = d * (q + fine.q / 256). Eight bits do for most units; those whose largest value is above
- * the root mean square of the row's units' get sixteen, as nearly all of the error of eight bits comes from them: on SmolLM2-135M
- * a fifth of the units, without which the error of log-probabilities is more than twice as large. For the others fine.q is zero.
+ * the root mean square of the row's units' by more than the square root of two get sixteen, as nearly all of the error of eight bits
+ * comes from them: on SmolLM2-135M the mean error of log-probabilities is 0.025 with them and above 0.04 without; 0.020 if all
+ * above the mean have them, for which prompts take a tenth longer. For the others fine.q is zero.
  * As integer sums are exact, a kernel may skip the fine part where it is zero for all of its rows.
  */
 struct act {

@@ -16,6 +16,7 @@ enum {
 	VB = 4 * LANES, /* bytes of a byte vector */
 	FLOAT_VECTORS = 4,
 	ROW_STRIDE = sizeof(struct act), /* of rows in a group */
+	FINE_ABOVE = 2, /* times the mean square of the units' largest values: see struct act */
 };
 
 _Static_assert(sizeof(struct act_fine) == sizeof(struct act) && offsetof(struct act_fine, d) == offsetof(struct act, d),
@@ -78,7 +79,7 @@ static void quantize(const float *x, int64_t n_in, int rows, bool precise, struc
 		}
 		for (int64_t u = 0; u < n_units; u++) {
 			struct act *a = out + u * rows + r;
-			bool is_fine = precise || a->d * a->d * (float)n_units > square_sum;
+			bool is_fine = precise || a->d * a->d * (float)n_units > FINE_ABOVE * square_sum;
 			quantize_unit(x + r * n_in + u * UNIT, is_fine, a, fine + u * rows + r);
 			out[u * rows].fine = is_fine || (r > 0 && out[u * rows].fine);
 		}
