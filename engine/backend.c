@@ -41,6 +41,7 @@ static const struct device_kind {
 	enum status (*create)(int32_t n_threads, struct backend **out, struct error *err);
 } device_kinds[] = {
 #if defined(__x86_64__)
+        {"cpu-avx512-bf16", "cpu", cpu_avx512_bf16_create},
         {"cpu-avx512", "cpu", cpu_avx512_create},
         {"cpu-avx2", "cpu", cpu_avx2_create},
 #endif

@@ -20,6 +20,7 @@ void cpu_base_fini(struct cpu_base *c);
 /* Constructors, one per row of the table in backend.c. */
 enum status cpu_reference_create(int32_t n_threads, struct backend **out, struct error *err);
 enum status cpu_avx2_create(int32_t n_threads, struct backend **out, struct error *err);
+enum status cpu_avx512_bf16_create(int32_t n_threads, struct backend **out, struct error *err);
 enum status cpu_avx512_create(int32_t n_threads, struct backend **out, struct error *err);
 
 /* Entries of the vtable that are the same for all. */
