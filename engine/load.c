@@ -12,8 +12,8 @@
 
 /* Outputs of a step beyond one per running request: rows of prompts whose own log-probabilities were asked for. */
 enum { EXTRA_OUTPUTS = 64 };
-/* Without --kv-memory: at most this part of the memory that is available, and at most max_running full contexts. */
-enum { MEMORY_SHARE_PERCENT = 50 };
+/* Without --kv-memory: at most this part of the machine's or the device's memory that is available, and max_running full contexts. */
+enum { MEMORY_SHARE_PERCENT = 50, DEVICE_SHARE_PERCENT = 90 };
 
 int32_t engine_max_outputs(int32_t max_running, int32_t step_tokens)
 {
@@ -87,6 +87,23 @@ static enum status load_text(struct engine *e, struct error *err)
 	return STATUS_OK;
 }
 
+/*
+ * Memory the pool may take when nobody has said how much: part of the machine's, or nearly all that a device has left once the
+ * activations of a step are in it. The rest is for what the backend and others allocate later.
+ */
+static uint64_t default_kv_bytes(struct engine *e, const struct model_params *p)
+{
+	const struct engine_options *o = &e->options;
+	const struct backend_ops *ops = e->backend->ops;
+	uint64_t available = ops->mem_available ? ops->mem_available(e->backend) : 0;
+	if (available) {
+		uint64_t step = model_step_bytes(p, o->step_tokens, engine_max_outputs(o->max_running, o->step_tokens));
+		return available > step ? (available - step) / 100 * DEVICE_SHARE_PERCENT : 0;
+	}
+	available = available_memory();
+	return available == UINT64_MAX ? UINT64_C(1) << 30 : available / 100 * MEMORY_SHARE_PERCENT;
+}
+
 /* Bytes of KV the pool gets, and the context that fits in them. */
 static enum status size_pool(struct engine *e, const struct model_params *p, int32_t *n_pages, int32_t *n_ctx, struct error *err)
 {
@@ -101,8 +118,7 @@ static enum status size_pool(struct engine *e, const struct model_params *p, int
 	if (o->kv_bytes) {
 		pages = o->kv_bytes / stride;
 	} else {
-		uint64_t available = available_memory();
-		pages = (available == UINT64_MAX ? UINT64_C(1) << 30 : available / 100 * MEMORY_SHARE_PERCENT) / stride;
+		pages = default_kv_bytes(e, p) / stride;
 		if (pages > full * (uint64_t)o->max_running)
 			pages = full * (uint64_t)o->max_running;
 	}
@@ -216,6 +232,7 @@ static enum status fill_info(struct engine *e, int32_t n_pages, int32_t n_ctx, s
 	        .n_threads = e->backend_info.n_threads,
 	        .kv_bytes_per_token = e->layout.page_bytes / KV_PAGE_TOKENS,
 	        .kv_bytes = (uint64_t)n_pages * e->layout.page_stride,
+	        .kv_type = quant_format(e->layout.type)->name,
 	        .page_tokens = KV_PAGE_TOKENS,
 	        .n_pages = n_pages,
 	        .bos_token = tokenizer_bos(e->tokenizer),
@@ -274,9 +291,7 @@ enum status engine_load(struct engine *e, struct error *err)
 void engine_unload(struct engine *e)
 {
 	kv_prefix_destroy(e->prefix);
-	if (kv_pool_destroy(e->pool) != STATUS_OK)
-		log_msg(LOG_ERROR, "kv_leak", "%d of %d KV pages are still held at the end",
-		        kv_pool_n_pages(e->pool) - kv_pool_n_free(e->pool), kv_pool_n_pages(e->pool));
+	kv_pool_destroy(e->pool); /* says who still holds what, if anybody does */
 	model_destroy(e->model);
 	if (e->backend)
 		e->backend->ops->destroy(e->backend);

@@ -10,6 +10,7 @@ struct known_weight {
 
 struct meter {
 	struct backend base;
+	struct backend_ops ops; /* without those that `inner` lacks */
 	struct backend *inner;
 	const struct clock *clock;
 	struct known_weight *weights;
@@ -82,6 +83,16 @@ static void mem_free(struct backend *b, void *p, size_t bytes)
 	self(b)->inner->ops->mem_free(self(b)->inner, p, bytes);
 }
 
+static size_t mem_available(struct backend *b)
+{
+	return self(b)->inner->ops->mem_available(self(b)->inner);
+}
+
+static const char *last_failure(const struct backend *b)
+{
+	return self(b)->inner->ops->last_failure(self(b)->inner);
+}
+
 static enum status mem_write(struct backend *b, void *dst, const void *host, size_t bytes)
 {
 	return self(b)->inner->ops->mem_write(self(b)->inner, dst, host, bytes);
@@ -132,8 +143,7 @@ static enum status sync(struct backend *b)
 
 static enum status scan(struct backend *b, const void *p, size_t bytes, uint64_t *sum)
 {
-	const struct backend *inner = self(b)->inner;
-	return inner->ops->scan ? inner->ops->scan(self(b)->inner, p, bytes, sum) : STATUS_UNSUPPORTED;
+	return self(b)->inner->ops->scan(self(b)->inner, p, bytes, sum);
 }
 
 /* ---- Counted ---- */
@@ -243,11 +253,20 @@ static enum status gather_rows(struct backend *b, const float *x, int32_t dim, c
 	return end(m, METER_OTHER, start, m->inner->ops->gather_rows(m->inner, x, dim, rows, n, out));
 }
 
+static enum status sample(struct backend *b, float *logits, int32_t n_vocab, int32_t stride, const struct sample_row *rows,
+                          int32_t n, int32_t *tokens)
+{
+	struct meter *m = self(b);
+	int64_t start = begin(m);
+	return end(m, METER_OTHER, start, m->inner->ops->sample(m->inner, logits, n_vocab, stride, rows, n, tokens));
+}
+
 static const struct backend_ops meter_ops = {
         .destroy = meter_backend_destroy,
         .info = info,
         .mem_alloc = mem_alloc,
         .mem_free = mem_free,
+        .mem_available = mem_available,
         .mem_write = mem_write,
         .mem_read = mem_read,
         .weight_create = weight_create,
@@ -264,9 +283,11 @@ static const struct backend_ops meter_ops = {
         .attention = attention,
         .swiglu = swiglu,
         .gather_rows = gather_rows,
+        .sample = sample,
         .page_copy = page_copy,
         .sync = sync,
         .scan = scan,
+        .last_failure = last_failure,
 };
 
 enum status meter_create(struct backend *inner, const struct clock *clock, struct meter **out)
@@ -274,7 +295,16 @@ enum status meter_create(struct backend *inner, const struct clock *clock, struc
 	struct meter *m = calloc(1, sizeof *m);
 	if (!m)
 		return STATUS_NOMEM;
-	m->base.ops = &meter_ops;
+	m->ops = meter_ops;
+	if (!inner->ops->mem_available)
+		m->ops.mem_available = NULL;
+	if (!inner->ops->sample)
+		m->ops.sample = NULL;
+	if (!inner->ops->scan)
+		m->ops.scan = NULL;
+	if (!inner->ops->last_failure)
+		m->ops.last_failure = NULL;
+	m->base.ops = &m->ops;
 	m->inner = inner;
 	m->clock = clock;
 	*out = m;

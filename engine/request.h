@@ -15,6 +15,7 @@
 #include "engine/text/tokenizer.h"
 
 struct session;
+struct tenant;
 
 enum request_state {
 	REQUEST_WAITING, /* its kv holds what the prefix index knew of it, unless memory is short */
@@ -30,12 +31,14 @@ struct request {
 	enum request_state state;
 	struct engine_request *spec;
 	struct session *session;  /* NULL: none */
+	struct tenant *tenant;    /* whose it is; its kv is charged to it while it runs */
+	uint64_t turn;            /* its place in the queue among those of all tenants */
 
 	struct token_buf tokens;  /* the prompt, then the answer */
 	int32_t n_prompt;
 	int32_t max_total;        /* the answer ends when tokens.n reaches this */
 	struct kv_seq kv;         /* kv.n_tokens positions of `tokens` are computed */
-	struct kv_key root;       /* what its pages are indexed under */
+	struct kv_chain chain;    /* of tokens: what its pages are indexed under */
 	int32_t n_indexed;        /* leading pages of kv that the prefix index knows */
 	uint64_t awaits_id;       /* a running request that computes part of this prompt; 0: none */
 	int32_t awaits_tokens;    /* how much of it */

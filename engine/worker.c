@@ -7,6 +7,7 @@
 #include <stdlib.h>
 
 #include "engine/base/log.h"
+#include "engine/census.h"
 #include "engine/engine_internal.h"
 #include "engine/event.h"
 #include "engine/request.h"
@@ -15,12 +16,24 @@
 
 struct worker {
 	struct engine *e;
+	struct tenant_table tenants;
 	struct session_table sessions;
 	struct sched sched;
+	struct census census;
+	struct engine_kv kv;    /* as the census found it last */
+	int64_t census_ms;      /* and when */
+	bool census_stale;      /* something may have changed since */
 	int64_t next_gc_ms;
 	struct list out; /* events of this turn of the loop; they leave together, after the figures that belong to them */
+	/* Of a step, by part, [max_running] each: the logits it needs here, or the token that the backend has chosen. */
+	float **part_logits;
+	int32_t *part_token;
+	struct sample_row *choice; /* [max_running] what the backend chooses */
+	int32_t *chosen;           /* [max_running] and what comes back */
 	struct engine_stats stats; /* counters; gauges are filled in at publication */
 	bool stopping;
+	bool lost;               /* the device is: nothing can be computed any more */
+	struct error lost_error; /* what was wrong with it */
 };
 
 /* ---- Endings ---- */
@@ -28,10 +41,11 @@ struct worker {
 static void end_request(struct worker *w, struct request *r)
 {
 	struct engine_event *last = r->last;
+	int32_t tenant = r->tenant->id;
 	r->last = NULL;
 	sched_remove(&w->sched, r);
 	request_destroy(r);
-	atomic_fetch_sub(&w->e->n_in_flight, 1);
+	flight_end(w->e, tenant);
 	list_push_back(&w->out, &last->link);
 }
 
@@ -89,7 +103,7 @@ static void end_session(struct worker *w, struct session *s, const char *detail)
 		if (r->session == s)
 			finish_request(w, r, ENGINE_FINISH_CANCELLED, detail);
 	}
-	session_remove(&w->sessions, w->e->pool, s);
+	session_remove(&w->sessions, s);
 }
 
 static void collect_sessions(struct worker *w)
@@ -111,25 +125,37 @@ static void answer_session(struct worker *w, struct command *c, const struct ses
 		command_fail(w->e, c, &err, &w->out);
 		return;
 	}
-	session_describe(&w->sessions, s, &w->e->layout, ev->sessions);
+	session_describe(&w->sessions, s, w->e->pool, ev->sessions);
 	ev->n_sessions = 1;
 	command_answer(w->e, c, &w->out);
 }
 
+static void take_census(struct worker *w)
+{
+	census_take(&w->census, &w->kv);
+	w->census_ms = clock_now_ms(w->e->clock);
+	w->census_stale = false;
+}
+
+/* Answers SESSION_LIST and KV_REPORT. */
 static void list_sessions(struct worker *w, struct command *c)
 {
 	struct engine_event *ev = c->reply;
 	struct error err;
-	size_t n = w->sessions.n_sessions;
-	ev->sessions = calloc(n ? n : 1, sizeof *ev->sessions);
-	if (!ev->sessions) {
-		error_set(&err, STATUS_NOMEM, "no memory for a list of %zu sessions", n);
+	enum status st = session_list(&w->sessions, w->e->pool, c->tenant, &c->page, &ev->sessions, &ev->n_sessions, &ev->more_sessions);
+	if (st == STATUS_OK && c->type == COMMAND_KV_REPORT) {
+		ev->kv = calloc(1, sizeof *ev->kv);
+		st = ev->kv ? STATUS_OK : STATUS_NOMEM;
+	}
+	if (st != STATUS_OK) {
+		error_set(&err, st, "no memory for a list of %zu sessions", w->sessions.n_sessions);
 		command_fail(w->e, c, &err, &w->out);
 		return;
 	}
-	for (size_t i = 0; i < n; i++)
-		session_describe(&w->sessions, w->sessions.heap[i], &w->e->layout, &ev->sessions[i]);
-	ev->n_sessions = n;
+	if (ev->kv) {
+		take_census(w);
+		*ev->kv = w->kv;
+	}
 	command_answer(w->e, c, &w->out);
 }
 
@@ -138,7 +164,7 @@ static void handle_session(struct worker *w, struct command *c)
 	struct session *s = NULL;
 	struct error err;
 	collect_sessions(w);
-	if (c->type == COMMAND_SESSION_LIST) {
+	if (c->type == COMMAND_SESSION_LIST || c->type == COMMAND_KV_REPORT) {
 		list_sessions(w, c);
 		return;
 	}
@@ -149,7 +175,7 @@ static void handle_session(struct worker *w, struct command *c)
 			answer_session(w, c, s);
 		return;
 	}
-	s = session_find(&w->sessions, c->session.id);
+	s = session_find(&w->sessions, c->tenant, c->session.id);
 	if (!s) {
 		error_set_param(&err, STATUS_NOT_FOUND, "session_id", "there is no session '%s': it was never made, has expired or was deleted",
 		                c->session.id);
@@ -165,7 +191,7 @@ static void handle_session(struct worker *w, struct command *c)
 	/* The answer describes what is deleted, and goes out after the session's requests have ended. */
 	c->reply->sessions = calloc(1, sizeof *c->reply->sessions);
 	if (c->reply->sessions) {
-		session_describe(&w->sessions, s, &w->e->layout, c->reply->sessions);
+		session_describe(&w->sessions, s, w->e->pool, c->reply->sessions);
 		c->reply->n_sessions = 1;
 	}
 	w->sessions.deleted++;
@@ -173,7 +199,73 @@ static void handle_session(struct worker *w, struct command *c)
 	command_answer(w->e, c, &w->out);
 }
 
+/* ---- Limits ---- */
+
+/*
+ * A request that its tenant's or its session's limit could never let end is refused at once, and one without a max_tokens ends at
+ * the limit as it would at the end of the context.
+ */
+static enum status apply_limit(struct request *r, int32_t limit, const char *param, const char *whose, struct error *err)
+{
+	int32_t max_tokens = r->spec->max_tokens;
+	if (r->n_prompt > limit || (max_tokens < 0 && r->n_prompt == limit))
+		return error_set_param(err, STATUS_CONTEXT_LENGTH, param,
+		                       "%s may hold %" PRId32 " tokens at most, but the prompt has %" PRId32 " tokens", whose, limit,
+		                       r->n_prompt);
+	if (max_tokens > limit - r->n_prompt)
+		return error_set_param(err, STATUS_CONTEXT_LENGTH, param,
+		                       "%s may hold %" PRId32 " tokens at most, but %" PRId32 " were requested (%" PRId32
+		                       " in the prompt, %" PRId32 " for the answer)",
+		                       whose, limit, r->max_total, r->n_prompt, max_tokens);
+	if (r->max_total > limit)
+		r->max_total = limit;
+	return STATUS_OK;
+}
+
+static enum status apply_limits(struct request *r, struct error *err)
+{
+	enum status st = apply_limit(r, tenant_max_tokens(r->tenant), "kv_memory", "this API key", err);
+	if (st == STATUS_OK && r->session && r->session->max_tokens > 0)
+		st = apply_limit(r, r->session->max_tokens, "session_id", "this session", err);
+	if (st != STATUS_OK)
+		r->tenant->refused++;
+	return st;
+}
+
+/* A limit that fell below what an accepted request may come to ends it, for it could wait for ever. */
+static void enforce_limit(struct worker *w, const struct tenant *t)
+{
+	struct list *const heads[] = {&w->sched.running, &w->sched.waiting};
+	struct error err;
+	for (size_t i = 0; i < 2; i++) {
+		list_each(l, next, heads[i]) {
+			struct request *r = list_entry(l, struct request, link);
+			if (r->tenant != t || kv_pages_for(r->max_total) <= t->max_pages)
+				continue;
+			error_set_param(&err, STATUS_LIMIT, "kv_memory",
+			                "the limit of this API key was lowered to %" PRId32 " tokens, and the request may come to %" PRId32,
+			                tenant_max_tokens(t), r->max_total);
+			fail_request(w, r, &err);
+		}
+	}
+}
+
+static void handle_tenant(struct worker *w, struct command *c)
+{
+	if (tenant_set(&w->tenants, &c->set) == STATUS_OK)
+		enforce_limit(w, tenant_find(&w->tenants, c->set.id));
+	else
+		log_msg(LOG_ERROR, "tenant", "no memory for tenant %" PRId32, c->set.id);
+	command_destroy(c);
+}
+
 /* ---- Commands ---- */
+
+static void refuse_generate(struct worker *w, struct command *c, const struct error *err)
+{
+	w->stats.failed++;
+	command_fail(w->e, c, err, &w->out);
+}
 
 static void handle_generate(struct worker *w, struct command *c)
 {
@@ -181,9 +273,15 @@ static void handle_generate(struct worker *w, struct command *c)
 	struct engine_request *spec = c->request;
 	struct error err = {0};
 	struct session *session = NULL;
+	struct tenant *tenant = tenant_find(&w->tenants, spec->tenant);
 	struct request *r;
+	if (!tenant) {
+		error_set(&err, STATUS_NOMEM, "no memory for another tenant");
+		command_fail(e, c, &err, &w->out);
+		return;
+	}
 	if (spec->session[0]) {
-		session = session_find(&w->sessions, spec->session);
+		session = session_find(&w->sessions, spec->tenant, spec->session);
 		if (!session) {
 			error_set_param(&err, STATUS_NOT_FOUND, "session_id",
 			                "there is no session '%s': it was never made, has expired or was deleted", spec->session);
@@ -193,16 +291,21 @@ static void handle_generate(struct worker *w, struct command *c)
 	}
 	c->request = NULL;
 	if (request_create(spec, &c->tokens, e->tokenizer, e->info.n_ctx, c->submitted_ns, &r, &err) != STATUS_OK) {
-		w->stats.failed++;
-		event_set_error(c->reply, &err);
-		command_answer(e, c, &w->out);
+		refuse_generate(w, c, &err);
+		return;
+	}
+	r->tenant = tenant;
+	r->session = session;
+	if (apply_limits(r, &err) != STATUS_OK) {
+		request_destroy(r);
+		refuse_generate(w, c, &err);
 		return;
 	}
 	struct kv_root root = e->root;
+	root.tenant = str_from(tenant->salt);
 	root.salt = str_from(spec->cache_salt ? spec->cache_salt : "");
-	kv_key_root(&root, &r->root);
+	kv_key_root(&root, &r->chain.root);
 	command_destroy(c); /* the request carries the flight on */
-	r->session = session;
 	if (session)
 		session_touch(&w->sessions, session);
 	sched_add(&w->sched, r);
@@ -226,7 +329,11 @@ static void handle(struct worker *w, struct command *c)
 	case COMMAND_SESSION_HEARTBEAT:
 	case COMMAND_SESSION_DELETE:
 	case COMMAND_SESSION_LIST:
+	case COMMAND_KV_REPORT:
 		handle_session(w, c);
+		break;
+	case COMMAND_TENANT:
+		handle_tenant(w, c);
 		break;
 	case COMMAND_STOP:
 		w->stopping = true;
@@ -282,8 +389,11 @@ static void read_prompt_logprobs(struct worker *w, struct request *r, const floa
 		                 &r->prompt_logprobs[first + i + 1]);
 }
 
-/* Chooses the next token, sends it, and ends the request if it was the last. */
-static void take_token(struct worker *w, struct request *r, float *logits)
+/* `token` where the backend has chosen (as `sample` of backend.h marks it), and else this. */
+enum { NOT_CHOSEN = INT32_MAX };
+
+/* Chooses the next token, unless that is done, sends it, and ends the request if it was the last. */
+static void take_token(struct worker *w, struct request *r, float *logits, int32_t chosen)
 {
 	struct engine *e = w->e;
 	const char *detail;
@@ -291,7 +401,10 @@ static void take_token(struct worker *w, struct request *r, float *logits)
 	struct engine_event *ev = event_create(ENGINE_EVENT_TOKEN, r->id);
 	if (!ev)
 		goto nomem;
-	sampler_sample(r->sampler, logits, &ev->sample);
+	if (chosen == NOT_CHOSEN)
+		sampler_sample(r->sampler, logits, &ev->sample);
+	else
+		ev->sample = (struct sample_result){.token = sampler_take(r->sampler, chosen), .logprob = NAN};
 	int32_t token = ev->sample.token;
 	if (!r->first_token_ns) {
 		r->first_token_ns = clock_now_ns(e->clock);
@@ -328,11 +441,11 @@ nomem:
 	fail_request(w, r, &err);
 }
 
-static void take_part(struct worker *w, const struct step_part *part, float *logits)
+/* mine: the logits of the part's outputs, if they are needed here. */
+static void take_part(struct worker *w, const struct step_part *part, float *mine, int32_t chosen)
 {
 	struct request *r = part->request;
 	struct error err;
-	float *mine = logits + (size_t)part->first_output * (size_t)w->e->info.n_vocab;
 	int32_t first = r->kv.n_tokens;
 	r->kv.n_tokens += part->n_rows;
 	sched_index(&w->sched, r);
@@ -351,24 +464,86 @@ static void take_part(struct worker *w, const struct step_part *part, float *log
 		finish_request(w, r, ENGINE_FINISH_LENGTH, "length");
 		return;
 	}
-	take_token(w, r, mine + (size_t)(part->n_outputs - 1) * (size_t)w->e->info.n_vocab);
+	take_token(w, r, mine + (size_t)(part->n_outputs - 1) * (size_t)w->e->info.n_vocab, chosen);
+}
+
+/* The sentence for requests that a failed device leaves without an answer. */
+static void explain_failure(const struct worker *w, enum status st, struct error *err)
+{
+	const struct backend *b = w->e->backend;
+	const char *why = b->ops->last_failure ? b->ops->last_failure(b) : "";
+	error_set(err, st, "the device failed: %s", why[0] ? why : status_text(st));
+}
+
+/*
+ * A step has failed: its requests end. Memory that ran short or a kernel that could not start concerns them alone; a device
+ * that is lost is the end of all of them.
+ */
+static void fail_step(struct worker *w, enum status st)
+{
+	const struct batch *b = &w->sched.batch;
+	struct error err;
+	int32_t n_seqs = b->n_seqs;
+	explain_failure(w, st, &err);
+	log_msg(LOG_ERROR, "step", "a step of %" PRId32 " rows failed: %s", b->n_rows, err.message);
+	for (int32_t i = 0; i < n_seqs; i++)
+		fail_request(w, w->sched.part[i].request, &err);
+	if (st == STATUS_DEVICE) {
+		w->lost = true;
+		w->lost_error = err;
+	}
+}
+
+/* Whether a part's only output is the next token, chosen by the backend: then *row says how. */
+static bool chosen_on_device(const struct worker *w, const struct step_part *part, struct sample_row *row)
+{
+	const struct request *r = part->request;
+	if (!model_samples(w->e->model) || part->n_outputs != 1 || (r->prompt_logprobs && !r->prompt_done) ||
+	    !sampler_offload(r->sampler, row))
+		return false;
+	row->output = part->first_output;
+	return true;
+}
+
+/* What the step gave: tokens where the backend can choose them, so that no logits cross the bus, and logits where not. */
+static enum status fetch_outputs(struct worker *w)
+{
+	struct model *m = w->e->model;
+	int32_t n_seqs = w->sched.batch.n_seqs, n = 0;
+	for (int32_t i = 0; i < n_seqs; i++) {
+		const struct step_part *part = &w->sched.part[i];
+		w->part_logits[i] = NULL;
+		w->part_token[i] = NOT_CHOSEN;
+		if (chosen_on_device(w, part, &w->choice[n])) {
+			w->part_token[i] = n++; /* for now: which choice */
+			continue;
+		}
+		enum status st = model_logits(m, part->first_output, part->n_outputs, &w->part_logits[i]);
+		if (st != STATUS_OK)
+			return st;
+	}
+	if (n == 0)
+		return STATUS_OK;
+	enum status st = model_sample(m, tokenizer_n_vocab(w->e->tokenizer), w->choice, n, w->chosen);
+	for (int32_t i = 0; i < n_seqs; i++) {
+		if (w->part_token[i] != NOT_CHOSEN)
+			w->part_token[i] = w->chosen[w->part_token[i]];
+	}
+	return st;
 }
 
 static void run_step(struct worker *w)
 {
 	struct engine *e = w->e;
 	const struct batch *b = &w->sched.batch;
-	float *logits = NULL;
 	int64_t start = clock_now_ns(clock_system());
-	enum status st = model_forward(e->model, b, kv_pool_slab(e->pool), &logits);
+	enum status st = model_run(e->model, b, kv_pool_slab(e->pool));
+	if (st == STATUS_OK)
+		st = fetch_outputs(w);
 	int64_t took = clock_now_ns(clock_system()) - start;
 	int32_t n_seqs = b->n_seqs;
 	if (st != STATUS_OK) {
-		struct error err;
-		error_set(&err, st, "the device failed: %s", status_text(st));
-		log_msg(LOG_ERROR, "step", "a step of %" PRId32 " rows failed: %s", b->n_rows, status_text(st));
-		for (int32_t i = 0; i < n_seqs; i++)
-			fail_request(w, w->sched.part[i].request, &err);
+		fail_step(w, st);
 		return;
 	}
 	w->stats.steps++;
@@ -376,7 +551,7 @@ static void run_step(struct worker *w)
 	w->stats.step_ns += took;
 	sched_measure(&w->sched, b->n_rows, b->n_rows > n_seqs, took);
 	for (int32_t i = 0; i < n_seqs; i++)
-		take_part(w, &w->sched.part[i], logits);
+		take_part(w, &w->sched.part[i], w->part_logits[i], w->part_token[i]);
 }
 
 /* ---- The loop ---- */
@@ -386,6 +561,8 @@ static void publish(struct worker *w)
 {
 	struct engine *e = w->e;
 	struct engine_stats s = w->stats;
+	if (w->census_stale && clock_now_ms(e->clock) - w->census_ms >= CENSUS_MS)
+		take_census(w);
 	struct kv_prefix_stats prefix;
 	kv_prefix_stats(e->prefix, &prefix);
 	s.n_running = w->sched.n_running;
@@ -399,27 +576,45 @@ static void publish(struct worker *w)
 	for (int reason = 0; reason < EVICT_N_REASONS; reason++)
 		s.prefix_evictions += prefix.evicted[reason];
 	s.prefix_evictions_decode = prefix.evicted[EVICT_FOR_DECODE];
+	s.prefix_inserted = prefix.inserted;
+	s.prefix_collisions = prefix.collisions;
+	s.prefix_revived = prefix.revived;
+	s.prefix_pages = prefix.n_pages;
+	s.prefix_tails = prefix.n_tails;
+	s.prefix_ghosts = prefix.n_ghosts;
 	s.preemptions = w->sched.n_preemptions;
+	memcpy(s.preempted, w->sched.preempted, sizeof s.preempted);
+	s.holds_dropped = w->sched.n_holds_dropped;
+	s.kv = w->kv;
 	s.sessions_created = w->sessions.created;
 	s.sessions_expired = w->sessions.expired;
 	s.sessions_deleted = w->sessions.deleted;
-	s.session_kv_dropped = w->sessions.kv_dropped;
-	s.pages_sessions = w->sessions.idle_pages;
 	pthread_mutex_lock(&e->lock);
 	e->stats = s;
+	e->census_ms = w->census_ms;
+	e->n_usage = w->tenants.n;
+	for (int32_t i = 0; i < w->tenants.n; i++) {
+		e->usage[i].id = -1;
+		if (w->tenants.all[i])
+			tenant_describe(w->tenants.all[i], e->layout.page_stride, &e->usage[i]);
+	}
 	pthread_mutex_unlock(&e->lock);
 	mailbox_post_all(&e->events, &w->out);
 }
 
-/* How long to sleep when nothing can be computed: until the next collection that could find something. */
+/* How long to sleep when nothing can be computed: until the next collection that could find something, or the census that is due. */
 static int64_t sleep_ns(const struct worker *w)
 {
-	if (session_next_deadline_ms(&w->sessions) == INT64_MAX)
+	bool collect = session_next_deadline_ms(&w->sessions) != INT64_MAX;
+	if (!collect && !w->census_stale)
 		return -1;
 	/* A clock that tests move by hand does not move while we sleep by the system's: look often. */
 	if (w->e->clock != clock_system())
 		return 2000000;
-	int64_t ms = w->next_gc_ms - clock_now_ms(w->e->clock);
+	int64_t at = collect ? w->next_gc_ms : INT64_MAX;
+	if (w->census_stale && w->census_ms + CENSUS_MS < at)
+		at = w->census_ms + CENSUS_MS;
+	int64_t ms = at - clock_now_ms(w->e->clock);
 	return ms > 0 ? ms * 1000000 : 0;
 }
 
@@ -431,6 +626,7 @@ static void take_commands(struct worker *w, bool idle)
 		mailbox_wait(&w->e->worker_box, &commands, sleep_ns(w));
 	else
 		mailbox_take(&w->e->worker_box, &commands);
+	w->census_stale = w->census_stale || !list_empty(&commands);
 	for (struct list *l; (l = list_pop_front(&commands));)
 		handle(w, list_entry(l, struct command, link));
 }
@@ -440,38 +636,73 @@ static void collect_when_due(struct worker *w)
 	int64_t now = clock_now_ms(w->e->clock);
 	if (now < w->next_gc_ms)
 		return;
+	uint64_t before = w->sessions.expired;
 	collect_sessions(w);
+	w->census_stale = w->census_stale || w->sessions.expired != before;
 	w->next_gc_ms = now + w->e->options.session_gc_ms;
 }
 
+/* Nothing can be computed although somebody waits: perhaps because copying a page has failed, which looks like a full pool. */
+static void look_at_device(struct worker *w)
+{
+	struct backend *b = w->e->backend;
+	if (w->sched.n_running + w->sched.n_waiting == 0 || b->ops->sync(b) != STATUS_DEVICE)
+		return;
+	w->lost = true;
+	explain_failure(w, STATUS_DEVICE, &w->lost_error);
+}
+
+/* Ends everything for good with one error, and tells why the engine answers nothing from now on. */
+static void give_up(struct worker *w)
+{
+	struct engine *e = w->e;
+	struct engine_event *ev = event_create(ENGINE_EVENT_STATE, 0);
+	log_msg(LOG_ERROR, "device_lost", "no more requests are taken: %s", w->lost_error.message);
+	e->load_error = w->lost_error; /* nobody reads it before the state says so */
+	atomic_store_explicit(&e->state, ENGINE_FAILED, memory_order_release);
+	for (struct list *l; (l = w->sched.running.next) != &w->sched.running;)
+		fail_request(w, list_entry(l, struct request, link), &w->lost_error);
+	for (struct list *l; (l = w->sched.waiting.next) != &w->sched.waiting;)
+		fail_request(w, list_entry(l, struct request, link), &w->lost_error);
+	if (ev)
+		list_push_back(&w->out, &ev->link);
+}
+
+/* Until the stop, or until the device is lost. */
 static void serve(struct worker *w)
 {
 	bool idle = false;
-	while (!w->stopping) {
+	while (!w->stopping && !w->lost) {
 		take_commands(w, idle);
 		collect_when_due(w);
 		idle = !sched_build(&w->sched);
-		if (!idle)
+		if (!idle) {
 			run_step(w);
+			w->census_stale = true;
+		} else {
+			look_at_device(w);
+		}
 		publish(w);
 	}
+	if (w->lost)
+		give_up(w);
 	for (struct list *l; (l = w->sched.running.next) != &w->sched.running;)
 		finish_request(w, list_entry(l, struct request, link), ENGINE_FINISH_CANCELLED, "shutdown");
 	for (struct list *l; (l = w->sched.waiting.next) != &w->sched.waiting;)
 		finish_request(w, list_entry(l, struct request, link), ENGINE_FINISH_CANCELLED, "shutdown");
 	while (w->sessions.n_sessions > 0)
-		session_remove(&w->sessions, w->e->pool, w->sessions.heap[0]);
+		session_remove(&w->sessions, w->sessions.heap[0]);
 	publish(w);
 }
 
-/* Loading failed, or there is no memory to serve: answer everything until the stop. */
+/* Loading failed, there is no memory to serve, or the device is lost: answer everything until the stop. */
 static void refuse(struct engine *e)
 {
 	struct error err;
 	struct list commands, out;
 	list_init(&commands);
 	list_init(&out);
-	error_set(&err, STATUS_BUSY, "the model could not be loaded");
+	error_set(&err, STATUS_BUSY, "the model is not available: %.400s", e->load_error.message);
 	for (bool stop = false; !stop;) {
 		mailbox_wait(&e->worker_box, &commands, -1);
 		for (struct list *l; (l = list_pop_front(&commands));) {
@@ -493,12 +724,28 @@ static enum status start(struct worker *w, struct error *err)
 	enum status st = engine_load(e, err);
 	if (st != STATUS_OK)
 		return st;
-	st = session_table_init(&w->sessions, e->clock, o->heartbeat_timeout_ms, o->session_ttl_ms, o->max_sessions);
+	st = tenant_table_init(&w->tenants, e->layout.page_stride);
+	if (st != STATUS_OK)
+		return error_set(err, st, "no memory for the tenants");
+	st = session_table_init(&w->sessions, &w->tenants, e->prefix, e->clock, o->heartbeat_timeout_ms, o->session_ttl_ms,
+	                        o->max_sessions);
 	if (st != STATUS_OK)
 		return error_set(err, st, "no memory for the session table");
+	w->sessions.max_tokens = o->session_tokens;
 	st = sched_init(&w->sched, e->pool, e->prefix, &w->sessions, e->clock, o->max_running, o->step_tokens, e->max_outputs);
 	if (st != STATUS_OK)
 		return error_set(err, st, "no memory for the scheduler");
+	st = census_init(&w->census, e->pool, &w->sched, &w->sessions, &w->tenants);
+	if (st != STATUS_OK)
+		return error_set(err, st, "no memory to count %" PRId32 " pages", kv_pool_n_pages(e->pool));
+	take_census(w);
+	size_t n = (size_t)o->max_running;
+	w->part_logits = calloc(n, sizeof *w->part_logits);
+	w->part_token = calloc(n, sizeof *w->part_token);
+	w->choice = calloc(n, sizeof *w->choice);
+	w->chosen = calloc(n, sizeof *w->chosen);
+	if (!w->part_logits || !w->part_token || !w->choice || !w->chosen)
+		return error_set(err, STATUS_NOMEM, "no memory for the outputs of a step");
 	w->next_gc_ms = clock_now_ms(e->clock) + o->session_gc_ms;
 	return STATUS_OK;
 }
@@ -517,10 +764,16 @@ void *worker_thread_main(void *engine)
 		mailbox_post(&e->events, &loaded->link);
 	if (st == STATUS_OK)
 		serve(&w);
-	else
+	if (!w.stopping)
 		refuse(e);
+	census_free(&w.census);
+	free(w.part_logits);
+	free(w.part_token);
+	free(w.choice);
+	free(w.chosen);
 	sched_free(&w.sched);
 	session_table_free(&w.sessions);
+	tenant_table_free(&w.tenants);
 	engine_unload(e);
 	return NULL;
 }

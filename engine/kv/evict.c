@@ -176,6 +176,7 @@ enum status evict_create(const char *policy, int32_t n_slots, struct evict **out
 		goto fail;
 	e->policy = p;
 	e->n_slots = n_slots;
+	e->free_claim = EVICT_NONE;
 	e->max_ghosts = (p->ghosts_per_slot ? n_slots : 0) + p->more_ghosts;
 	e->first_free = e->oldest_ghost = e->newest_ghost = EVICT_NONE;
 	while ((INT64_C(1) << e->ghost_bits) < e->max_ghosts)
@@ -210,6 +211,7 @@ void evict_destroy(struct evict *e)
 		return;
 	if (e->policy->free)
 		e->policy->free(e);
+	free(e->claims);
 	free(e->ghost_buckets);
 	free(e->busy);
 	free(e->roots);
@@ -368,16 +370,66 @@ void evict_hint(struct evict *e, int32_t slot, unsigned hints)
 	evict_file(e, i);
 }
 
-void evict_claim(struct evict *e, int32_t slot, int64_t until_ms)
+/* ---- Claims ---- */
+
+enum status evict_claims_create(struct evict *e, int32_t n)
 {
-	int32_t i = item_at(e, slot);
-	assert(i != EVICT_NONE);
-	if (!e->policy->claim)
-		return;
-	evict_unfile(e, i);
-	e->policy->claim(e, i, until_ms);
-	evict_file(e, i);
+	assert(!e->claims);
+	e->claims = calloc((size_t)n, sizeof *e->claims);
+	if (!e->claims)
+		return STATUS_NOMEM;
+	e->n_claims = n;
+	e->free_claim = 0;
+	for (int32_t c = 0; c < n; c++)
+		e->claims[c].next_free = c + 1 < n ? c + 1 : EVICT_NONE;
+	return STATUS_OK;
 }
+
+/* A claim's name: its generation above, its place below; generations of open claims are odd, so that none is 0. */
+static struct evict_claim *claim_of(const struct evict *e, uint64_t claim)
+{
+	uint32_t at = (uint32_t)claim;
+	if (claim == 0 || at >= (uint32_t)e->n_claims || e->claims[at].generation != claim >> 32)
+		return NULL;
+	return &e->claims[at];
+}
+
+uint64_t evict_claim_open(struct evict *e, int64_t until_ms)
+{
+	int32_t at = e->free_claim;
+	if (at == EVICT_NONE)
+		return 0;
+	struct evict_claim *c = &e->claims[at];
+	e->free_claim = c->next_free;
+	c->generation++;
+	c->until_ms = until_ms;
+	return (uint64_t)c->generation << 32 | (uint32_t)at;
+}
+
+void evict_claim_renew(struct evict *e, uint64_t claim, int64_t until_ms)
+{
+	struct evict_claim *c = claim_of(e, claim);
+	if (c)
+		c->until_ms = until_ms;
+}
+
+void evict_claim_close(struct evict *e, uint64_t claim)
+{
+	struct evict_claim *c = claim_of(e, claim);
+	if (!c)
+		return;
+	c->generation++;
+	c->next_free = e->free_claim;
+	e->free_claim = (int32_t)(uint32_t)claim;
+}
+
+bool evict_claim_holds(const struct evict *e, uint64_t claim)
+{
+	const struct evict_claim *c = claim_of(e, claim);
+	return c && c->until_ms > e->now_ms;
+}
+
+/* ---- Leaving ---- */
 
 int32_t evict_victim(struct evict *e, int64_t now_ms)
 {
@@ -387,9 +439,9 @@ int32_t evict_victim(struct evict *e, int64_t now_ms)
 	return e->items[e->policy->victim(e)].slot;
 }
 
-void evict_remove(struct evict *e, int32_t slot, enum evict_reason reason)
+/* Empties the slot of item i, which the caller frees or remembers. True when the policy wants it as a ghost. */
+static bool leave_slot(struct evict *e, int32_t i, int32_t slot)
 {
-	int32_t i = item_at(e, slot);
 	assert(i != EVICT_NONE);
 	struct evict_item *it = &e->items[i];
 	assert(it->n_children == 0);
@@ -399,12 +451,25 @@ void evict_remove(struct evict *e, int32_t slot, enum evict_reason reason)
 	it->slot = EVICT_NONE;
 	it->idle = false;
 	e->stats.n_items--;
-	e->stats.removed[reason]++;
 	if (it->parent != EVICT_NONE) {
 		e->items[it->parent].n_children--;
 		evict_file(e, it->parent);
 	}
-	if (!remember || e->max_ghosts == 0) {
+	return remember && e->max_ghosts > 0;
+}
+
+void evict_forget(struct evict *e, int32_t slot)
+{
+	int32_t i = item_at(e, slot);
+	leave_slot(e, i, slot);
+	free_item(e, i);
+}
+
+void evict_remove(struct evict *e, int32_t slot, enum evict_reason reason)
+{
+	int32_t i = item_at(e, slot);
+	e->stats.removed[reason]++;
+	if (!leave_slot(e, i, slot)) {
 		free_item(e, i);
 		return;
 	}

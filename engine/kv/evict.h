@@ -43,7 +43,7 @@ struct evict_use {
 	int32_t distance;  /* EVICT_DISTANCE_TOKENS begun between its end and the prompt's; 0: it ends there or lies beyond */
 	int64_t now_ms;    /* a time that went back counts as the latest one seen */
 	unsigned hints;    /* of enum evict_hint */
-	int64_t claim_until_ms; /* until when a live session vouches for it; 0: none does. Raises its worth, never pins it */
+	uint64_t claim;    /* of the live session that vouches for it from now on; 0: none. Raises its worth, never pins it */
 };
 
 struct evict_stats {
@@ -70,7 +70,18 @@ void evict_touch(struct evict *e, int32_t slot, const struct evict_use *use);
 void evict_idle(struct evict *e, int32_t slot, bool idle);
 /* What is known better since an item was used; counts as no use. */
 void evict_hint(struct evict *e, int32_t slot, unsigned hints);
-void evict_claim(struct evict *e, int32_t slot, int64_t until_ms);
+
+/*
+ * Claims. A live session vouches for the items it used last. Items name the claim, so a heartbeat that moves its end is one
+ * store, however many items there are. An ended claim, and one whose end has passed, are worth nothing.
+ */
+/* Room for n claims at a time, in place of none; called once, before the first is opened. NOMEM. */
+enum status evict_claims_create(struct evict *e, int32_t n);
+/* A claim, or 0, which is worth nothing, when there are n already. */
+uint64_t evict_claim_open(struct evict *e, int64_t until_ms);
+/* Moves its end; nothing for 0 or a claim that is closed. */
+void evict_claim_renew(struct evict *e, uint64_t claim, int64_t until_ms);
+void evict_claim_close(struct evict *e, uint64_t claim);
 /*
  * The candidate that is worth least at now_ms, or EVICT_NONE. Choosing is part of a policy's bookkeeping (s3fifo moves what it
  * passes over), so the caller is expected to remove it.
@@ -78,6 +89,8 @@ void evict_claim(struct evict *e, int32_t slot, int64_t until_ms);
 int32_t evict_victim(struct evict *e, int64_t now_ms);
 /* Removes an item that has no children, a candidate or not. */
 void evict_remove(struct evict *e, int32_t slot, enum evict_reason reason);
+/* As evict_remove(), for an item that does not go for want of room: it is not counted and not remembered. */
+void evict_forget(struct evict *e, int32_t slot);
 
 bool evict_has(const struct evict *e, int32_t slot);
 void evict_stats(const struct evict *e, struct evict_stats *out);

@@ -51,7 +51,13 @@ struct evict_policy {
 	/* Time has passed: e->now_ms. */
 	void (*advance)(struct evict *e);
 	void (*hint)(struct evict *e, int32_t i, unsigned hints);
-	void (*claim)(struct evict *e, int32_t i, int64_t until_ms);
+};
+
+/* Reused for another session, it gets another generation; names of the old one then mean nothing. */
+struct evict_claim {
+	int64_t until_ms;
+	uint32_t generation; /* of its present or next use; odd while it is open */
+	int32_t next_free;
 };
 
 struct evict {
@@ -67,6 +73,8 @@ struct evict {
 	int32_t *ghost_buckets;   /* [1 << ghost_bits] */
 	int32_t ghost_bits, max_ghosts;
 	int32_t oldest_ghost, newest_ghost;
+	struct evict_claim *claims; /* [n_claims] */
+	int32_t n_claims, free_claim;
 	struct evict_stats stats;
 };
 
@@ -76,6 +84,8 @@ int32_t evict_max_items(const struct evict *e);
 bool evict_unfile(struct evict *e, int32_t i);
 /* Puts a candidate into the queue that its policy names; nothing for an item that is none, or that is in a queue. */
 void evict_file(struct evict *e, int32_t i);
+/* Whether a session vouches by this claim now. */
+bool evict_claim_holds(const struct evict *e, uint64_t claim);
 /* Gives a queue another root: all of its members change. */
 void evict_set_root(struct evict *e, int32_t q, int32_t root);
 /* The first queue from `from` on that has members, or EVICT_NONE. */

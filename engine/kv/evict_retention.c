@@ -65,7 +65,7 @@ static const double PAUSE_PART = 0.2, PAUSE_GROWTH = 2;
 struct known {
 	int32_t prev, next; /* in the list of its bin */
 	int64_t used_ms;
-	int64_t claim_until_ms;
+	uint64_t claim;
 	uint8_t group, bin, turn;
 	bool claimed; /* filed as such; looked at again when it moves and before it goes */
 	bool ghost;
@@ -173,7 +173,7 @@ static void retention_advance(struct evict *e)
 				r->cells[k->group][passed].exposure += 1;
 			leave_bin(r, i);
 			enter_bin(r, i, to);
-			k->claimed = k->claimed && k->claim_until_ms > e->now_ms;
+			k->claimed = !k->ghost && evict_claim_holds(e, k->claim);
 			if (filed)
 				evict_file(e, i);
 		}
@@ -400,6 +400,7 @@ static void retention_used(struct evict *e, int32_t i, const struct evict_use *u
 			learn(e);
 	}
 	if (seen == EVICT_NEW) {
+		k->claim = 0;
 		k->turn = (uint8_t)turn_of(e, i);
 	} else {
 		r->cells[k->group][k->bin].hits += 1;
@@ -408,8 +409,10 @@ static void retention_used(struct evict *e, int32_t i, const struct evict_use *u
 	k->ghost = false;
 	k->group = (uint8_t)group_of(e->items[i].uses + 1, use->distance, k->turn, use->hints);
 	k->used_ms = e->now_ms;
-	k->claim_until_ms = use->claim_until_ms;
-	k->claimed = use->claim_until_ms > e->now_ms;
+	/* Who uses it without a claim takes nothing from whoever has one. */
+	if (use->claim)
+		k->claim = use->claim;
+	k->claimed = evict_claim_holds(e, k->claim);
 	enter_bin(r, i, 0);
 }
 
@@ -441,7 +444,7 @@ static int32_t retention_victim(struct evict *e)
 	for (;;) {
 		int32_t i = cheapest(e);
 		struct known *k = &r->known[i];
-		if (!k->claimed || k->claim_until_ms > e->now_ms)
+		if (!k->claimed || evict_claim_holds(e, k->claim))
 			return i;
 		/* Its claim has run out since it was filed. */
 		evict_unfile(e, i);
@@ -477,13 +480,6 @@ static void retention_hint(struct evict *e, int32_t i, unsigned hints)
 	to->sum_used_ms += (uint64_t)k->used_ms;
 }
 
-static void retention_claim(struct evict *e, int32_t i, int64_t until_ms)
-{
-	struct retention *r = e->state;
-	r->known[i].claim_until_ms = until_ms;
-	r->known[i].claimed = until_ms > e->now_ms;
-}
-
 const struct evict_policy evict_policy_retention = {
         .name = "retention",
         .n_queues = N_QUEUES,
@@ -498,5 +494,4 @@ const struct evict_policy evict_policy_retention = {
         .forget = retention_forget,
         .advance = retention_advance,
         .hint = retention_hint,
-        .claim = retention_claim,
 };

@@ -3,14 +3,27 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+
+#include "engine/base/log.h"
+#include "engine/kv/ledger.h"
 
 /* The last reference changes of all pages, kept for the message of a broken invariant. */
-enum { HISTORY = 64 };
+enum { HISTORY = 256 };
 
 struct change {
 	int32_t page;
 	int32_t refs_after;
-	char what; /* 'g'et, 'r'ef, 'u'nref */
+	char what; /* 'g'et, 'r'ef, 'u'nref, 'p'ass */
+	struct kv_holder holder;
+	const char *where;
+};
+
+/* References of a page by the kind of their holder. */
+struct page {
+	int32_t refs;
+	int32_t refs_of[KV_HOLDER_KINDS];
+	bool indexed;
 };
 
 struct kv_pool {
@@ -18,16 +31,25 @@ struct kv_pool {
 	struct kv_layout layout;
 	void *slab;
 	size_t slab_bytes;
-	int32_t n_pages;
-	int32_t *refs;       /* [n_pages] */
-	bool *indexed;       /* [n_pages] */
+	struct page *pages;  /* [counts.n_pages] */
 	void (*watcher)(void *arg, int32_t page, bool idle);
 	void *watcher_arg;
-	int32_t *free_pages; /* [n_free] a stack: the page freed last is warm and goes out first */
-	int32_t n_free;
+	int32_t *free_pages; /* [counts.n_free] a stack: the page freed last is warm and goes out first */
+	struct kv_pool_counts counts;
+	struct kv_ledger ledger;
 	struct change history[HISTORY];
 	uint64_t n_changes;
 };
+
+const char *kv_holder_text(enum kv_holder_kind kind)
+{
+	static const char *const texts[] = {
+#define X(name, text) text,
+	        KV_HOLDER_MAP(X)
+#undef X
+	};
+	return texts[kind];
+}
 
 enum status kv_pool_create(struct backend *b, const struct kv_layout *layout, int32_t n_pages, struct kv_pool **out,
                            struct error *err)
@@ -40,104 +62,160 @@ enum status kv_pool_create(struct backend *b, const struct kv_layout *layout, in
 		goto fail;
 	p->backend = b;
 	p->layout = *layout;
-	p->n_pages = n_pages;
+	p->counts.n_pages = n_pages;
 	p->slab_bytes = (size_t)n_pages * layout->page_stride;
-	p->refs = calloc((size_t)n_pages, sizeof *p->refs);
+	p->pages = calloc((size_t)n_pages, sizeof *p->pages);
 	p->free_pages = calloc((size_t)n_pages, sizeof *p->free_pages);
-	p->indexed = calloc((size_t)n_pages, sizeof *p->indexed);
-	if (!p->refs || !p->free_pages || !p->indexed)
+	if (!p->pages || !p->free_pages)
+		goto fail_arrays;
+	if (kv_ledger_init(&p->ledger, n_pages) != STATUS_OK)
 		goto fail_arrays;
 	if (b->ops->mem_alloc(b, p->slab_bytes, &p->slab) != STATUS_OK)
-		goto fail_arrays;
+		goto fail_ledger;
 	for (int32_t i = 0; i < n_pages; i++)
 		p->free_pages[i] = n_pages - 1 - i;
-	p->n_free = n_pages;
+	p->counts.n_free = n_pages;
 	*out = p;
 	return STATUS_OK;
 
+fail_ledger:
+	kv_ledger_free(&p->ledger);
 fail_arrays:
-	free(p->indexed);
 	free(p->free_pages);
-	free(p->refs);
+	free(p->pages);
 	free(p);
 fail:
 	return error_set(err, STATUS_NOMEM, "no memory for a KV pool of %" PRId32 " pages (%zu bytes)", n_pages,
 	                 (size_t)n_pages * layout->page_stride);
 }
 
+/* One line of the log for each of the report. */
+static void log_report(const struct kv_pool *p)
+{
+	struct buf report = BUF_INIT;
+	kv_pool_report(p, &report);
+	for (char *line = report.data, *end; line && (end = strchr(line, '\n')); line = end + 1) {
+		*end = '\0';
+		log_msg(LOG_ERROR, "kv_leak", "%s", line);
+	}
+	buf_free(&report);
+}
+
 enum status kv_pool_destroy(struct kv_pool *p)
 {
 	if (!p)
 		return STATUS_OK;
-	if (p->n_free != p->n_pages)
+	if (p->counts.n_free != p->counts.n_pages) {
+		log_report(p);
 		return STATUS_BUSY;
+	}
 	p->backend->ops->mem_free(p->backend, p->slab, p->slab_bytes);
-	free(p->indexed);
+	kv_ledger_free(&p->ledger);
 	free(p->free_pages);
-	free(p->refs);
+	free(p->pages);
 	free(p);
 	return STATUS_OK;
 }
 
-static void record(struct kv_pool *p, int32_t page, char what)
-{
-	p->history[p->n_changes++ % HISTORY] = (struct change){page, p->refs[page], what};
-}
+/* ---- Changes ---- */
 
 /* Going on with a wrong count would show one conversation's memory to another: stop, with what led here. */
-__attribute__((noreturn)) static void broken(const struct kv_pool *p, int32_t page, const char *what)
+__attribute__((noreturn)) static void broken(const struct kv_pool *p, int32_t page, const char *what, struct kv_holder holder,
+                                             const char *where)
 {
-	fprintf(stderr, "kv pool: %s page %" PRId32 " of %" PRId32 "; its last changes (op, count after):", what, page,
-	        p->n_pages);
+	struct buf report = BUF_INIT;
+	fprintf(stderr, "kv pool: %s page %" PRId32 " of %" PRId32 ", by %s %" PRIu64 " in %s; its last changes:\n", what, page,
+	        p->counts.n_pages, kv_holder_text(holder.kind), holder.id, where);
 	uint64_t first = p->n_changes > HISTORY ? p->n_changes - HISTORY : 0;
 	for (uint64_t i = first; i < p->n_changes; i++) {
 		const struct change *c = &p->history[i % HISTORY];
 		if (c->page == page)
-			fprintf(stderr, " %c%" PRId32, c->what, c->refs_after);
+			fprintf(stderr, "  %c by %s %" PRIu64 " in %s: %" PRId32 " after\n", c->what, kv_holder_text(c->holder.kind),
+			        c->holder.id, c->where, c->refs_after);
 	}
-	fputc('\n', stderr);
+	kv_pool_report(p, &report);
+	fprintf(stderr, "%s", report.data ? report.data : "");
 	abort();
 }
 
-static void check_held(const struct kv_pool *p, int32_t page, const char *what)
+static void check_held(const struct kv_pool *p, int32_t page, const char *what, struct kv_holder holder, const char *where)
 {
-	if (page < 0 || page >= p->n_pages || p->refs[page] <= 0)
-		broken(p, page, what);
+	if (page < 0 || page >= p->counts.n_pages || p->pages[page].refs <= 0)
+		broken(p, page, what, holder, where);
 }
 
-int32_t kv_pool_get(struct kv_pool *p)
+static void record(struct kv_pool *p, int32_t page, char what, struct kv_holder holder, const char *where)
 {
-	if (p->n_free == 0)
+	p->history[p->n_changes++ % HISTORY] = (struct change){page, p->pages[page].refs, what, holder, where};
+}
+
+static void add(struct kv_pool *p, int32_t page, struct kv_holder holder, const char *where)
+{
+	p->counts.refs[holder.kind]++;
+	if (p->pages[page].refs_of[holder.kind]++ == 0)
+		p->counts.pages[holder.kind]++;
+	kv_ledger_add(&p->ledger, page, holder, where);
+}
+
+static void take_away(struct kv_pool *p, int32_t page, struct kv_holder holder, const char *where)
+{
+	if (p->pages[page].refs_of[holder.kind] <= 0 || !kv_ledger_remove(&p->ledger, page, holder))
+		broken(p, page, "somebody who does not hold it gives away", holder, where);
+	p->counts.refs[holder.kind]--;
+	if (--p->pages[page].refs_of[holder.kind] == 0)
+		p->counts.pages[holder.kind]--;
+}
+
+int32_t kv_pool_get_at(struct kv_pool *p, struct kv_holder holder, const char *where)
+{
+	if (p->counts.n_free == 0)
 		return KV_NO_PAGE;
-	int32_t page = p->free_pages[--p->n_free];
-	if (p->refs[page] != 0)
-		broken(p, page, "free list holds used");
-	p->refs[page] = 1;
-	record(p, page, 'g');
+	int32_t page = p->free_pages[--p->counts.n_free];
+	if (p->pages[page].refs != 0)
+		broken(p, page, "free list holds used", holder, where);
+	p->pages[page].refs = 1;
+	add(p, page, holder, where);
+	record(p, page, 'g', holder, where);
 	return page;
 }
 
-void kv_pool_ref(struct kv_pool *p, int32_t page)
+void kv_pool_ref_at(struct kv_pool *p, int32_t page, struct kv_holder holder, const char *where)
 {
-	check_held(p, page, "ref of free");
-	p->refs[page]++;
-	record(p, page, 'r');
-	if (p->refs[page] == 2 && p->indexed[page])
+	check_held(p, page, "ref of free", holder, where);
+	add(p, page, holder, where);
+	int32_t refs = ++p->pages[page].refs;
+	record(p, page, 'r', holder, where);
+	if (refs != 2)
+		return;
+	p->counts.n_shared++;
+	if (p->pages[page].indexed)
 		p->watcher(p->watcher_arg, page, false);
 }
 
-void kv_pool_unref(struct kv_pool *p, int32_t page)
+void kv_pool_unref_at(struct kv_pool *p, int32_t page, struct kv_holder holder, const char *where)
 {
-	check_held(p, page, "unref of free");
-	p->refs[page]--;
-	record(p, page, 'u');
-	if (p->refs[page] == 1 && p->indexed[page])
-		p->watcher(p->watcher_arg, page, true);
-	if (p->refs[page] > 0)
+	check_held(p, page, "unref of free", holder, where);
+	take_away(p, page, holder, where);
+	int32_t refs = --p->pages[page].refs;
+	record(p, page, 'u', holder, where);
+	if (refs == 1) {
+		p->counts.n_shared--;
+		if (p->pages[page].indexed)
+			p->watcher(p->watcher_arg, page, true);
+	}
+	if (refs > 0)
 		return;
-	if (p->indexed[page])
-		broken(p, page, "free of indexed");
-	p->free_pages[p->n_free++] = page;
+	if (p->pages[page].indexed)
+		broken(p, page, "free of indexed", holder, where);
+	p->free_pages[p->counts.n_free++] = page;
+}
+
+void kv_pool_pass_at(struct kv_pool *p, int32_t page, struct kv_holder from, struct kv_holder to, const char *where)
+{
+	check_held(p, page, "pass of free", from, where);
+	take_away(p, page, from, where);
+	add(p, page, to, where);
+	record(p, page, 'p', to, where);
 }
 
 void kv_pool_watch(struct kv_pool *p, void (*watcher)(void *arg, int32_t page, bool idle), void *arg)
@@ -148,23 +226,50 @@ void kv_pool_watch(struct kv_pool *p, void (*watcher)(void *arg, int32_t page, b
 
 void kv_pool_mark(struct kv_pool *p, int32_t page, bool indexed)
 {
-	check_held(p, page, "mark of free");
-	p->indexed[page] = indexed;
+	check_held(p, page, "mark of free", (struct kv_holder){KV_HOLDER_INDEX, 0}, __func__);
+	p->pages[page].indexed = indexed;
 }
+
+int32_t kv_pool_clone(struct kv_pool *p, int32_t from, struct kv_holder holder)
+{
+	const struct kv_holder copy = {KV_HOLDER_COPY, 0};
+	check_held(p, from, "clone of free", holder, __func__);
+	int32_t to = kv_pool_get(p, copy);
+	if (to == KV_NO_PAGE)
+		return KV_NO_PAGE;
+	if (p->backend->ops->page_copy(p->backend, p->slab, &p->layout, &from, &to, 1) != STATUS_OK) {
+		kv_pool_unref(p, to, copy);
+		return KV_NO_PAGE;
+	}
+	kv_pool_pass(p, to, copy, holder);
+	return to;
+}
+
+/* ---- Questions ---- */
 
 int32_t kv_pool_refs(const struct kv_pool *p, int32_t page)
 {
-	return p->refs[page];
+	return p->pages[page].refs;
+}
+
+int32_t kv_pool_refs_of(const struct kv_pool *p, int32_t page, enum kv_holder_kind kind)
+{
+	return p->pages[page].refs_of[kind];
+}
+
+bool kv_pool_is_indexed(const struct kv_pool *p, int32_t page)
+{
+	return p->pages[page].indexed;
 }
 
 int32_t kv_pool_n_pages(const struct kv_pool *p)
 {
-	return p->n_pages;
+	return p->counts.n_pages;
 }
 
 int32_t kv_pool_n_free(const struct kv_pool *p)
 {
-	return p->n_free;
+	return p->counts.n_free;
 }
 
 void *kv_pool_slab(const struct kv_pool *p)
@@ -177,15 +282,30 @@ const struct kv_layout *kv_pool_layout(const struct kv_pool *p)
 	return &p->layout;
 }
 
-int32_t kv_pool_clone(struct kv_pool *p, int32_t from)
+void kv_pool_counts(const struct kv_pool *p, struct kv_pool_counts *out)
 {
-	check_held(p, from, "clone of free");
-	int32_t to = kv_pool_get(p);
-	if (to == KV_NO_PAGE)
-		return KV_NO_PAGE;
-	if (p->backend->ops->page_copy(p->backend, p->slab, &p->layout, &from, &to, 1) != STATUS_OK) {
-		kv_pool_unref(p, to);
-		return KV_NO_PAGE;
+	*out = p->counts;
+}
+
+bool kv_pool_has_ledger(const struct kv_pool *p)
+{
+	return kv_ledger_complete(&p->ledger);
+}
+
+size_t kv_pool_holders(const struct kv_pool *p, int32_t page, struct kv_holder *out, size_t max)
+{
+	return kv_ledger_holders(&p->ledger, page, out, max);
+}
+
+void kv_pool_report(const struct kv_pool *p, struct buf *out)
+{
+	const struct kv_pool_counts *c = &p->counts;
+	buf_printf(out, "%" PRId32 " of %" PRId32 " pages are held;", c->n_pages - c->n_free, c->n_pages);
+	for (int kind = 0; kind < KV_HOLDER_KINDS; kind++) {
+		if (c->refs[kind])
+			buf_printf(out, " %s: %" PRId64 " references on %" PRId32 " pages;", kv_holder_text(kind), c->refs[kind],
+			           c->pages[kind]);
 	}
-	return to;
+	buf_printf(out, " shared: %" PRId32 " pages\n", c->n_shared);
+	kv_ledger_report(&p->ledger, out);
 }

@@ -1,20 +1,25 @@
 /*
- * The page pool: one slab of device memory cut into pages, and a reference count for each. Mechanism only: who holds
- * a page, and which page to give up, is decided elsewhere.
+ * The page pool: one slab of device memory cut into pages, and a reference count for each. Mechanism only: which page to give
+ * up is decided elsewhere.
  *
- * Holders of a reference are a live sequence's block table, the prefix index and a pending copy. kv_pool_get() returns a page with one
- * reference; the last kv_pool_unref() frees it. A count that would go below zero aborts with the page's recent history: it
- * is a bug, and going on would serve one conversation's memory to another.
+ * Every reference has a holder, who is named when it is taken and when it is given back (holder.h): a live sequence's block table,
+ * a queued request, the prefix index, a copy under way. kv_pool_get() returns a page with one reference; the last
+ * kv_pool_unref() frees it. A count that would go below zero, in all or for the kind of the holder, aborts with the page's recent
+ * history: it is a bug, and going on would serve one conversation's memory to another. Builds with a ledger (-Dkv_ledger) check
+ * the very holder, and know who holds a page.
  *
  * One thread, the device's worker, uses a pool.
  */
 #pragma once
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "engine/backend.h"
+#include "engine/base/buf.h"
 #include "engine/base/status.h"
+#include "engine/kv/holder.h"
 
 struct kv_pool;
 
@@ -23,14 +28,27 @@ enum { KV_NO_PAGE = -1 };
 /* A pool of n_pages on b. NOMEM when the device cannot hold them. */
 enum status kv_pool_create(struct backend *b, const struct kv_layout *layout, int32_t n_pages, struct kv_pool **out,
                            struct error *err);
-/* Closes the pool. Returns BUSY and leaves it as it is while any reference is held. NULL is allowed. */
+/*
+ * Closes the pool. While any reference is held it returns BUSY, logs who holds what (kv_pool_report()) and leaves the pool as it is.
+ * NULL is allowed.
+ */
 enum status kv_pool_destroy(struct kv_pool *p);
 
+/* The function that changes a reference is told along with it, for whoever has to find out how it came about. */
+#define kv_pool_get(pool, holder) kv_pool_get_at(pool, holder, __func__)
+#define kv_pool_ref(pool, page, holder) kv_pool_ref_at(pool, page, holder, __func__)
+#define kv_pool_unref(pool, page, holder) kv_pool_unref_at(pool, page, holder, __func__)
+#define kv_pool_pass(pool, page, from, to) kv_pool_pass_at(pool, page, from, to, __func__)
+
 /* A free page with one reference, or KV_NO_PAGE. Its content is undefined. */
-int32_t kv_pool_get(struct kv_pool *p);
-void kv_pool_ref(struct kv_pool *p, int32_t page);
-void kv_pool_unref(struct kv_pool *p, int32_t page);
+int32_t kv_pool_get_at(struct kv_pool *p, struct kv_holder holder, const char *where);
+void kv_pool_ref_at(struct kv_pool *p, int32_t page, struct kv_holder holder, const char *where);
+void kv_pool_unref_at(struct kv_pool *p, int32_t page, struct kv_holder holder, const char *where);
+/* A reference changes hands. */
+void kv_pool_pass_at(struct kv_pool *p, int32_t page, struct kv_holder from, struct kv_holder to, const char *where);
 int32_t kv_pool_refs(const struct kv_pool *p, int32_t page);
+/* Whether one of them is an index's: see kv_pool_mark(). */
+bool kv_pool_is_indexed(const struct kv_pool *p, int32_t page);
 
 /*
  * Marks a page as known to an index, which holds one of its references. The watcher then hears of each change to and from a single
@@ -46,4 +64,24 @@ void *kv_pool_slab(const struct kv_pool *p);
 const struct kv_layout *kv_pool_layout(const struct kv_pool *p);
 
 /* Copies `from` into a fresh page and returns it with one reference, or KV_NO_PAGE when none is free: copy on write. */
-int32_t kv_pool_clone(struct kv_pool *p, int32_t from);
+int32_t kv_pool_clone(struct kv_pool *p, int32_t from, struct kv_holder holder);
+
+/* ---- Who holds what ---- */
+
+/* Kept up to date with every change, so asking costs nothing. */
+struct kv_pool_counts {
+	int32_t n_pages, n_free;
+	int32_t n_shared;               /* pages with more than one reference */
+	int32_t pages[KV_HOLDER_KINDS]; /* pages that somebody of that kind holds; one may count under several kinds */
+	int64_t refs[KV_HOLDER_KINDS];  /* their references */
+};
+void kv_pool_counts(const struct kv_pool *p, struct kv_pool_counts *out);
+/* How many references of one kind a page has. */
+int32_t kv_pool_refs_of(const struct kv_pool *p, int32_t page, enum kv_holder_kind kind);
+
+/* Whether this build has a ledger, which lists holders one by one (and has not run out of memory). */
+bool kv_pool_has_ledger(const struct kv_pool *p);
+/* Who holds a page, newest first: at most max of them go to out. Returns how many there are; 0 without a ledger. */
+size_t kv_pool_holders(const struct kv_pool *p, int32_t page, struct kv_holder *out, size_t max);
+/* Appends lines for people: references by kind and, with a ledger, which holder has which pages since which function. */
+void kv_pool_report(const struct kv_pool *p, struct buf *out);

@@ -31,7 +31,7 @@ void kv_key_root(const struct kv_root *root, struct kv_key *out)
 {
 	struct sha256 s;
 	sha256_init(&s);
-	put_tag(&s, "kvasir kv root 1");
+	put_tag(&s, "kvasir kv root 2");
 	put_field(&s, root->weights, sizeof root->weights);
 	put_field(&s, root->adapter, sizeof root->adapter);
 	put_int(&s, root->n_layer);
@@ -41,45 +41,81 @@ void kv_key_root(const struct kv_root *root, struct kv_key *out)
 	put_int(&s, root->kv_type);
 	put_field(&s, root->scheme.p, root->scheme.n);
 	put_field(&s, root->rope.p, root->rope.n);
+	put_field(&s, root->tenant.p, root->tenant.n);
 	put_field(&s, root->salt.p, root->salt.n);
+	sha256_final(&s, out->bytes);
+}
+
+static void key_of_page(const char *tag, const struct kv_key *before, const int32_t *tokens, int32_t n, struct kv_key *out)
+{
+	struct sha256 s;
+	uint8_t bytes[KV_PAGE_TOKENS * 4];
+	for (int i = 0; i < n; i++) {
+		for (int b = 0; b < 4; b++)
+			bytes[i * 4 + b] = (uint8_t)((uint32_t)tokens[i] >> (8 * b));
+	}
+	sha256_init(&s);
+	put_tag(&s, tag);
+	put_field(&s, before->bytes, sizeof before->bytes);
+	put_field(&s, bytes, (size_t)n * 4);
 	sha256_final(&s, out->bytes);
 }
 
 void kv_key_next(const struct kv_key *before, const int32_t *tokens, struct kv_key *out)
 {
-	struct sha256 s;
-	uint8_t bytes[KV_PAGE_TOKENS * 4];
-	for (int i = 0; i < KV_PAGE_TOKENS; i++) {
-		for (int b = 0; b < 4; b++)
-			bytes[i * 4 + b] = (uint8_t)((uint32_t)tokens[i] >> (8 * b));
-	}
-	sha256_init(&s);
-	put_tag(&s, "kvasir kv page 1");
-	put_field(&s, before->bytes, sizeof before->bytes);
-	put_field(&s, bytes, sizeof bytes);
-	sha256_final(&s, out->bytes);
+	key_of_page("kvasir kv page 1", before, tokens, KV_PAGE_TOKENS, out);
+}
+
+void kv_key_tail(const struct kv_key *before, const int32_t *tokens, int32_t n, struct kv_key *out)
+{
+	key_of_page("kvasir kv tail 1", before, tokens, n, out);
+}
+
+struct kv_chain kv_chain_of(const struct kv_key *root)
+{
+	return (struct kv_chain){.root = *root};
+}
+
+void kv_chain_free(struct kv_chain *c)
+{
+	free(c->keys);
+	*c = kv_chain_of(&c->root);
 }
 
 /* ---- The index ---- */
 
-enum { NO_NODE = EVICT_NONE };
+enum {
+	NO_NODE = EVICT_NONE,
+	/* How many continuations of a page are looked at for one that begins alike; the latest used come first. */
+	MAX_CHILDREN_COMPARED = 32,
+};
+
+/* In whose name the index holds pages. */
+static const struct kv_holder self = {KV_HOLDER_INDEX, 0};
 
 /* A page has at most one entry, so entries live in an array by page number and adding one cannot fail. */
 struct node {
 	struct kv_key key;
 	int32_t tokens[KV_PAGE_TOKENS];
+	int32_t n_tokens;  /* KV_PAGE_TOKENS, or fewer: a tail */
 	int32_t parent;    /* page, or NO_NODE for a first page */
+	int32_t first_child, next_sibling, prev_sibling; /* pages, or NO_NODE; first pages have no siblings */
 	int32_t hash_next; /* page, or NO_NODE */
+	uint64_t serial;   /* every entry has its own */
 	uint64_t user;     /* the request that used it last */
 	bool present, held; /* held: others have references too */
 };
 
+static const struct kv_key_ops sha256_keys = {kv_key_next, kv_key_tail};
+
 struct kv_prefix {
 	struct kv_pool *pool;
+	const struct kv_key_ops *keys;
 	struct evict *evict; /* its slots are pages */
 	struct node *nodes;  /* [n_pages] */
 	int32_t *buckets;    /* [n_buckets] page, or NO_NODE */
 	size_t n_buckets;    /* a power of two */
+	uint64_t last_serial;
 	struct kv_prefix_stats stats;
 };
 
@@ -99,6 +135,7 @@ enum status kv_prefix_create(struct kv_pool *pool, const char *policy, struct kv
 	if (!p)
 		return error_set(err, STATUS_NOMEM, "no memory for the prefix index");
 	p->pool = pool;
+	p->keys = &sha256_keys;
 	p->n_buckets = 16;
 	while (p->n_buckets < (size_t)n_pages)
 		p->n_buckets *= 2;
@@ -124,6 +161,11 @@ fail:
 	return st;
 }
 
+void kv_prefix_set_key_ops(struct kv_prefix *p, const struct kv_key_ops *ops)
+{
+	p->keys = ops;
+}
+
 static int32_t *bucket_of(const struct kv_prefix *p, const struct kv_key *key)
 {
 	uint64_t h;
@@ -131,7 +173,29 @@ static int32_t *bucket_of(const struct kv_prefix *p, const struct kv_key *key)
 	return &p->buckets[h & (p->n_buckets - 1)];
 }
 
-/* Takes an entry out and gives its reference back. The eviction engine has removed it, or is about to end. */
+static void leave_siblings(struct kv_prefix *p, int32_t page)
+{
+	struct node *n = &p->nodes[page];
+	if (n->parent == NO_NODE)
+		return;
+	*(n->prev_sibling == NO_NODE ? &p->nodes[n->parent].first_child : &p->nodes[n->prev_sibling].next_sibling) = n->next_sibling;
+	if (n->next_sibling != NO_NODE)
+		p->nodes[n->next_sibling].prev_sibling = n->prev_sibling;
+}
+
+static void enter_siblings(struct kv_prefix *p, int32_t page)
+{
+	struct node *n = &p->nodes[page];
+	if (n->parent == NO_NODE)
+		return;
+	n->prev_sibling = NO_NODE;
+	n->next_sibling = p->nodes[n->parent].first_child;
+	if (n->next_sibling != NO_NODE)
+		p->nodes[n->next_sibling].prev_sibling = page;
+	p->nodes[n->parent].first_child = page;
+}
+
+/* Takes an entry out; its reference is the caller's now. The eviction engine has removed it, or is about to end. */
 static void unlink_node(struct kv_prefix *p, int32_t page)
 {
 	struct node *n = &p->nodes[page];
@@ -139,11 +203,12 @@ static void unlink_node(struct kv_prefix *p, int32_t page)
 	while (*at != page)
 		at = &p->nodes[*at].hash_next;
 	*at = n->hash_next;
+	leave_siblings(p, page);
 	p->stats.n_pages--;
+	p->stats.n_tails -= n->n_tokens < KV_PAGE_TOKENS;
 	p->stats.n_idle -= !n->held;
 	n->present = false;
 	kv_pool_mark(p->pool, page, false);
-	kv_pool_unref(p->pool, page);
 }
 
 void kv_prefix_destroy(struct kv_prefix *p)
@@ -151,8 +216,10 @@ void kv_prefix_destroy(struct kv_prefix *p)
 	if (!p)
 		return;
 	for (int32_t i = 0; i < kv_pool_n_pages(p->pool); i++) {
-		if (p->nodes[i].present)
-			unlink_node(p, i);
+		if (!p->nodes[i].present)
+			continue;
+		unlink_node(p, i);
+		kv_pool_unref(p->pool, i, self);
 	}
 	kv_pool_watch(p->pool, NULL, NULL);
 	evict_destroy(p->evict);
@@ -161,27 +228,52 @@ void kv_prefix_destroy(struct kv_prefix *p)
 	free(p);
 }
 
-/* The page that holds these tokens behind `parent`, or NO_NODE. */
-static int32_t find(struct kv_prefix *p, const struct kv_key *key, int32_t parent, const int32_t *tokens)
+/* The page that holds these n tokens behind `parent`, or NO_NODE. */
+static int32_t find(struct kv_prefix *p, const struct kv_key *key, int32_t parent, const int32_t *tokens, int32_t n_tokens)
 {
 	for (int32_t page = *bucket_of(p, key); page != NO_NODE; page = p->nodes[page].hash_next) {
 		const struct node *n = &p->nodes[page];
 		if (memcmp(n->key.bytes, key->bytes, sizeof key->bytes) != 0)
 			continue;
-		if (n->parent == parent && memcmp(n->tokens, tokens, sizeof n->tokens) == 0)
+		if (n->parent == parent && n->n_tokens == n_tokens && memcmp(n->tokens, tokens, (size_t)n_tokens * sizeof *tokens) == 0)
 			return page;
 		p->stats.collisions++;
 	}
 	return NO_NODE;
 }
 
-int32_t kv_prefix_match(struct kv_prefix *p, const struct kv_key *root, const int32_t *tokens, int32_t n)
+/* The key of page i, whose predecessors' keys are known; NULL without memory. */
+static const struct kv_key *chain_key(const struct kv_prefix *p, struct kv_chain *c, const int32_t *tokens, int32_t i)
 {
-	struct kv_key key = *root;
+	if (i < c->n_keys)
+		return &c->keys[i];
+	if (i > c->n_keys)
+		return NULL;
+	if (c->n_keys == c->cap_keys) {
+		int32_t cap = c->cap_keys ? c->cap_keys * 2 : 16;
+		struct kv_key *keys = realloc(c->keys, (size_t)cap * sizeof *keys);
+		if (!keys)
+			return NULL;
+		c->keys = keys;
+		c->cap_keys = cap;
+	}
+	p->keys->next(i > 0 ? &c->keys[i - 1] : &c->root, tokens + i * KV_PAGE_TOKENS, &c->keys[i]);
+	c->n_keys++;
+	return &c->keys[i];
+}
+
+/* Page i of the tokens behind `parent`, or NO_NODE. */
+static int32_t find_page(struct kv_prefix *p, struct kv_chain *c, int32_t parent, const int32_t *tokens, int32_t i)
+{
+	const struct kv_key *key = chain_key(p, c, tokens, i);
+	return key ? find(p, key, parent, tokens + i * KV_PAGE_TOKENS, KV_PAGE_TOKENS) : NO_NODE;
+}
+
+int32_t kv_prefix_match(struct kv_prefix *p, struct kv_chain *chain, const int32_t *tokens, int32_t n)
+{
 	int32_t n_pages = 0;
-	for (int32_t parent = NO_NODE; (n_pages + 1) * KV_PAGE_TOKENS <= n; n_pages++) {
-		kv_key_next(&key, tokens + n_pages * KV_PAGE_TOKENS, &key);
-		parent = find(p, &key, parent, tokens + n_pages * KV_PAGE_TOKENS);
+	for (int32_t parent = NO_NODE; n_pages < n / KV_PAGE_TOKENS; n_pages++) {
+		parent = find_page(p, chain, parent, tokens, n_pages);
 		if (parent == NO_NODE)
 			break;
 	}
@@ -203,24 +295,24 @@ static void touch(struct kv_prefix *p, int32_t page, int32_t index, const struct
 	        .parent = n->parent,
 	        .distance = distance(index, use->n_prompt),
 	        .now_ms = use->now_ms,
-	        .claim_until_ms = use->claim_until_ms,
+	        .claim = use->claim,
 	};
 	if (use->request != 0 && n->user == use->request)
 		return;
 	n->user = use->request;
+	leave_siblings(p, page);
+	enter_siblings(p, page);
 	memcpy(&u.key, n->key.bytes, sizeof u.key);
 	evict_touch(p->evict, page, &u);
 }
 
 /* Makes seq hold the pages that are known of tokens[0..n); as a use, or without. */
-static enum status collect(struct kv_prefix *p, const struct kv_key *root, const int32_t *tokens, int32_t n,
+static enum status collect(struct kv_prefix *p, struct kv_chain *chain, const int32_t *tokens, int32_t n,
                            const struct kv_use *use, struct kv_seq *seq)
 {
-	struct kv_key key = *root;
 	int32_t parent = NO_NODE;
 	for (int32_t i = 0; i < n / KV_PAGE_TOKENS; i++) {
-		kv_key_next(&key, tokens + i * KV_PAGE_TOKENS, &key);
-		int32_t page = find(p, &key, parent, tokens + i * KV_PAGE_TOKENS);
+		int32_t page = find_page(p, chain, parent, tokens, i);
 		if (page == NO_NODE)
 			break;
 		if (!kv_seq_append(p->pool, seq, page)) {
@@ -234,43 +326,103 @@ static enum status collect(struct kv_prefix *p, const struct kv_key *root, const
 	return STATUS_OK;
 }
 
-enum status kv_prefix_get(struct kv_prefix *p, const struct kv_key *root, const int32_t *tokens, int32_t n,
+/* Of the continuations of `parent` the one that has most in common with tokens[0..n), *common tokens; or NO_NODE. */
+static int32_t best_child(const struct kv_prefix *p, int32_t parent, const int32_t *tokens, int32_t n, int32_t *common)
+{
+	int32_t best = NO_NODE, child = p->nodes[parent].first_child;
+	*common = 0;
+	for (int i = 0; i < MAX_CHILDREN_COMPARED && child != NO_NODE; i++, child = p->nodes[child].next_sibling) {
+		const struct node *c = &p->nodes[child];
+		int32_t k = 0;
+		while (k < n && k < c->n_tokens && c->tokens[k] == tokens[k])
+			k++;
+		if (k > *common) {
+			*common = k;
+			best = child;
+		}
+	}
+	return best;
+}
+
+/*
+ * Behind the full pages that seq holds: a page that begins like the rest of the tokens. A tail that nobody else holds and that
+ * the sequence will go on from leaves the index, which knows its content again as soon as the page is full.
+ */
+static enum status collect_part(struct kv_prefix *p, const int32_t *tokens, int32_t n, const struct kv_use *use, struct kv_seq *seq)
+{
+	int32_t i = seq->n_pages, common;
+	if (i == 0 || i * KV_PAGE_TOKENS == n)
+		return STATUS_OK;
+	int32_t page = best_child(p, seq->pages[i - 1], tokens + i * KV_PAGE_TOKENS, n - i * KV_PAGE_TOKENS, &common);
+	if (page == NO_NODE)
+		return STATUS_OK;
+	if (!kv_seq_append(p->pool, seq, page)) {
+		kv_seq_release(p->pool, seq);
+		return STATUS_NOMEM;
+	}
+	seq->n_tokens += common - KV_PAGE_TOKENS;
+	if (p->nodes[page].n_tokens < KV_PAGE_TOKENS && p->nodes[page].n_tokens == common && kv_pool_refs(p->pool, page) == 2) {
+		evict_forget(p->evict, page);
+		unlink_node(p, page);
+		kv_pool_unref(p->pool, page, self);
+	} else {
+		touch(p, page, i, use);
+	}
+	return STATUS_OK;
+}
+
+enum status kv_prefix_get(struct kv_prefix *p, struct kv_chain *chain, const int32_t *tokens, int32_t n,
                           const struct kv_use *use, struct kv_seq *seq)
 {
-	enum status st = collect(p, root, tokens, n, use, seq);
+	enum status st = collect(p, chain, tokens, n, use, seq);
 	p->stats.queries += (uint64_t)(n / KV_PAGE_TOKENS);
 	p->stats.hits += (uint64_t)seq->n_pages;
-	return st;
+	return st == STATUS_OK ? collect_part(p, tokens, n, use, seq) : st;
 }
 
-enum status kv_prefix_hold(struct kv_prefix *p, const struct kv_key *root, const int32_t *tokens, int32_t n, struct kv_seq *seq)
+enum status kv_prefix_hold(struct kv_prefix *p, struct kv_chain *chain, const int32_t *tokens, int32_t n, struct kv_seq *seq)
 {
-	return collect(p, root, tokens, n, NULL, seq);
+	return collect(p, chain, tokens, n, NULL, seq);
 }
 
-static void add_node(struct kv_prefix *p, const struct kv_key *key, int32_t parent, const int32_t *tokens, int32_t page)
+static void add_node(struct kv_prefix *p, const struct kv_key *key, int32_t parent, const int32_t *tokens, int32_t n_tokens,
+                     int32_t page)
 {
 	struct node *n = &p->nodes[page];
 	int32_t *bucket = bucket_of(p, key);
 	n->key = *key;
-	memcpy(n->tokens, tokens, sizeof n->tokens);
+	memcpy(n->tokens, tokens, (size_t)n_tokens * sizeof *tokens);
+	n->n_tokens = n_tokens;
 	n->parent = parent;
+	n->first_child = NO_NODE;
 	n->hash_next = *bucket;
+	n->serial = ++p->last_serial;
 	n->user = 0;
 	n->present = true;
 	n->held = true; /* by the sequence that computed it */
 	*bucket = page;
-	kv_pool_ref(p->pool, page);
+	enter_siblings(p, page);
+	kv_pool_ref(p->pool, page, self);
 	kv_pool_mark(p->pool, page, true);
 	p->stats.n_pages++;
+	p->stats.n_tails += n_tokens < KV_PAGE_TOKENS;
 	p->stats.inserted++;
 }
 
-int32_t kv_prefix_put(struct kv_prefix *p, const struct kv_key *root, const int32_t *tokens, struct kv_seq *seq, int32_t first,
+/* Page i of seq has the content of an indexed page: from now on it is that one. */
+static void replace_page(struct kv_prefix *p, struct kv_seq *seq, int32_t i, int32_t page)
+{
+	if (page == seq->pages[i])
+		return;
+	kv_pool_ref(p->pool, page, seq->holder);
+	kv_pool_unref(p->pool, seq->pages[i], seq->holder);
+	seq->pages[i] = page;
+}
+
+int32_t kv_prefix_put(struct kv_prefix *p, struct kv_chain *chain, const int32_t *tokens, struct kv_seq *seq, int32_t first,
                       const struct kv_use *use)
 {
 	int32_t whole = seq->n_tokens / KV_PAGE_TOKENS, parent = NO_NODE;
-	struct kv_key key = *root;
 	if (first > whole)
 		first = whole;
 	/* The chain up to `first` ends in the entry of the page before it. */
@@ -278,27 +430,47 @@ int32_t kv_prefix_put(struct kv_prefix *p, const struct kv_key *root, const int3
 		parent = seq->pages[first - 1];
 		if (!p->nodes[parent].present)
 			return 0;
-		key = p->nodes[parent].key;
+	}
+	for (int32_t i = chain->n_keys; i < first; i++) {
+		if (!chain_key(p, chain, tokens, i))
+			return first;
 	}
 	for (int32_t i = first; i < whole; i++) {
 		const int32_t *mine = tokens + i * KV_PAGE_TOKENS;
-		kv_key_next(&key, mine, &key);
-		int32_t page = find(p, &key, parent, mine);
+		const struct kv_key *key = chain_key(p, chain, tokens, i);
+		if (!key)
+			return i;
+		int32_t page = find(p, key, parent, mine, KV_PAGE_TOKENS);
 		if (page == NO_NODE) {
 			page = seq->pages[i];
 			/* A page that is indexed for another place cannot be indexed twice; its content would have to be the same. */
 			if (p->nodes[page].present)
 				return i;
-			add_node(p, &key, parent, mine, page);
-		} else if (page != seq->pages[i]) {
-			kv_pool_ref(p->pool, page);
-			kv_pool_unref(p->pool, seq->pages[i]);
-			seq->pages[i] = page;
+			add_node(p, key, parent, mine, KV_PAGE_TOKENS, page);
+		} else {
+			replace_page(p, seq, i, page);
 		}
 		touch(p, page, i, use);
 		parent = page;
 	}
 	return whole;
+}
+
+bool kv_prefix_put_tail(struct kv_prefix *p, const int32_t *tokens, struct kv_seq *seq, const struct kv_use *use)
+{
+	int32_t i = seq->n_tokens / KV_PAGE_TOKENS, n = seq->n_tokens % KV_PAGE_TOKENS;
+	const int32_t *mine = tokens + i * KV_PAGE_TOKENS;
+	struct kv_key key;
+	if (n == 0 || i == 0 || !p->nodes[seq->pages[i - 1]].present || p->nodes[seq->pages[i]].present)
+		return false;
+	p->keys->tail(&p->nodes[seq->pages[i - 1]].key, mine, n, &key);
+	int32_t page = find(p, &key, seq->pages[i - 1], mine, n);
+	if (page == NO_NODE)
+		add_node(p, &key, seq->pages[i - 1], mine, n, page = seq->pages[i]);
+	else
+		replace_page(p, seq, i, page);
+	touch(p, page, i, use);
+	return true;
 }
 
 void kv_prefix_hint(struct kv_prefix *p, const struct kv_seq *seq, int32_t n_pages, uint64_t request, unsigned hints)
@@ -310,13 +482,62 @@ void kv_prefix_hint(struct kv_prefix *p, const struct kv_seq *seq, int32_t n_pag
 	}
 }
 
-void kv_prefix_claim(struct kv_prefix *p, const struct kv_seq *seq, int64_t until_ms)
+/* ---- Weak references and claims ---- */
+
+void kv_weak_free(struct kv_weak *weak)
 {
-	for (int32_t i = 0; i < seq->n_tokens / KV_PAGE_TOKENS; i++) {
-		if (p->nodes[seq->pages[i]].present)
-			evict_claim(p->evict, seq->pages[i], until_ms);
+	free(weak->pages);
+	*weak = KV_WEAK_INIT;
+}
+
+void kv_prefix_weaken(struct kv_prefix *p, const struct kv_seq *seq, struct kv_weak *out)
+{
+	kv_weak_free(out);
+	out->n_tokens = seq->n_tokens;
+	out->pages = calloc((size_t)seq->n_pages + 1, sizeof *out->pages);
+	if (!out->pages)
+		return;
+	while (out->n_pages < seq->n_pages && p->nodes[seq->pages[out->n_pages]].present) {
+		int32_t page = seq->pages[out->n_pages];
+		out->pages[out->n_pages++] = (struct kv_weak_page){page, p->nodes[page].serial};
 	}
 }
+
+int32_t kv_weak_alive(const struct kv_prefix *p, const struct kv_weak *weak)
+{
+	int32_t low = 0, high = weak->n_pages;
+	while (low < high) {
+		int32_t middle = low + (high - low) / 2;
+		const struct kv_weak_page *w = &weak->pages[middle];
+		if (p->nodes[w->page].present && p->nodes[w->page].serial == w->serial)
+			low = middle + 1;
+		else
+			high = middle;
+	}
+	return low;
+}
+
+enum status kv_prefix_claims_create(struct kv_prefix *p, int32_t n)
+{
+	return evict_claims_create(p->evict, n);
+}
+
+uint64_t kv_prefix_claim_open(struct kv_prefix *p, int64_t until_ms)
+{
+	return evict_claim_open(p->evict, until_ms);
+}
+
+void kv_prefix_claim_renew(struct kv_prefix *p, uint64_t claim, int64_t until_ms)
+{
+	evict_claim_renew(p->evict, claim, until_ms);
+}
+
+void kv_prefix_claim_close(struct kv_prefix *p, uint64_t claim)
+{
+	evict_claim_close(p->evict, claim);
+}
+
+/* ---- Eviction ---- */
 
 bool kv_prefix_evict(struct kv_prefix *p, int64_t now_ms, enum evict_reason reason)
 {
@@ -325,7 +546,13 @@ bool kv_prefix_evict(struct kv_prefix *p, int64_t now_ms, enum evict_reason reas
 		return false;
 	evict_remove(p->evict, page, reason);
 	unlink_node(p, page);
+	kv_pool_unref(p->pool, page, self);
 	return true;
+}
+
+bool kv_prefix_has(const struct kv_prefix *p, int32_t page)
+{
+	return p->nodes[page].present;
 }
 
 void kv_prefix_stats(const struct kv_prefix *p, struct kv_prefix_stats *out)
@@ -336,4 +563,9 @@ void kv_prefix_stats(const struct kv_prefix *p, struct kv_prefix_stats *out)
 	out->n_ghosts = ev.n_ghosts;
 	out->revived = ev.revived;
 	memcpy(out->evicted, ev.removed, sizeof out->evicted);
+}
+
+int32_t kv_prefix_page_tokens(const struct kv_prefix *p, int32_t page)
+{
+	return p->nodes[page].present ? p->nodes[page].n_tokens : 0;
 }

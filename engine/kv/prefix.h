@@ -1,5 +1,5 @@
 /*
- * The prefix index: full pages of exact KV, found by what they were computed from.
+ * The prefix index: pages of exact KV, found by what they were computed from.
  *
  * A page's key is a SHA-256 chain: the root binds everything that KV depends on besides tokens (struct kv_root), and each
  * page's key binds its predecessor's key and its own tokens. Every field is length-prefixed and every digest begins
@@ -8,6 +8,12 @@
  *
  * The index holds one reference on each page it knows. Its pages form trees (a page's parent is its predecessor);
  * only a leaf that nobody else holds can be evicted, so a chain never loses its middle. Which one, a policy says (evict.h).
+ *
+ * Every page but the last of a chain is full. A conversation that pauses leaves its last page, full or not, as well (a tail). A
+ * sequence can share the beginning of a page whose rest differs from its own; it then copies the page before it writes on
+ * (kv_seq_prepare), unless it is a tail that only the index holds: that is handed over.
+ *
+ * Who wants to know later what became of pages, without keeping them, holds a weak reference.
  *
  * One thread, the device's worker, uses an index.
  */
@@ -30,7 +36,8 @@ struct kv_root {
 	int32_t kv_type;               /* enum quant_type */
 	struct str scheme;             /* how the page is laid out and scaled: the backend's kind */
 	struct str rope;               /* the RoPE parameters, as bytes */
-	struct str salt;               /* the tenant's: equal prompts under different salts share nothing */
+	struct str tenant;             /* the salt of the tenant: those of different salts share nothing */
+	struct str salt;               /* the request's own: equal prompts under different salts share nothing */
 };
 
 struct kv_key {
@@ -41,22 +48,52 @@ struct kv_key {
 void kv_key_root(const struct kv_root *root, struct kv_key *out);
 /* The key of the page behind `before` that holds these KV_PAGE_TOKENS tokens. */
 void kv_key_next(const struct kv_key *before, const int32_t *tokens, struct kv_key *out);
+/* The key of a tail behind `before`: a page that holds these 1 to KV_PAGE_TOKENS - 1 tokens and room. */
+void kv_key_tail(const struct kv_key *before, const int32_t *tokens, int32_t n, struct kv_key *out);
+
+/*
+ * The keys of the full pages of a sequence of tokens that only grows: each is computed once, when somebody first asks for it, however
+ * often the tokens are looked up and indexed. It belongs to whoever has the tokens.
+ */
+struct kv_chain {
+	struct kv_key root;  /* before the first page */
+	struct kv_key *keys; /* [n_keys] of the pages from the first on */
+	int32_t n_keys, cap_keys;
+};
+
+/* A chain without tokens. */
+struct kv_chain kv_chain_of(const struct kv_key *root);
+void kv_chain_free(struct kv_chain *c); /* leaves it without keys; its root stays */
 
 /* Who uses pages, for the policy that later chooses among them. */
 struct kv_use {
 	uint64_t request;  /* uses a page once, however often it asks for it or puts it; 0: each time */
 	int64_t now_ms;
 	int32_t n_prompt;  /* tokens of its prompt: what lies behind belongs to its answer */
-	int64_t claim_until_ms; /* until when a live session vouches for the pages; 0: none does */
+	uint64_t claim;    /* of the live session that vouches for the pages from now on; 0: none */
 };
+
+/* The pages that a chain had when it was last seen. They may be evicted; a page that comes back is another one. */
+struct kv_weak {
+	struct kv_weak_page {
+		int32_t page;
+		uint64_t serial; /* of its entry in the index */
+	} *pages; /* [n_pages] */
+	int32_t n_pages;
+	int32_t n_tokens; /* that were computed */
+};
+
+#define KV_WEAK_INIT ((struct kv_weak){NULL, 0, 0})
 
 struct kv_prefix;
 
 struct kv_prefix_stats {
 	int32_t n_pages;     /* indexed */
+	int32_t n_tails;     /* of these, not full */
 	int32_t n_idle;      /* of these, pages that nobody else holds: eviction, leaf after leaf, can have them all */
 	uint64_t queries, hits; /* in pages asked for and found */
-	uint64_t inserted, collisions;
+	uint64_t inserted;
+	uint64_t collisions; /* pages passed over that have an equal key and other content */
 	uint64_t evicted[EVICT_N_REASONS];
 	int32_t n_ghosts;    /* evicted pages that the policy remembers */
 	uint64_t revived;    /* of the inserted: pages it remembered */
@@ -67,34 +104,66 @@ struct kv_prefix_stats {
  * that does not exist, NOMEM.
  */
 enum status kv_prefix_create(struct kv_pool *pool, const char *policy, struct kv_prefix **out, struct error *err);
+/* How an index makes keys. */
+struct kv_key_ops {
+	void (*next)(const struct kv_key *before, const int32_t *tokens, struct kv_key *out);
+	void (*tail)(const struct kv_key *before, const int32_t *tokens, int32_t n, struct kv_key *out);
+};
+/*
+ * Before the first page: makes keys otherwise than by kv_key_next() and kv_key_tail(). However bad they are, no wrong page is served;
+ * tests show that with keys that collide. ops must outlive the index.
+ */
+void kv_prefix_set_key_ops(struct kv_prefix *p, const struct kv_key_ops *ops);
 /* Unlinks every page. NULL is allowed. */
 void kv_prefix_destroy(struct kv_prefix *p);
 
 /*
- * The longest run of indexed pages that hold tokens[0..n) from the start under `root`, n_pages of them. Takes no reference and changes
- * nothing: a question.
+ * In what follows `chain` is that of `tokens`. A key that there is no memory for is one that the index does not know.
+ *
+ * The longest run of indexed pages that hold tokens[0..n) from the start, n_pages of them. Takes no reference and changes nothing: a
+ * question.
  */
-int32_t kv_prefix_match(struct kv_prefix *p, const struct kv_key *root, const int32_t *tokens, int32_t n);
+int32_t kv_prefix_match(struct kv_prefix *p, struct kv_chain *chain, const int32_t *tokens, int32_t n);
 /*
- * As kv_prefix_match, and makes the empty `seq` hold a reference on each of the pages, marking them as used now.
- * seq->n_tokens is then a multiple of the page size. NOMEM (no room in seq's table) leaves seq empty.
+ * Makes the empty `seq` hold a reference on each page of the longest run that holds tokens[0..n), marking them as used now; then on
+ * one more whose beginning goes on like the tokens, if there is one. NOMEM (no room in seq's table) leaves seq empty.
  */
-enum status kv_prefix_get(struct kv_prefix *p, const struct kv_key *root, const int32_t *tokens, int32_t n,
+enum status kv_prefix_get(struct kv_prefix *p, struct kv_chain *chain, const int32_t *tokens, int32_t n,
                           const struct kv_use *use, struct kv_seq *seq);
-/* As kv_prefix_get, but counts as no use: for whoever will use the pages later and must not lose them until then. */
-enum status kv_prefix_hold(struct kv_prefix *p, const struct kv_key *root, const int32_t *tokens, int32_t n,
+/* Holds full pages like kv_prefix_get, but counts as no use: for whoever will use them later and must not lose them until then. */
+enum status kv_prefix_hold(struct kv_prefix *p, struct kv_chain *chain, const int32_t *tokens, int32_t n,
                            struct kv_seq *seq);
 /*
  * Indexes the full pages of seq from page `first` on; pages before it are indexed already or the call indexes nothing. A page whose
  * content is indexed under another number is replaced in seq by that one, so that equal prefixes end up sharing memory.
  * Returns the number of leading pages of seq that are indexed now.
  */
-int32_t kv_prefix_put(struct kv_prefix *p, const struct kv_key *root, const int32_t *tokens, struct kv_seq *seq, int32_t first,
+int32_t kv_prefix_put(struct kv_prefix *p, struct kv_chain *chain, const int32_t *tokens, struct kv_seq *seq, int32_t first,
                       const struct kv_use *use);
+/*
+ * Indexes the last page of seq where it is not full, as kv_prefix_put() does full ones; tokens: all of seq. seq must not be written
+ * any more but after kv_seq_prepare(). False when there is no such page or its predecessor is not indexed.
+ */
+bool kv_prefix_put_tail(struct kv_prefix *p, const int32_t *tokens, struct kv_seq *seq, const struct kv_use *use);
 /* Tells of the leading n_pages pages of seq that `request` was the last to use: see evict_hint(). */
 void kv_prefix_hint(struct kv_prefix *p, const struct kv_seq *seq, int32_t n_pages, uint64_t request, unsigned hints);
-/* A session vouches for the full pages of seq that are indexed: see evict_claim(). */
-void kv_prefix_claim(struct kv_prefix *p, const struct kv_seq *seq, int64_t until_ms);
+
+/* Makes *out refer to the pages of seq that are indexed, in place of what it held; out->n_pages is 0 without memory. */
+void kv_prefix_weaken(struct kv_prefix *p, const struct kv_seq *seq, struct kv_weak *out);
+/* How many of its pages, from the first on, are still there: eviction takes the last one first. O(log n_pages). */
+int32_t kv_weak_alive(const struct kv_prefix *p, const struct kv_weak *weak);
+void kv_weak_free(struct kv_weak *weak); /* leaves it empty */
+
+/* Claims of sessions on the pages they use (struct kv_use): see evict.h. Without room (NOMEM) there are none, which is allowed. */
+enum status kv_prefix_claims_create(struct kv_prefix *p, int32_t n);
+uint64_t kv_prefix_claim_open(struct kv_prefix *p, int64_t until_ms);
+void kv_prefix_claim_renew(struct kv_prefix *p, uint64_t claim, int64_t until_ms);
+void kv_prefix_claim_close(struct kv_prefix *p, uint64_t claim);
+
 /* Evicts the page that the policy finds worth least, a leaf that nobody else holds; false when there is none. */
 bool kv_prefix_evict(struct kv_prefix *p, int64_t now_ms, enum evict_reason reason);
+/* Whether a page is indexed. */
+bool kv_prefix_has(const struct kv_prefix *p, int32_t page);
 void kv_prefix_stats(const struct kv_prefix *p, struct kv_prefix_stats *out);
+/* How many tokens the index knows a page to hold; 0 for a page that it does not know. */
+int32_t kv_prefix_page_tokens(const struct kv_prefix *p, int32_t page);

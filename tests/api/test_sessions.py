@@ -99,16 +99,17 @@ def test_an_unknown_session_is_a_404(http):
     assert set(r.json()["error"]) == {"message", "type", "param", "code"}
 
 
-def test_a_deleted_session_returns_its_pages(daemon, http):
+def test_a_session_pins_nothing_while_it_waits(daemon, http):
     daemon.wait_idle()
     before = daemon.pages()
     s = http.post("/v1/sessions", json={}).json()["id"]
     ask(http, [{"role": "user", "content": LONG * 4}], s)
     seen = http.get(f"/v1/sessions/{s}").json()
-    assert before - daemon.pages() == seen["pages"] > 0
+    # Its pages are there for its next turn, and free for whoever needs them more.
     assert seen["pages"] * 16 >= seen["tokens"] > 0 and seen["kv_bytes"] > 0
+    assert daemon.pages() == before
     http.delete(f"/v1/sessions/{s}")
-    eventually(lambda: daemon.pages() == before, 2, "all pages are back")
+    assert daemon.pages() == before
 
 
 def test_without_a_heartbeat_a_session_ends(brief):

@@ -13,6 +13,7 @@ struct memory_backend {
 	struct backend base;
 	int64_t allocated; /* bytes now */
 	bool fail_alloc;
+	uint64_t n_copied; /* pages */
 };
 
 static inline enum status memory_alloc(struct backend *b, size_t bytes, void **out)
@@ -34,7 +35,7 @@ static inline void memory_free(struct backend *b, void *p, size_t bytes)
 static inline enum status memory_page_copy(struct backend *b, void *kv, const struct kv_layout *layout, const int32_t *from,
                                            const int32_t *to, int32_t n)
 {
-	(void)b;
+	((struct memory_backend *)b)->n_copied += (uint64_t)n;
 	for (int32_t i = 0; i < n; i++)
 		memcpy((char *)kv + (size_t)to[i] * layout->page_stride, (char *)kv + (size_t)from[i] * layout->page_stride,
 		       layout->page_bytes);

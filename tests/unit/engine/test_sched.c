@@ -6,6 +6,7 @@
 
 #include <stdio.h>
 
+#include "engine/census.h"
 #include "engine/sched.h"
 #include "tests/support/memory_backend.h"
 
@@ -17,8 +18,10 @@ static struct clock now;
 struct fixture {
 	struct kv_pool *pool;
 	struct kv_prefix *prefix;
+	struct tenant_table tenants;
 	struct session_table sessions;
 	struct sched sched;
+	struct census census;
 	uint64_t next_id;
 };
 
@@ -29,23 +32,35 @@ static void setup(struct fixture *f, int32_t n_pages)
 	memset(f, 0, sizeof *f);
 	memory_backend_init(&mem);
 	clock_manual_init(&now, 1);
+	assert_int_equal(tenant_table_init(&f->tenants, layout.page_stride), STATUS_OK);
 	assert_int_equal(kv_pool_create(&mem.base, &layout, n_pages, &f->pool, NULL), STATUS_OK);
-	assert_int_equal(session_table_init(&f->sessions, &now, 30000, 300000, 100), STATUS_OK);
 	assert_int_equal(kv_prefix_create(f->pool, NULL, &f->prefix, NULL), STATUS_OK);
+	assert_int_equal(session_table_init(&f->sessions, &f->tenants, f->prefix, &now, 30000, 300000, 100), STATUS_OK);
 	assert_int_equal(sched_init(&f->sched, f->pool, f->prefix, &f->sessions, &now, MAX_RUNNING, STEP, MAX_RUNNING + 8), STATUS_OK);
+	assert_int_equal(census_init(&f->census, f->pool, &f->sched, &f->sessions, &f->tenants), STATUS_OK);
 }
 
 static void teardown(struct fixture *f)
 {
 	assert_int_equal(f->sched.n_running + f->sched.n_waiting, 0);
 	while (f->sessions.n_sessions)
-		session_remove(&f->sessions, f->pool, f->sessions.heap[0]);
+		session_remove(&f->sessions, f->sessions.heap[0]);
+	census_free(&f->census);
 	sched_free(&f->sched);
 	session_table_free(&f->sessions);
+	tenant_table_free(&f->tenants);
 	kv_prefix_destroy(f->prefix);
 	assert_int_equal(kv_pool_n_free(f->pool), kv_pool_n_pages(f->pool));
 	assert_int_equal(kv_pool_destroy(f->pool), STATUS_OK);
 	assert_int_equal(mem.allocated, 0);
+}
+
+/* Tokens whose KV is there for the session's next turn. */
+static int32_t session_tokens(struct fixture *f, const struct session *s)
+{
+	struct engine_session_info info;
+	session_describe(&f->sessions, s, f->pool, &info);
+	return info.n_tokens;
 }
 
 static struct session *make_session(struct fixture *f, const char *id)
@@ -68,8 +83,16 @@ static struct request *add(struct fixture *f, struct session *s, const int32_t *
 	r->n_prompt = n;
 	r->max_total = n + max_tokens;
 	r->session = s;
+	r->tenant = s ? s->tenant : tenant_find(&f->tenants, 0);
 	sched_add(&f->sched, r);
 	return r;
+}
+
+/* Its KV is kept apart from now on. */
+static void of_another_tenant(struct request *r)
+{
+	r->chain.root.bytes[0] ^= 1;
+	kv_chain_free(&r->chain);
 }
 
 /* A prompt of n tokens that nothing else begins with. */
@@ -199,7 +222,7 @@ static void the_next_turn_computes_only_what_is_new(void **state)
 		turn[i] = i;
 	add(&f, s, turn, 50, 1);
 	run_all(&f);
-	assert_int_equal(s->kv.n_tokens, 50);
+	assert_int_equal(session_tokens(&f, s), 50);
 	struct request *r = add(&f, s, turn, 60, 1);
 	assert_int_equal(run_step(&f), 10);
 	run_all(&f);
@@ -247,14 +270,15 @@ static void a_prompt_shares_the_full_pages_that_anyone_computed(void **state)
 	add(&f, a, turn, 40, 1);
 	run_all(&f);
 	struct request *fork = add(&f, b, turn, 45, 3);
-	assert_int_equal(run_step(&f), 45 - 32);
-	assert_int_equal(fork->usage.cached_tokens, 32);
-	/* The session, the index and the fork hold what is shared; the tail is everyone's own. */
-	assert_int_equal(kv_pool_refs(f.pool, a->kv.pages[0]), 3);
-	assert_int_equal(kv_pool_refs(f.pool, a->kv.pages[2]), 1);
+	assert_int_equal(run_step(&f), 45 - 40);
+	assert_int_equal(fork->usage.cached_tokens, 40);
+	/* The index and the fork hold what is shared; the tail, which nobody else wanted, was handed over. */
+	assert_int_equal(kv_pool_refs(f.pool, fork->kv.pages[0]), 2);
+	assert_int_equal(kv_pool_refs(f.pool, fork->kv.pages[2]), 1);
+	assert_int_equal(session_tokens(&f, a), 32);
 	/* Of another tenant nothing is shared. */
 	struct request *other = add(&f, NULL, turn, 45, 3);
-	other->root.bytes[0] ^= 1;
+	of_another_tenant(other);
 	assert_int_equal(run_step(&f), 45 + 1);
 	assert_int_equal(other->usage.cached_tokens, 0);
 	run_all(&f);
@@ -300,7 +324,7 @@ static void equal_prompts_that_arrive_together_are_computed_once(void **state)
 	teardown(&f);
 }
 
-static void memory_goes_from_idle_sessions_first_then_from_the_youngest(void **state)
+static void memory_goes_from_the_index_first_then_from_the_youngest(void **state)
 {
 	(void)state;
 	struct fixture f;
@@ -308,7 +332,7 @@ static void memory_goes_from_idle_sessions_first_then_from_the_youngest(void **s
 	struct session *s = make_session(&f, "s");
 	add_fresh(&f, s, 50, 1);
 	run_all(&f);
-	assert_int_equal(s->kv.n_pages, 4);
+	assert_int_equal(session_tokens(&f, s), 50);
 	struct request *old = add_fresh(&f, NULL, 60, 60);
 	run_step(&f);
 	assert_int_equal(f.sched.n_preemptions, 0);
@@ -316,7 +340,7 @@ static void memory_goes_from_idle_sessions_first_then_from_the_youngest(void **s
 	uint64_t young_id = young->id;
 	while (f.sched.n_preemptions == 0)
 		assert_true(run_step(&f) > 0);
-	assert_int_equal(s->kv.n_pages, 0);
+	assert_int_equal(session_tokens(&f, s), 0);
 	assert_int_equal(old->usage.n_preempted, 0);
 	young = sched_find(&f.sched, young_id);
 	assert_int_equal(young->usage.n_preempted, 1);
@@ -379,7 +403,7 @@ static void a_prompt_that_only_warms_the_cache_asks_for_no_logits(void **state)
 	add_fresh(&f, s, 30, 0);
 	assert_int_equal(run_step(&f), 30);
 	assert_int_equal(f.sched.batch.n_outputs, 0);
-	assert_int_equal(s->kv.n_tokens, 30);
+	assert_int_equal(session_tokens(&f, s), 30);
 	teardown(&f);
 }
 
@@ -417,7 +441,8 @@ static void random_work_under_pressure(void **state)
 				prompt[i] = i < cut ? family * 1000 + i : (int32_t)(unit_rand(&rng) % 1000) + 10000;
 			struct request *r = add(&f, unit_rand(&rng) % 2 ? s[unit_rand(&rng) % 5] : NULL, prompt, n,
 			                        (int32_t)(unit_rand(&rng) % 100));
-			r->root.bytes[0] = unit_rand(&rng) % 8 == 0;
+			if (unit_rand(&rng) % 8 == 0)
+				of_another_tenant(r);
 		}
 		if (unit_rand(&rng) % 16 == 0) {
 			struct request *r = sched_find(&f.sched, 1 + unit_rand(&rng) % f.next_id);
@@ -425,7 +450,7 @@ static void random_work_under_pressure(void **state)
 				finish(&f, r);
 		}
 		if (unit_rand(&rng) % 64 == 0)
-			session_drop_idle_kv(&f.sessions, f.pool);
+			kv_prefix_evict(f.prefix, clock_now_ms(&now), EVICT_FOR_PROMPT);
 		run_step(&f);
 	}
 	run_all(&f);
@@ -440,7 +465,7 @@ UNIT_MAIN(cmocka_unit_test(prompts_are_cut_into_chunks_and_share_steps_with_deco
           cmocka_unit_test(a_prompt_shares_the_full_pages_that_anyone_computed),
           cmocka_unit_test(what_a_cancelled_request_computed_is_not_lost),
           cmocka_unit_test(equal_prompts_that_arrive_together_are_computed_once),
-          cmocka_unit_test(memory_goes_from_idle_sessions_first_then_from_the_youngest),
+          cmocka_unit_test(memory_goes_from_the_index_first_then_from_the_youngest),
           cmocka_unit_test(what_a_queued_request_will_hit_is_not_evicted),
           cmocka_unit_test(what_a_queued_request_holds_goes_before_anyone_is_preempted),
           cmocka_unit_test(a_prompt_that_only_warms_the_cache_asks_for_no_logits),

@@ -11,6 +11,8 @@ static struct clock now;
 
 struct fixture {
 	struct kv_pool *pool;
+	struct kv_prefix *prefix;
+	struct tenant_table tenants;
 	struct session_table table;
 };
 
@@ -20,14 +22,19 @@ static void setup(struct fixture *f, int32_t max_sessions)
 	memory_backend_init(&mem);
 	assert_int_equal(kv_pool_create(&mem.base, &layout, 32, &f->pool, NULL), STATUS_OK);
 	clock_manual_init(&now, 1000000000000);
-	assert_int_equal(session_table_init(&f->table, &now, 30000, 300000, max_sessions), STATUS_OK);
+	assert_int_equal(kv_prefix_create(f->pool, NULL, &f->prefix, NULL), STATUS_OK);
+	assert_int_equal(tenant_table_init(&f->tenants, layout.page_stride), STATUS_OK);
+	assert_int_equal(session_table_init(&f->table, &f->tenants, f->prefix, &now, 30000, 300000, max_sessions), STATUS_OK);
 }
 
 static void teardown(struct fixture *f)
 {
 	while (f->table.n_sessions)
-		session_remove(&f->table, f->pool, f->table.heap[0]);
+		session_remove(&f->table, f->table.heap[0]);
 	session_table_free(&f->table);
+	kv_prefix_destroy(f->prefix);
+	assert_int_equal(tenant_find(&f->tenants, 0)->kv.n_pages, 0);
+	tenant_table_free(&f->tenants);
 	assert_int_equal(kv_pool_destroy(f->pool), STATUS_OK);
 }
 
@@ -52,14 +59,14 @@ static void silence_ends_a_session_to_the_millisecond(void **state)
 	setup(&f, 10);
 	make(&f, "a", 0, 0);
 	pass_ms(29999);
-	assert_non_null(session_find(&f.table, "a"));
+	assert_non_null(session_find(&f.table, 0, "a"));
 	assert_null(session_next_expired(&f.table));
 	pass_ms(1);
 	/* Found dead at once, whether or not anybody has collected it. */
-	assert_null(session_find(&f.table, "a"));
+	assert_null(session_find(&f.table, 0, "a"));
 	struct session *s = session_next_expired(&f.table);
 	assert_string_equal(s->id, "a");
-	session_remove(&f.table, f.pool, s);
+	session_remove(&f.table, s);
 	assert_null(session_next_expired(&f.table));
 	teardown(&f);
 }
@@ -72,7 +79,7 @@ static void heartbeats_keep_it_until_the_ttl(void **state)
 	struct session *s = make(&f, "a", 0, 0);
 	for (int64_t t = 0; t < 299; t++) {
 		pass_ms(1000);
-		assert_ptr_equal(session_find(&f.table, "a"), s);
+		assert_ptr_equal(session_find(&f.table, 0, "a"), s);
 		session_touch(&f.table, s);
 		assert_null(session_next_expired(&f.table));
 	}
@@ -91,7 +98,7 @@ static void a_running_request_is_a_sign_of_life_but_does_not_stop_the_ttl(void *
 	s->running = &r;
 	pass_ms(100000);
 	assert_null(session_next_expired(&f.table));
-	assert_non_null(session_find(&f.table, "a"));
+	assert_non_null(session_find(&f.table, 0, "a"));
 	s->running = NULL;
 	session_touch(&f.table, s);
 	pass_ms(29999);
@@ -117,7 +124,7 @@ static void a_client_may_ask_for_less_time_but_not_for_more(void **state)
 	assert_int_equal(session_deadline_ms(greedy) - clock_now_ms(&now), 30000);
 	assert_true(session_deadline_ms(own) == INT64_MAX);
 	pass_ms(INT64_C(1) << 40);
-	assert_ptr_equal(session_find(&f.table, "own"), own);
+	assert_ptr_equal(session_find(&f.table, 0, "own"), own);
 	teardown(&f);
 }
 
@@ -145,41 +152,92 @@ static void ids_are_checked_unique_and_counted(void **state)
 	teardown(&f);
 }
 
-static void idle_kv_goes_least_recently_used_first_and_the_session_lives_on(void **state)
+/* A conversation of n tokens computed for a session, which then pauses. */
+static void talk(struct fixture *f, struct session *s, int32_t first_token, int32_t n)
+{
+	int32_t tokens[256];
+	struct kv_seq kv = KV_SEQ_INIT;
+	struct kv_chain chain = {.n_keys = 0};
+	struct kv_use use = {.now_ms = clock_now_ms(&now), .n_prompt = n, .claim = s->claim};
+	for (int32_t i = 0; i < n; i++)
+		tokens[i] = first_token + i;
+	assert_int_equal(kv_seq_prepare(f->pool, &kv, n), STATUS_OK);
+	kv.n_tokens = n;
+	kv_prefix_put(f->prefix, &chain, tokens, &kv, 0, &use);
+	kv_prefix_put_tail(f->prefix, tokens, &kv, &use);
+	session_keep(&f->table, s, &kv);
+	kv_chain_free(&chain);
+	kv_seq_release(f->pool, &kv);
+}
+
+static void assert_kv(struct fixture *f, const struct session *s, int32_t n_pages, int32_t n_tokens)
+{
+	struct engine_session_info info;
+	session_describe(&f->table, s, f->pool, &info);
+	assert_int_equal(info.n_pages, n_pages);
+	assert_int_equal(info.n_tokens, n_tokens);
+	assert_int_equal(info.kv_bytes, (uint64_t)n_pages * kv_pool_layout(f->pool)->page_stride);
+}
+
+static void a_session_tells_what_is_left_of_its_kv(void **state)
 {
 	(void)state;
 	struct fixture f;
 	setup(&f, 10);
-	struct session *s[3];
-	for (int i = 0; i < 3; i++) {
-		struct token_buf tokens = {NULL, 0, 0};
-		struct kv_seq kv = KV_SEQ_INIT;
-		char id[8];
-		snprintf(id, sizeof id, "s%d", i);
-		s[i] = make(&f, id, 0, 0);
-		kv_seq_prepare(f.pool, &kv, 20);
-		kv.n_tokens = 20;
-		for (int t = 0; t < 25; t++)
-			token_buf_add(&tokens, t);
-		session_keep(&f.table, f.pool, s[i], &tokens, &kv);
-		assert_int_equal(s[i]->tokens.n, 20);
+	struct session *s = make(&f, "s", 0, 0);
+	assert_kv(&f, s, 0, 0);
+	talk(&f, s, 0, 37);
+	assert_kv(&f, s, 3, 37);
+	/* It pins nothing: its end goes first, then page by page. */
+	for (int32_t n = 2; n >= 0; n--) {
+		assert_true(kv_prefix_evict(f.prefix, clock_now_ms(&now), EVICT_FOR_PROMPT));
+		assert_kv(&f, s, n, n * KV_PAGE_TOKENS);
 	}
-	assert_int_equal(f.table.idle_pages, 6);
-	struct token_buf tokens = {NULL, 0, 0};
-	struct kv_seq kv = KV_SEQ_INIT;
-	session_take(&f.table, s[0], &tokens, &kv);
-	assert_int_equal(f.table.idle_pages, 4);
-	session_keep(&f.table, f.pool, s[0], &tokens, &kv);
-	assert_true(session_drop_idle_kv(&f.table, f.pool));
-	assert_int_equal(s[1]->kv.n_pages, 0);
-	assert_true(session_drop_idle_kv(&f.table, f.pool));
-	assert_int_equal(s[2]->kv.n_pages, 0);
-	assert_int_equal(s[0]->kv.n_pages, 2);
-	assert_true(session_drop_idle_kv(&f.table, f.pool));
-	assert_false(session_drop_idle_kv(&f.table, f.pool));
-	assert_int_equal(f.table.idle_pages, 0);
 	assert_int_equal(kv_pool_n_free(f.pool), 32);
-	assert_non_null(session_find(&f.table, "s1"));
+	assert_non_null(session_find(&f.table, 0, "s"));
+	/* Others' use of the same pages is not taken for its own. */
+	struct session *other = make(&f, "other", 0, 0);
+	talk(&f, other, 1000, 64);
+	assert_kv(&f, s, 0, 0);
+	assert_kv(&f, other, 4, 64);
+	teardown(&f);
+}
+
+static void signs_of_life_raise_the_worth_of_its_pages_until_it_ends(void **state)
+{
+	(void)state;
+	struct fixture f;
+	setup(&f, 10);
+	struct session *living = make(&f, "living", 0, 0), *silent = make(&f, "silent", 0, 0);
+	talk(&f, living, 0, 32);
+	pass_ms(100);
+	talk(&f, silent, 1000, 32);
+	/* Both are claimed, so age decides; then only one heartbeat is heard. */
+	for (int i = 0; i < 4; i++) {
+		pass_ms(9000);
+		session_touch(&f.table, living);
+	}
+	assert_null(session_find(&f.table, 0, "silent"));
+	for (int i = 0; i < 2; i++)
+		assert_true(kv_prefix_evict(f.prefix, clock_now_ms(&now), EVICT_FOR_PROMPT));
+	assert_kv(&f, living, 2, 32);
+	assert_kv(&f, silent, 0, 0);
+	/* Deleted, it vouches for nothing any more. */
+	struct session *late = make(&f, "late", 0, 0);
+	talk(&f, late, 2000, 32);
+	pass_ms(1000);
+	struct session *deleted = make(&f, "deleted", 0, 0);
+	talk(&f, deleted, 3000, 32);
+	session_remove(&f.table, living);
+	session_remove(&f.table, deleted);
+	pass_ms(20000);
+	for (int i = 0; i < 4; i++)
+		assert_true(kv_prefix_evict(f.prefix, clock_now_ms(&now), EVICT_FOR_PROMPT));
+	assert_kv(&f, late, 2, 32);
+	/* But nothing is pinned for good. */
+	assert_true(kv_prefix_evict(f.prefix, clock_now_ms(&now), EVICT_FOR_PROMPT));
+	assert_true(kv_prefix_evict(f.prefix, clock_now_ms(&now), EVICT_FOR_PROMPT));
+	assert_int_equal(kv_pool_n_free(f.pool), 32);
 	teardown(&f);
 }
 
@@ -212,7 +270,7 @@ static void expiry_matches_a_naive_model(void **state)
 			assert_true(alive[i]);
 			assert_true(seen[i] + heartbeat[i] <= t || created[i] + ttl[i] <= t);
 			alive[i] = false;
-			session_remove(&f.table, f.pool, s);
+			session_remove(&f.table, s);
 		}
 		for (int i = 0; i < N; i++)
 			assert_true(alive[i] == (seen[i] + heartbeat[i] > t && created[i] + ttl[i] > t));
@@ -220,7 +278,7 @@ static void expiry_matches_a_naive_model(void **state)
 			char id[16];
 			int i = (int)(unit_rand(&rng) % N);
 			snprintf(id, sizeof id, "n%d", i);
-			s = session_find(&f.table, id);
+			s = session_find(&f.table, 0, id);
 			assert_true((s != NULL) == alive[i]);
 			if (s) {
 				session_touch(&f.table, s);
@@ -235,5 +293,6 @@ UNIT_MAIN(cmocka_unit_test(silence_ends_a_session_to_the_millisecond), cmocka_un
           cmocka_unit_test(a_running_request_is_a_sign_of_life_but_does_not_stop_the_ttl),
           cmocka_unit_test(a_client_may_ask_for_less_time_but_not_for_more),
           cmocka_unit_test(ids_are_checked_unique_and_counted),
-          cmocka_unit_test(idle_kv_goes_least_recently_used_first_and_the_session_lives_on),
+          cmocka_unit_test(a_session_tells_what_is_left_of_its_kv),
+          cmocka_unit_test(signs_of_life_raise_the_worth_of_its_pages_until_it_ends),
           cmocka_unit_test(expiry_matches_a_naive_model))

@@ -12,7 +12,7 @@
 
 #include "engine/kv/evict.h"
 
-enum { WORLD_SLOTS = 64 };
+enum { WORLD_SLOTS = 64, WORLD_CLAIMS = 8192 };
 
 struct world_item {
 	bool resident;
@@ -29,7 +29,22 @@ struct world {
 	int64_t engine_ms; /* the time of the last call that had one: what the engine takes for now */
 	uint64_t order;
 	void *state; /* the model's */
+	/* All claims ever opened; [0] is none. */
+	struct {
+		uint64_t name; /* the engine's */
+		int64_t until_ms;
+	} claims[WORLD_CLAIMS];
+	int n_claims;
 };
+
+static int world_claim(const struct world *w, uint64_t name)
+{
+	for (int c = w->n_claims; c > 0; c--) {
+		if (w->claims[c].name == name)
+			return c;
+	}
+	return 0;
+}
 
 struct model {
 	const char *name;
@@ -45,7 +60,6 @@ struct model {
 	int32_t (*max_ghosts)(int32_t n_slots);
 	/* NULL: ignored. */
 	void (*hint)(struct world *w, int32_t slot, unsigned hints);
-	void (*claim)(struct world *w, int32_t slot, int64_t until_ms);
 };
 
 static bool world_is_candidate(const struct world *w, int32_t slot)
@@ -120,7 +134,7 @@ static int32_t lru_victim(struct world *w, int32_t chosen)
 }
 
 static const struct model model_lru = {"lru",         false,         model_nothing, model_nothing,  model_nothing, model_used,
-                                       lru_victim, model_forget, model_no_ghosts, NULL, NULL};
+                                       lru_victim, model_forget, model_no_ghosts, NULL};
 
 static double lfu_score(const struct world *w, int32_t slot)
 {
@@ -134,7 +148,7 @@ static int32_t lfu_victim(struct world *w, int32_t chosen)
 }
 
 static const struct model model_lfu = {"lfu",         false,         model_nothing, model_nothing,  model_nothing, model_used,
-                                       lfu_victim, model_forget, model_no_ghosts, NULL, NULL};
+                                       lfu_victim, model_forget, model_no_ghosts, NULL};
 
 /* ---- gdsf ---- */
 
@@ -174,7 +188,7 @@ static void gdsf_gone(struct world *w, int32_t slot)
 }
 
 static const struct model model_gdsf = {"gdsf",      false,       gdsf_init,     model_free,     model_nothing, gdsf_used,
-                                        gdsf_victim, gdsf_gone, model_no_ghosts, NULL, NULL};
+                                        gdsf_victim, gdsf_gone, model_no_ghosts, NULL};
 
 /* ---- dual ---- */
 
@@ -229,7 +243,7 @@ static int32_t dual_victim(struct world *w, int32_t chosen)
 }
 
 static const struct model model_dual = {"dual",      false,          dual_init,     dual_free,     model_nothing, dual_used,
-                                        dual_victim, model_forget, model_no_ghosts, NULL, NULL};
+                                        dual_victim, model_forget, model_no_ghosts, NULL};
 
 /* ---- s3fifo ---- */
 
@@ -339,7 +353,7 @@ static int32_t s3_ghosts(int32_t n_slots)
 }
 
 static const struct model model_s3fifo = {"s3fifo",  false,   s3_init, model_free, model_nothing, s3_used,
-                                          s3_victim, s3_gone, s3_ghosts, NULL, NULL};
+                                          s3_victim, s3_gone, s3_ghosts, NULL};
 
 /* ---- retention ---- */
 
@@ -347,7 +361,8 @@ enum { RET_BINS = 42, RET_GROUPS = 4 * 6 * 3 * 2, RET_BLOCKS = 8192 };
 
 struct ret_block {
 	uint64_t key, uses;
-	int64_t used_ms, claim_until_ms;
+	int64_t used_ms;
+	int claim; /* in world.claim_until_ms; 0: none */
 	int group, bin, turn;
 	bool claimed;
 };
@@ -450,6 +465,11 @@ static void ret_init(struct world *w)
 	ret_learn(w);
 }
 
+static bool ret_is_claimed(const struct world *w, const struct ret_block *k)
+{
+	return k->claim && w->claims[k->claim].until_ms > w->now_ms;
+}
+
 static void ret_advance(struct world *w)
 {
 	struct model_ret_state *s = w->state;
@@ -460,8 +480,8 @@ static void ret_advance(struct world *w)
 		int before = k->bin;
 		while (k->bin < RET_BINS - 1 && (double)(w->now_ms - k->used_ms) >= ret_edge_ms(k->bin + 1))
 			s->exposure[k->group][k->bin++] += 1;
-		if (k->bin != before && k->claim_until_ms <= w->now_ms)
-			k->claimed = false;
+		if (k->bin != before)
+			k->claimed = ret_is_claimed(w, k);
 	}
 }
 
@@ -498,8 +518,9 @@ static void ret_used(struct world *w, int32_t slot, const struct evict_use *use,
 	k->group = (((int)(k->uses < 4 ? k->uses : 4) - 1) * 6 + ret_log2(use->distance)) * 6 + k->turn * 2 + (int)use->hints;
 	k->bin = 0;
 	k->used_ms = w->now_ms;
-	k->claim_until_ms = use->claim_until_ms;
-	k->claimed = use->claim_until_ms > w->now_ms;
+	if (use->claim)
+		k->claim = world_claim(w, use->claim);
+	k->claimed = ret_is_claimed(w, k);
 	s->block_at[slot] = i;
 	(void)fresh;
 }
@@ -518,7 +539,7 @@ static int32_t ret_victim(struct world *w, int32_t chosen)
 	for (;;) {
 		int32_t slot = world_lowest(w, ret_score);
 		struct ret_block *k = &s->blocks[s->block_at[slot]];
-		if (k->claimed && k->claim_until_ms <= w->now_ms) {
+		if (k->claimed && !ret_is_claimed(w, k)) {
 			k->claimed = false;
 			continue;
 		}
@@ -541,16 +562,8 @@ static void ret_hint(struct world *w, int32_t slot, unsigned hints)
 	k->group = k->group / 2 * 2 + (int)hints;
 }
 
-static void ret_claim(struct world *w, int32_t slot, int64_t until_ms)
-{
-	struct model_ret_state *s = w->state;
-	struct ret_block *k = &s->blocks[s->block_at[slot]];
-	k->claim_until_ms = until_ms;
-	k->claimed = until_ms > w->engine_ms;
-}
-
 static const struct model model_retention = {"retention",  true,       ret_init, model_free, ret_advance, ret_used, ret_victim,
-                                             model_forget, ret_ghosts, ret_hint, ret_claim};
+                                             model_forget, ret_ghosts, ret_hint};
 
 static const struct model *const models[] = {&model_retention, &model_lru,    &model_lfu, &model_dual,
                                              &model_s3fifo,    &model_gdsf, NULL};

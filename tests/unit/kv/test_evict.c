@@ -11,7 +11,7 @@
 
 /* ---- The workload ---- */
 
-enum { MAX_SLOTS = 64, MAX_DEPTH = 8, MAX_HELD = 3 };
+enum { MAX_SLOTS = 64, MAX_DEPTH = 8, MAX_HELD = 3, N_CLAIMS = 6 };
 
 struct chain {
 	int32_t slots[MAX_DEPTH];
@@ -25,6 +25,7 @@ struct run {
 	uint64_t rng;
 	struct chain held[MAX_HELD];
 	int n_held;
+	int open[N_CLAIMS]; /* in w.claims: of the sessions that live now */
 	int64_t n_victims, n_same;
 };
 
@@ -118,7 +119,7 @@ static void run_prompt(struct run *r)
 	struct evict_use use = {.key = 1, .parent = EVICT_NONE, .now_ms = r->w.now_ms, .hints = pick(r, 3) == 0};
 	int depth = 1 + (int)pick(r, MAX_DEPTH);
 	if (pick(r, 4) == 0)
-		use.claim_until_ms = r->w.now_ms + (int64_t)pick(r, 40000);
+		use.claim = r->w.claims[r->open[pick(r, N_CLAIMS)]].name;
 	for (int i = 0; i < depth; i++) {
 		use.key = (use.key * 31 + 1 + pick(r, i < 3 ? 2 : 6)) * 0x9E3779B97F4A7C15u;
 		use.distance = depth - 1 - i;
@@ -146,15 +147,37 @@ static void tell(struct run *r)
 {
 	int32_t slot = (int32_t)pick(r, (uint64_t)r->w.n_slots);
 	unsigned hints = pick(r, 2) ? EVICT_SHORT_ANSWER : 0;
-	int64_t until_ms = r->w.now_ms + (int64_t)pick(r, 90000);
 	if (!r->w.items[slot].resident)
 		return;
 	evict_hint(r->e, slot, hints);
 	if (r->model->hint)
 		r->model->hint(&r->w, slot, hints);
-	evict_claim(r->e, slot, until_ms);
-	if (r->model->claim)
-		r->model->claim(&r->w, slot, until_ms);
+}
+
+/* Sessions begin, show signs of life, and end. */
+static void open_claim(struct run *r, int at)
+{
+	int64_t until_ms = r->w.now_ms + (int64_t)pick(r, 40000);
+	int c = r->open[at] = ++r->w.n_claims;
+	assert_true(c < WORLD_CLAIMS);
+	r->w.claims[c].name = evict_claim_open(r->e, until_ms);
+	r->w.claims[c].until_ms = until_ms;
+	assert_true(r->w.claims[c].name != 0);
+}
+
+static void live(struct run *r)
+{
+	int at = (int)pick(r, N_CLAIMS), c = r->open[at];
+	int64_t until_ms = r->w.now_ms + (int64_t)pick(r, 90000);
+	if (pick(r, 3)) {
+		evict_claim_renew(r->e, r->w.claims[c].name, until_ms);
+		r->w.claims[c].until_ms = until_ms;
+		return;
+	}
+	evict_claim_close(r->e, r->w.claims[c].name);
+	evict_claim_renew(r->e, r->w.claims[c].name, INT64_MAX); /* too late */
+	r->w.claims[c].until_ms = INT64_MIN;
+	open_claim(r, at);
 }
 
 static void pass_time(struct run *r)
@@ -200,11 +223,17 @@ static void compare(const struct model *model, int32_t n_slots, int n_prompts, u
 	r.w.now_ms = 5000;
 	assert_int_equal(evict_create(model->name, n_slots, &r.e, NULL), STATUS_OK);
 	model->init(&r.w);
+	assert_int_equal(evict_claims_create(r.e, N_CLAIMS), STATUS_OK);
+	for (int c = 0; c < N_CLAIMS; c++)
+		open_claim(&r, c);
+	assert_int_equal(evict_claim_open(r.e, INT64_MAX), 0);
 	for (int i = 0; i < n_prompts; i++) {
 		run_prompt(&r);
 		pass_time(&r);
 		if (pick(&r, 4) == 0)
 			tell(&r);
+		if (pick(&r, 4) == 0)
+			live(&r);
 		if (pick(&r, 200) == 0) {
 			/* Everything that can goes, leaf after leaf. */
 			while (evict_one(&r) != EVICT_NONE)
@@ -444,21 +473,42 @@ static void a_live_session_raises_the_worth_of_its_pages_and_pins_none(void **st
 {
 	(void)state;
 	struct evict *e = make("retention", 4);
+	uint64_t claims[2];
+	assert_int_equal(evict_claims_create(e, 2), STATUS_OK);
+	claims[0] = evict_claim_open(e, 40000);
+	claims[1] = evict_claim_open(e, 10000);
 	/* Three pages of the same age, one claimed for 20 s more, one whose claim has ended. */
 	for (int32_t s = 0; s < 3; s++) {
 		evict_touch(e, s, &(struct evict_use){.key = (uint64_t)s,
 		                                       .parent = EVICT_NONE,
 		                                       .now_ms = s,
-		                                       .claim_until_ms = s == 0 ? 40000 : s == 1 ? 10000 : 0});
+		                                       .claim = s < 2 ? claims[s] : 0});
 		evict_idle(e, s, true);
 	}
 	assert_int_equal(evict_victim(e, 20000), 1);
-	evict_claim(e, 1, 40000);
-	assert_int_equal(evict_victim(e, 20000), 2);
-	evict_claim(e, 1, 0);
-	assert_int_equal(evict_victim(e, 20000), 1);
 	evict_remove(e, 1, EVICT_FOR_PROMPT);
 	evict_remove(e, 2, EVICT_FOR_PROMPT);
+	/* Signs of life move the end of a claim, for all of its pages; it ends with its session. */
+	for (int32_t s = 1; s < 3; s++) {
+		uint64_t claim = s == 1 ? claims[1] : 0;
+		evict_touch(e, s, &(struct evict_use){.key = (uint64_t)s + 10, .parent = EVICT_NONE, .now_ms = 20000 + s, .claim = claim});
+		evict_idle(e, s, true);
+	}
+	evict_claim_renew(e, claims[0], 22000);
+	evict_claim_renew(e, claims[1], 40000);
+	assert_int_equal(evict_victim(e, 24000), 0);
+	evict_forget(e, 0);
+	assert_int_equal(evict_victim(e, 24000), 2);
+	evict_claim_close(e, claims[1]);
+	/* A new session that gets its place does not vouch for them; a page is looked at again when it grows older. */
+	assert_true(evict_claim_open(e, INT64_MAX) != claims[1]);
+	assert_int_equal(evict_victim(e, 30000), 1);
+	evict_forget(e, 1);
+	evict_forget(e, 2);
+	claims[0] = evict_claim_open(e, INT64_MAX);
+	assert_int_equal(claims[0], 0);
+	evict_touch(e, 0, &(struct evict_use){.key = 20, .parent = EVICT_NONE, .now_ms = 24000, .claim = claims[1]});
+	evict_idle(e, 0, true);
 	/* Against a page used a moment ago it loses, alive or not. */
 	insert(e, 3, 3, EVICT_NONE, 38000);
 	evict_idle(e, 3, true);
