@@ -33,8 +33,11 @@ static const struct option_table table = {rows, sizeof rows / sizeof *rows};
 /* Options whose value is not for everybody's eyes. */
 static const char *const secrets[] = {"api-key"};
 
-static bool is_secret(const struct option *o)
+/* api-keys may be the path of a file, which is no secret, or what would be in it. */
+static bool is_secret(const struct option *o, const char *json)
 {
+	if (strcmp(o->name, "api-keys") == 0)
+		return str_starts(str_from(json), "\"{");
 	for (size_t i = 0; i < sizeof secrets / sizeof *secrets; i++)
 		if (strcmp(o->name, secrets[i]) == 0)
 			return true;
@@ -358,7 +361,7 @@ void config_dump(const struct config *c, struct buf *out)
 		buf_puts(out, "\": ");
 		struct buf value = BUF_INIT;
 		option_json(o, c, &value);
-		if (is_secret(o) && value.data && strcmp(value.data, "null") != 0)
+		if (value.data && strcmp(value.data, "null") != 0 && is_secret(o, value.data))
 			buf_puts(out, "\"***\"");
 		else
 			buf_append(out, value.data ? value.data : "null", value.data ? value.len : 4);

@@ -35,7 +35,7 @@ static enum status check_options(struct engine_options *o, struct error *err)
 	if (!o->model_path || !o->model_path[0])
 		return error_set_param(err, STATUS_INVALID, "model", "no model file was given");
 	if (o->n_threads < 0 || o->context_tokens < 0 || o->max_running < 1 || o->max_queue < -1 || o->step_tokens < 1 ||
-	    o->max_sessions < 1 || o->heartbeat_timeout_ms < 0 || o->session_ttl_ms < 0 || o->session_gc_ms < 0)
+	    o->max_sessions < 1 || o->session_tokens < 0 || o->heartbeat_timeout_ms < 0 || o->session_ttl_ms < 0 || o->session_gc_ms < 0)
 		return error_set(err, STATUS_INVALID, "an engine option is negative");
 	const char *policy = engine_kv_policy_find(o->kv_policy);
 	if (!policy)
@@ -191,7 +191,20 @@ void engine_stats(const struct engine *e, struct engine_stats *out)
 	struct engine *m = (struct engine *)e;
 	pthread_mutex_lock(&m->lock);
 	*out = m->stats;
+	out->kv.counted_ms_ago = clock_now_ms(m->clock) - m->census_ms;
 	pthread_mutex_unlock(&m->lock);
+}
+
+void engine_tenant_usage(const struct engine *e, int32_t tenant, struct engine_tenant_usage *out)
+{
+	struct engine *m = (struct engine *)e;
+	*out = (struct engine_tenant_usage){.id = -1};
+	pthread_mutex_lock(&m->lock);
+	if (tenant >= 0 && tenant < m->n_usage)
+		*out = m->usage[tenant];
+	pthread_mutex_unlock(&m->lock);
+	if (out->id >= 0)
+		out->refused += atomic_load(&m->tenants[tenant].refused);
 }
 
 /* ---- Events ---- */
@@ -223,7 +236,7 @@ void command_answer(struct engine *e, struct command *c, struct list *out)
 	struct engine_event *ev = c->reply;
 	c->reply = NULL;
 	if (c->in_flight)
-		atomic_fetch_sub(&e->n_in_flight, 1);
+		flight_end(e, c->tenant);
 	command_destroy(c);
 	list_push_back(out, &ev->link);
 }
@@ -254,20 +267,58 @@ static void refuse(struct engine *e, struct command *c, const struct error *err)
 	mailbox_post_all(&e->events, &out);
 }
 
+void flight_end(struct engine *e, int32_t tenant)
+{
+	atomic_fetch_sub(&e->tenants[tenant].n_in_flight, 1);
+	atomic_fetch_sub(&e->n_in_flight, 1);
+}
+
+/* Only the loop adds, so what it has read can only have become less. */
+static enum status flight_begin(struct engine *e, int32_t tenant, struct error *err)
+{
+	if (tenant < 0 || tenant >= ENGINE_MAX_TENANTS)
+		return error_set(err, STATUS_INVALID, "there is no tenant %" PRId32, tenant);
+	int32_t most = e->options.max_queue < 0 ? INT32_MAX : e->options.max_running + e->options.max_queue;
+	int32_t cap = atomic_load(&e->tenants[tenant].max_requests);
+	int32_t mine = atomic_load(&e->tenants[tenant].n_in_flight);
+	if (cap > 0 && mine >= cap) {
+		atomic_fetch_add(&e->tenants[tenant].refused, 1);
+		return error_set_param(err, STATUS_LIMIT, "max_requests",
+		                       "this API key has %" PRId32 " generations running or waiting, the most that its max_requests (%" PRId32
+		                       ") allows; try again later",
+		                       mine, cap);
+	}
+	if (atomic_load(&e->n_in_flight) >= most)
+		return error_set(err, STATUS_LIMIT,
+		                 "%" PRId32 " requests are running or waiting, the most that are allowed; try again later", most);
+	atomic_fetch_add(&e->tenants[tenant].n_in_flight, 1);
+	atomic_fetch_add(&e->n_in_flight, 1);
+	return STATUS_OK;
+}
+
 void engine_submit(struct engine *e, struct engine_request *r)
 {
 	struct command *c = command_create(e, COMMAND_GENERATE, r->id, ENGINE_EVENT_ERROR);
-	int32_t most = e->options.max_queue < 0 ? INT32_MAX : e->options.max_running + e->options.max_queue;
+	struct error err;
 	c->request = r;
-	if (atomic_load(&e->n_in_flight) >= most) {
-		struct error err;
-		error_set(&err, STATUS_LIMIT, "%" PRId32 " requests are running or waiting, the most that are allowed; try again later", most);
+	c->tenant = r->tenant;
+	if (flight_begin(e, r->tenant, &err) != STATUS_OK) {
 		refuse(e, c, &err);
 		return;
 	}
 	c->in_flight = true;
-	atomic_fetch_add(&e->n_in_flight, 1);
 	mailbox_post(&e->text_box, &c->link);
+}
+
+void engine_tenant_set(struct engine *e, const struct engine_tenant *tenant)
+{
+	if (tenant->id < 0 || tenant->id >= ENGINE_MAX_TENANTS)
+		return;
+	struct command *c = wait_for_memory(sizeof *c);
+	c->type = COMMAND_TENANT;
+	c->set = *tenant;
+	atomic_store(&e->tenants[tenant->id].max_requests, tenant->limits.max_requests);
+	mailbox_post(&e->worker_box, &c->link);
 }
 
 void engine_cancel(struct engine *e, uint64_t id)
@@ -326,15 +377,15 @@ static void session_command(struct engine *e, enum command_type type, uint64_t i
                             const struct engine_session_params *p)
 {
 	struct command *c = command_create(e, type, id, answer);
-	if (p)
-		c->session = *p;
+	c->session = *p;
+	c->tenant = p->tenant;
 	mailbox_post(&e->worker_box, &c->link);
 }
 
 /* A session by its id. One that is too long names no session: it becomes "", which none has, and never a shorter id. */
-static struct engine_session_params named(const char *session)
+static struct engine_session_params named(int32_t tenant, const char *session)
 {
-	struct engine_session_params p = {0};
+	struct engine_session_params p = {.tenant = tenant};
 	size_t n = strnlen(session, sizeof p.id);
 	if (n < sizeof p.id)
 		memcpy(p.id, session, n);
@@ -346,25 +397,39 @@ void engine_session_create(struct engine *e, uint64_t id, const struct engine_se
 	session_command(e, COMMAND_SESSION_CREATE, id, ENGINE_EVENT_SESSION, p);
 }
 
-void engine_session_get(struct engine *e, uint64_t id, const char *session)
+void engine_session_get(struct engine *e, uint64_t id, int32_t tenant, const char *session)
 {
-	struct engine_session_params p = named(session);
+	struct engine_session_params p = named(tenant, session);
 	session_command(e, COMMAND_SESSION_GET, id, ENGINE_EVENT_SESSION, &p);
 }
 
-void engine_session_heartbeat(struct engine *e, uint64_t id, const char *session)
+void engine_session_heartbeat(struct engine *e, uint64_t id, int32_t tenant, const char *session)
 {
-	struct engine_session_params p = named(session);
+	struct engine_session_params p = named(tenant, session);
 	session_command(e, COMMAND_SESSION_HEARTBEAT, id, ENGINE_EVENT_SESSION, &p);
 }
 
-void engine_session_delete(struct engine *e, uint64_t id, const char *session)
+void engine_session_delete(struct engine *e, uint64_t id, int32_t tenant, const char *session)
 {
-	struct engine_session_params p = named(session);
+	struct engine_session_params p = named(tenant, session);
 	session_command(e, COMMAND_SESSION_DELETE, id, ENGINE_EVENT_SESSION, &p);
 }
 
-void engine_session_list(struct engine *e, uint64_t id)
+static void list_command(struct engine *e, enum command_type type, uint64_t id, enum engine_event_type answer, int32_t tenant,
+                         const struct engine_session_page *page)
 {
-	session_command(e, COMMAND_SESSION_LIST, id, ENGINE_EVENT_SESSIONS, NULL);
+	struct command *c = command_create(e, type, id, answer);
+	c->tenant = tenant;
+	c->page = *page;
+	mailbox_post(&e->worker_box, &c->link);
+}
+
+void engine_session_list(struct engine *e, uint64_t id, int32_t tenant, const struct engine_session_page *page)
+{
+	list_command(e, COMMAND_SESSION_LIST, id, ENGINE_EVENT_SESSIONS, tenant, page);
+}
+
+void engine_kv_report(struct engine *e, uint64_t id, int32_t tenant, const struct engine_session_page *page)
+{
+	list_command(e, COMMAND_KV_REPORT, id, ENGINE_EVENT_KV, tenant, page);
 }

@@ -29,7 +29,11 @@
 
 struct engine;
 
-enum { ENGINE_SESSION_ID_MAX = 64 }; /* longest session id, in bytes: [A-Za-z0-9_.-] */
+enum {
+	ENGINE_SESSION_ID_MAX = 64, /* longest session id, in bytes: [A-Za-z0-9_.-] */
+	ENGINE_MAX_TENANTS = 256,
+	ENGINE_SALT_MAX = 64,       /* longest salt of a tenant, in bytes */
+};
 
 struct engine_options {
 	const char *model_path;
@@ -44,6 +48,7 @@ struct engine_options {
 	int32_t step_tokens;       /* rows of a step; 0: default */
 	int64_t heartbeat_timeout_ms, session_ttl_ms, session_gc_ms; /* 0: 30 s, 300 s, 15 s */
 	int32_t max_sessions;      /* 0: default */
+	int32_t session_tokens;    /* most tokens that a session may hold KV for; 0: no limit */
 	const struct clock *clock; /* NULL: the system's */
 	/* Called from an engine thread when events wait; must only wake the loop (uv_async_send). NULL: engine_wait() is used. */
 	void (*wake)(void *arg);
@@ -62,6 +67,7 @@ struct engine_info {
 	uint64_t n_params, file_bytes;
 	int32_t n_ctx, n_ctx_train, n_vocab, n_embd, n_layer, n_threads;
 	uint64_t kv_bytes_per_token, kv_bytes;
+	const char *kv_type;    /* of an element, "F16" */
 	int32_t page_tokens, n_pages;
 	int32_t bos_token, eos_token; /* -1: none */
 	bool has_chat_template;
@@ -84,12 +90,53 @@ const struct error *engine_load_error(const struct engine *e);     /* [any] */
 /* A fresh id for a command; never 0. */
 uint64_t engine_next_id(struct engine *e);                         /* [any] */
 
+/* ---- Tenants ---- */
+
+/* 0 in any of them: no limit. */
+struct engine_tenant_limits {
+	int32_t max_requests; /* generations between submit and end; one more is LIMIT */
+	int32_t max_sessions; /* one more is LIMIT */
+	/*
+	 * Of the pages that its running generations hold, counted once for each that holds one; what the prefix index keeps is
+	 * nobody's. The limit works like a small pool of its own: its youngest generation is set back, and its requests wait
+	 * without holding up others. What could not fit alone is LIMIT.
+	 */
+	uint64_t kv_bytes;
+};
+
+/* Whom requests and sessions belong to; the server gives the number a meaning. */
+struct engine_tenant {
+	int32_t id; /* [0, ENGINE_MAX_TENANTS) */
+	char salt[ENGINE_SALT_MAX + 1]; /* tenants of different salts share no KV */
+	struct engine_tenant_limits limits;
+};
+
+struct engine_tenant_usage {
+	int32_t id; /* -1: there is no such tenant */
+	struct engine_tenant_limits limits;
+	int32_t n_running, n_waiting, n_sessions;
+	int64_t n_pages;   /* what kv_bytes of the limits counts */
+	uint64_t kv_bytes;
+	uint64_t requests; /* ended */
+	uint64_t prompt_tokens, cached_tokens, generated_tokens;
+	uint64_t refused;  /* requests and sessions, by one of its limits */
+};
+
+/*
+ * Makes or changes a tenant, before whatever is submitted after this; it is never unmade. Tenant 0 exists from the beginning, without
+ * salt and limits. Has no answer; without memory the tenant's requests fail with NOMEM. INVALID ids are ignored.
+ */
+void engine_tenant_set(struct engine *e, const struct engine_tenant *tenant);
+/* As of the last step. */
+void engine_tenant_usage(const struct engine *e, int32_t tenant, struct engine_tenant_usage *out); /* [any] */
+
 /* ---- Generation ---- */
 
 enum engine_input { ENGINE_INPUT_TEXT, ENGINE_INPUT_TOKENS, ENGINE_INPUT_CHAT };
 
 struct engine_request {
 	uint64_t id; /* from engine_next_id() */
+	int32_t tenant;
 	enum engine_input input;
 	/* TEXT: a raw prompt; control tokens in it are parsed, BOS is added as the model asks. */
 	char *text; /* malloc'd */
@@ -103,7 +150,7 @@ struct engine_request {
 
 	char session[ENGINE_SESSION_ID_MAX + 1];   /* "": none. Its KV is reused and kept. Requests of one session run one after the other */
 
-	char *cache_salt;                /* malloc'd or NULL: its KV is shared only with requests of the same salt */
+	char *cache_salt;                /* malloc'd or NULL: its KV is shared only with requests of the same salt and tenant's salt */
 
 	struct sampling_params sampling; /* sampling.bias malloc'd */
 	int32_t max_tokens;              /* -1: until the context is full; 0: prompt only */
@@ -144,9 +191,18 @@ struct engine_session_info {
 	int64_t age_ms, idle_ms;     /* since creation, since the last heartbeat or request */
 	int64_t expires_in_ms;       /* until the earlier of heartbeat timeout and TTL; -1: never */
 	int64_t heartbeat_timeout_ms, ttl_ms;
+	int64_t claim_ms;            /* for how long it vouches for its pages from now, without another sign of life; -1: for ever */
+	int32_t tenant;
+	uint64_t serial;             /* rises with each session made: see engine_session_list() */
+	int32_t max_tokens;          /* that it may hold KV for; 0: no limit */
 	int32_t n_tokens;            /* tokens of its last request whose KV is there */
 	int32_t n_pages;
+	int32_t pages_exclusive;     /* of them, those that no other sequence holds; the prefix index may know them */
+	int32_t pages_indexed;       /* of them, those that would stay in the prefix index */
+	int64_t references;          /* on its pages, by whomever */
+	int32_t positions_unused;    /* in its pages */
 	uint64_t kv_bytes;
+	uint64_t prompt_tokens, cached_tokens, generated_tokens; /* of its ended requests */
 	int32_t n_running, n_waiting; /* its generations */
 	uint64_t n_requests;         /* ended */
 };
@@ -154,15 +210,32 @@ struct engine_session_info {
 struct engine_session_params {
 	char id[ENGINE_SESSION_ID_MAX + 1]; /* "": the engine chooses a random one */
 	int64_t heartbeat_timeout_ms, ttl_ms; /* 0: the engine's; larger ones are cut to it; -1: never (for the server's own) */
+	int32_t max_tokens;                   /* that it may hold KV for; 0: the engine's; larger ones are cut to it */
+	int32_t tenant;
 };
 
-/* All answered by SESSION (LIST: SESSIONS), or ERROR: NOT_FOUND, EXISTS, INVALID (id), LIMIT (max_sessions). */
+/* Whose sessions to look at. */
+enum { ENGINE_ALL_TENANTS = -1 };
+
+/* A part of the list of sessions, in the order in which they were made. */
+struct engine_session_page {
+	uint64_t after; /* only those whose serial is greater; 0: from the first */
+	int32_t limit;  /* at most so many */
+};
+
+/*
+ * Sessions belong to tenants: an id means that tenant's session, and no other tenant can tell that it exists. All are answered by
+ * SESSION (LIST: SESSIONS), or ERROR: NOT_FOUND, EXISTS, INVALID (id), LIMIT (max_sessions).
+ */
 void engine_session_create(struct engine *e, uint64_t id, const struct engine_session_params *p);
-void engine_session_get(struct engine *e, uint64_t id, const char *session);
-void engine_session_heartbeat(struct engine *e, uint64_t id, const char *session);
+void engine_session_get(struct engine *e, uint64_t id, int32_t tenant, const char *session);
+void engine_session_heartbeat(struct engine *e, uint64_t id, int32_t tenant, const char *session);
 /* Cancels its requests and returns its pages. */
-void engine_session_delete(struct engine *e, uint64_t id, const char *session);
-void engine_session_list(struct engine *e, uint64_t id);
+void engine_session_delete(struct engine *e, uint64_t id, int32_t tenant, const char *session);
+/* tenant: or ENGINE_ALL_TENANTS. */
+void engine_session_list(struct engine *e, uint64_t id, int32_t tenant, const struct engine_session_page *page);
+/* As engine_session_list(), with all figures taken afresh: answered by KV, whose `kv` and `sessions` fit together. */
+void engine_kv_report(struct engine *e, uint64_t id, int32_t tenant, const struct engine_session_page *page);
 
 /* ---- Events ---- */
 
@@ -189,6 +262,7 @@ enum engine_event_type {
 	ENGINE_EVENT_TEXT,
 	ENGINE_EVENT_SESSION,
 	ENGINE_EVENT_SESSIONS,
+	ENGINE_EVENT_KV,
 };
 
 struct engine_event {
@@ -211,8 +285,10 @@ struct engine_event {
 
 	struct error error;        /* ERROR */
 
-	struct engine_session_info *sessions; /* SESSION (1), SESSIONS: [n_sessions] */
+	struct engine_session_info *sessions; /* SESSION (1), SESSIONS, KV: [n_sessions] */
 	size_t n_sessions;
+	bool more_sessions;                   /* SESSIONS, KV: there are others behind the last one */
+	struct engine_kv *kv;                 /* KV */
 };
 
 /* Appends all waiting events (struct engine_event.link) to `out`; the caller frees each. Never blocks. */
@@ -225,6 +301,34 @@ struct str engine_token_piece(const struct engine *e, int32_t token);
 
 /* ---- Figures ---- */
 
+/* Why the KV of idle sessions made room, and why a generation was set back. */
+enum engine_room { ENGINE_ROOM_PROMPT, ENGINE_ROOM_DECODE, ENGINE_ROOM_CAP, ENGINE_N_ROOMS };
+
+/*
+ * The KV cache, counted page by page at one moment. Each page in use is counted once, under the first of these that it belongs to:
+ * a running generation, a queued request, the next turn of a session that waits (which holds no reference), the prefix index. A
+ * reference is one holder's of one page.
+ */
+struct engine_kv {
+	int32_t pages_total, pages_free;
+	int32_t pages_running, pages_queued, pages_sessions, pages_index; /* with pages_free they add up to pages_total */
+	int32_t pages_shared;     /* held by two or more sequences */
+	int64_t refs_running, refs_queued, refs_index;
+	int64_t tokens_running, tokens_queued, tokens_sessions; /* positions that sequences see; shared ones as often as they are seen */
+	int32_t tails;            /* sequences that end within a page */
+	int32_t tails_shared;     /* of them, those whose last page others hold as well: it is copied before it is written */
+	int64_t positions_used, positions_unused; /* of all pages in use; unused: behind the last position that any holder sees */
+	double fragmentation;     /* positions_unused as a share of both; 0 when no page is in use */
+	bool alarm;               /* fragmentation rose above ENGINE_FRAGMENTATION_ALARM and is not well again */
+	int64_t drift_pages;      /* references in the pool less those that were found to be held; and accounts less the same. 0 */
+	int64_t counted_ms_ago;
+};
+
+/* When the alarm is raised and when it is taken back; fewer pages than this in use are not worth one. */
+#define ENGINE_FRAGMENTATION_ALARM 0.20
+#define ENGINE_FRAGMENTATION_WELL  0.15
+enum { ENGINE_FRAGMENTATION_PAGES = 16 };
+
 /* A snapshot of counters (since start) and gauges; consistent in itself. */
 struct engine_stats {
 	int32_t n_running, n_waiting, n_sessions;
@@ -234,7 +338,12 @@ struct engine_stats {
 	uint64_t finished_stop, finished_length, cancelled, failed;
 	uint64_t prefix_queries, prefix_hits, prefix_evictions; /* pages asked of the prefix index, found, evicted from it */
 	uint64_t prefix_evictions_decode; /* of these, for a running generation; the others for a prompt */
+	uint64_t prefix_inserted, prefix_collisions, prefix_revived; /* pages; found under an equal hash with other content; known as ghosts */
+	int32_t prefix_pages, prefix_tails, prefix_ghosts; /* pages indexed, those not full, evicted pages that the policy remembers */
 	uint64_t preemptions, sessions_created, sessions_expired, sessions_deleted;
+	uint64_t preempted[ENGINE_N_ROOMS];          /* generations set back; none for a prompt */
+	uint64_t holds_dropped;          /* queued requests that let go of what they waited to use */
+	struct engine_kv kv;             /* counted now and then: see counted_ms_ago */
 	uint64_t steps, step_rows;
 	int64_t step_ns;
 };

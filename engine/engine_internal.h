@@ -5,7 +5,7 @@
  * worker. The text thread turns prompts into tokens and passes generations on. Cancels go both ways: the worker ends what it
  * has, the text thread passes the cancel on behind the request it may still be working at. Answers are events.
  *
- * Lock rules: `lock` covers `stats` alone. Everything under "loaded" is written by the worker before `state` becomes
+ * Lock rules: `lock` covers `stats` and `usage`. Everything under "loaded" is written by the worker before `state` becomes
  * READY (release) and never afterwards; other threads read it after seeing READY (acquire).
  */
 #pragma once
@@ -41,6 +41,8 @@ enum command_type {
 	COMMAND_SESSION_HEARTBEAT,
 	COMMAND_SESSION_DELETE,
 	COMMAND_SESSION_LIST,
+	COMMAND_KV_REPORT,
+	COMMAND_TENANT,
 	COMMAND_STOP,
 };
 
@@ -49,7 +51,8 @@ struct command {
 	enum command_type type;
 	uint64_t id;
 	int64_t submitted_ns;
-	bool in_flight;                 /* GENERATE: counted in engine.n_in_flight; its answer ends that */
+	bool in_flight;                 /* GENERATE: counted by flight_begin(); its answer ends that */
+	int32_t tenant;                 /* GENERATE, SESSION_*, KV_REPORT */
 	struct engine_request *request; /* GENERATE */
 	struct token_buf tokens;        /* GENERATE behind the text thread; DETOKENIZE */
 	char *text;                     /* TOKENIZE */
@@ -58,6 +61,8 @@ struct command {
 	struct arena *arena;            /* TOKENIZE_CHAT */
 	struct value *chat;
 	struct engine_session_params session; /* SESSION_*; its id for all but LIST */
+	struct engine_session_page page; /* SESSION_LIST, KV_REPORT */
+	struct engine_tenant set;       /* TENANT */
 	struct engine_event *reply;     /* made at submission, so that an answer cannot fail for want of memory */
 };
 
@@ -66,6 +71,11 @@ struct engine {
 	const struct clock *clock;
 	_Atomic uint64_t next_id;
 	_Atomic int32_t n_in_flight;   /* generations between submit and their terminal event */
+	struct {
+		_Atomic int32_t n_in_flight;
+		_Atomic int32_t max_requests; /* 0: no limit */
+		_Atomic uint64_t refused;
+	} tenants[ENGINE_MAX_TENANTS];
 
 	struct mailbox text_box, worker_box, events;
 	pthread_t text_thread, worker_thread;
@@ -92,7 +102,10 @@ struct engine {
 	struct backend_info backend_info;
 
 	pthread_mutex_t lock;
-	struct engine_stats stats; /* under lock; published by the worker */
+	struct engine_stats stats; /* under lock; published by the worker, and so is usage */
+	int64_t census_ms;         /* when stats.kv was counted; under lock */
+	struct engine_tenant_usage usage[ENGINE_MAX_TENANTS]; /* [n_usage] */
+	int32_t n_usage;
 };
 
 /* How many rows of a step may want logits. */
@@ -105,6 +118,8 @@ void engine_unload(struct engine *e);
 void *text_thread_main(void *engine);
 void *worker_thread_main(void *engine);
 
+/* A generation of the tenant has ended: what engine_submit() counted. */
+void flight_end(struct engine *e, int32_t tenant);
 /* Frees a command and all it still owns, its reply included. */
 void command_destroy(struct command *c);
 /*

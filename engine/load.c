@@ -216,6 +216,7 @@ static enum status fill_info(struct engine *e, int32_t n_pages, int32_t n_ctx, s
 	        .n_threads = e->backend_info.n_threads,
 	        .kv_bytes_per_token = e->layout.page_bytes / KV_PAGE_TOKENS,
 	        .kv_bytes = (uint64_t)n_pages * e->layout.page_stride,
+	        .kv_type = quant_format(e->layout.type)->name,
 	        .page_tokens = KV_PAGE_TOKENS,
 	        .n_pages = n_pages,
 	        .bos_token = tokenizer_bos(e->tokenizer),

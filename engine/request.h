@@ -15,6 +15,7 @@
 #include "engine/text/tokenizer.h"
 
 struct session;
+struct tenant;
 
 enum request_state {
 	REQUEST_WAITING, /* its kv holds what the prefix index knew of it, unless memory is short */
@@ -30,6 +31,8 @@ struct request {
 	enum request_state state;
 	struct engine_request *spec;
 	struct session *session;  /* NULL: none */
+	struct tenant *tenant;    /* whose it is; its kv is charged to it while it runs */
+	uint64_t turn;            /* its place in the queue among those of all tenants */
 
 	struct token_buf tokens;  /* the prompt, then the answer */
 	int32_t n_prompt;

@@ -55,11 +55,24 @@ static struct request *entry(struct list *l)
 	return list_entry(l, struct request, link);
 }
 
-/* Both lists are ordered by arrival; new requests go to the end, preempted ones back to where they were. */
-static void insert_ordered(struct list *head, struct request *r)
+static void insert_running(struct sched *s, struct request *r)
 {
-	struct list *after = head->prev;
-	while (after != head && entry(after)->order > r->order)
+	struct list *after = s->running.prev;
+	while (after != &s->running && entry(after)->order > r->order)
+		after = after->prev;
+	list_insert_between(&r->link, after, after->next);
+}
+
+static bool comes_after(const struct request *a, const struct request *b)
+{
+	return a->turn != b->turn ? a->turn > b->turn : a->order > b->order;
+}
+
+/* New requests go behind those of their turn, preempted ones back to where they were. */
+static void insert_waiting(struct sched *s, struct request *r)
+{
+	struct list *after = s->waiting.prev;
+	while (after != &s->waiting && comes_after(entry(after), r))
 		after = after->prev;
 	list_insert_between(&r->link, after, after->next);
 }
@@ -68,8 +81,9 @@ static void to_waiting(struct sched *s, struct request *r)
 {
 	r->state = REQUEST_WAITING;
 	kv_seq_label(s->pool, &r->kv, (struct kv_holder){KV_HOLDER_WAITING, r->id});
-	insert_ordered(&s->waiting, r);
+	insert_waiting(s, r);
 	s->n_waiting++;
+	r->tenant->n_waiting++;
 	if (r->session)
 		r->session->n_waiting++;
 }
@@ -79,18 +93,28 @@ static void leave_list(struct sched *s, struct request *r)
 	list_remove(&r->link);
 	if (r->state == REQUEST_WAITING) {
 		s->n_waiting--;
+		if (--r->tenant->n_waiting == 0 && r->tenant->last_turn > s->turn)
+			r->tenant->last_turn = s->turn; /* turns that were cancelled are not owed */
 		if (r->session)
 			r->session->n_waiting--;
 	} else {
 		s->n_running--;
+		r->tenant->n_running--;
 		if (r->session)
 			r->session->running = NULL;
 	}
 }
 
+/*
+ * Turns are start-time fair queueing (Goyal, Vin and Cheng, 1996) with equal weights and requests as the unit: each request of a
+ * tenant that waits comes one turn after its last, and a tenant that had nothing in the queue begins at the turn that is
+ * being served. So a tenant with a thousand requests delays another's next one by a single request of its own.
+ */
 void sched_add(struct sched *s, struct request *r)
 {
+	uint64_t last = r->tenant->last_turn;
 	r->order = s->next_order++;
+	r->turn = r->tenant->last_turn = (last > s->turn ? last : s->turn) + 1;
 	to_waiting(s, r);
 	/* What it is about to hit is not evicted while it waits. Without memory for that it takes its chance. */
 	if (!r->prompt_logprobs)
@@ -127,8 +151,14 @@ void sched_remove(struct sched *s, struct request *r)
 	r->state = REQUEST_ENDED;
 	if (was_running)
 		leave_kv(s, r);
+	static const struct engine_usage none;
+	const struct engine_usage *usage = r->prompt_done ? &r->usage : &none;
+	r->tenant->requests++;
+	r->tenant->prompt_tokens += (uint64_t)usage->prompt_tokens;
+	r->tenant->cached_tokens += (uint64_t)usage->cached_tokens;
+	r->tenant->generated_tokens += (uint64_t)usage->completion_tokens;
 	if (r->session) {
-		r->session->n_requests++;
+		session_count(r->session, usage);
 		session_touch(s->sessions, r->session);
 	}
 	kv_seq_release(s->pool, &r->kv);
@@ -154,6 +184,7 @@ static bool drop_last_hold(struct sched *s, const struct request *r)
 	for (struct list *l = s->waiting.prev; l != &s->waiting; l = l->prev) {
 		if (entry(l) != r && entry(l)->kv.n_pages > 0) {
 			kv_seq_release(s->pool, &entry(l)->kv);
+			s->n_holds_dropped++;
 			return true;
 		}
 	}
@@ -175,30 +206,55 @@ static bool reclaim(struct sched *s, const struct request *r, int32_t n_free)
 	return true;
 }
 
-static void preempt(struct sched *s, struct request *r)
+static void preempt(struct sched *s, struct request *r, enum engine_room room)
 {
 	leave_list(s, r);
 	kv_seq_release(s->pool, &r->kv);
+	kv_seq_charge(&r->kv, NULL);
 	to_waiting(s, r);
 	r->usage.n_preempted++;
 	s->n_preemptions++;
+	s->preempted[room]++;
+}
+
+/* References that n more positions add to what the tenant is charged for. */
+static int64_t more_pages(const struct request *r, int32_t n)
+{
+	int32_t want = kv_pages_for(r->kv.n_tokens + n);
+	return want > r->kv.n_pages ? want - r->kv.n_pages : 0;
+}
+
+/* Whether the limit of r's tenant, which is charged for r's kv, allows n pages more. */
+static bool keeps_cap(const struct request *r, int64_t n)
+{
+	return n == 0 || r->tenant->kv.n_pages + n <= r->tenant->max_pages;
+}
+
+static struct request *youngest_of(const struct sched *s, const struct tenant *t)
+{
+	struct list *l = s->running.prev;
+	while (entry(l)->tenant != t)
+		l = l->prev;
+	return entry(l);
 }
 
 /*
- * Makes the next position of a decoding request writable, at the cost of younger ones if need be. False when the request itself
- * was the youngest and had to go.
+ * Makes the next position of a decoding request writable, at the cost of younger ones if need be: of its tenant's when that
+ * has reached its limit, else of anybody's. False when the request itself was the youngest of these and had to go.
  */
 static bool make_room(struct sched *s, struct request *r)
 {
-	while (kv_seq_prepare(s->pool, &r->kv, 1) != STATUS_OK) {
-		if (reclaim_one(s, r, EVICT_FOR_DECODE))
+	for (;;) {
+		bool allowed = keeps_cap(r, more_pages(r, 1));
+		if (allowed && kv_seq_prepare(s->pool, &r->kv, 1) == STATUS_OK)
+			return true;
+		if (allowed && reclaim_one(s, r, EVICT_FOR_DECODE))
 			continue;
-		struct request *youngest = entry(s->running.prev);
-		preempt(s, youngest);
+		struct request *youngest = allowed ? entry(s->running.prev) : youngest_of(s, r->tenant);
+		preempt(s, youngest, allowed ? ENGINE_ROOM_DECODE : ENGINE_ROOM_CAP);
 		if (youngest == r)
 			return false;
 	}
-	return true;
 }
 
 /* ---- Admission ---- */
@@ -211,6 +267,7 @@ static void attach_kv(struct sched *s, struct request *r)
 	int32_t most = r->prompt_logprobs && !r->prompt_done ? 0 : n - 1;
 	struct kv_use use = use_by(s, r);
 	kv_seq_release(s->pool, &r->kv);
+	kv_seq_charge(&r->kv, &r->tenant->kv);
 	/* Without memory for the block table it is computed instead. */
 	if (most > 0 && kv_prefix_get(s->prefix, &r->root, r->tokens.ids, n, &use, &r->kv) != STATUS_OK)
 		kv_seq_release(s->pool, &r->kv);
@@ -218,12 +275,40 @@ static void attach_kv(struct sched *s, struct request *r)
 	r->n_indexed = 0;
 }
 
-/* Takes the pages of the whole prompt, and leaves one for each running request's next token. */
-static bool admit(struct sched *s, struct request *r)
+/*
+ * Whether the pages that r lacks could be had at all now, as far as counters tell: what it can reuse is taken at its most, and so is what
+ * could be reclaimed. When this says no, trying would only take pages from the index for nothing.
+ */
+static bool could_admit(const struct sched *s, const struct request *r)
 {
+	int32_t n = (int32_t)r->tokens.n, known = kv_prefix_match(s->prefix, &r->root, r->tokens.ids, n);
+	int64_t need = (int64_t)kv_pages_for(n) - known + s->n_running;
+	int64_t can = kv_pool_n_free(s->pool);
+	if (s->n_running == 0 || need <= can)
+		return true;
+	struct kv_prefix_stats index;
+	kv_prefix_stats(s->prefix, &index);
+	can += index.n_idle;
+	list_each(l, next, &s->waiting)
+		can += entry(l)->kv.n_pages;
+	return need <= can;
+}
+
+enum admission { ADMITTED, WAITS_FOR_MEMORY, WAITS_FOR_CAP };
+
+/* Takes the pages of the whole prompt, and leaves one for each running request's next token, of all and of the tenant. */
+static enum admission admit(struct sched *s, struct request *r)
+{
+	enum admission why = WAITS_FOR_MEMORY;
+	if (!could_admit(s, r))
+		return WAITS_FOR_MEMORY;
 	attach_kv(s, r);
 	int32_t pending = request_pending(r);
 	int32_t need = kv_seq_pages_needed(s->pool, &r->kv, pending);
+	if (!keeps_cap(r, more_pages(r, pending) + r->tenant->n_running)) {
+		why = WAITS_FOR_CAP;
+		goto wait;
+	}
 	if (!reclaim(s, r, need + s->n_running) && s->n_running > 0)
 		goto wait;
 	if (kv_seq_prepare(s->pool, &r->kv, pending) != STATUS_OK)
@@ -231,8 +316,11 @@ static bool admit(struct sched *s, struct request *r)
 	leave_list(s, r);
 	r->state = REQUEST_PREFILL;
 	kv_seq_label(s->pool, &r->kv, (struct kv_holder){KV_HOLDER_RUNNING, r->id});
-	insert_ordered(&s->running, r);
+	insert_running(s, r);
 	s->n_running++;
+	r->tenant->n_running++;
+	if (r->turn > s->turn)
+		s->turn = r->turn;
 	if (r->session)
 		r->session->running = r;
 	if (!r->admitted_before) {
@@ -241,12 +329,13 @@ static bool admit(struct sched *s, struct request *r)
 		r->usage.cached_tokens = r->kv.n_tokens;
 		r->usage.queue_ns = r->started_ns - r->submitted_ns;
 	}
-	return true;
+	return ADMITTED;
 
 wait:
 	/* What the index knew of it, it holds on to. */
 	kv_seq_truncate(s->pool, &r->kv, r->kv.n_tokens);
-	return false;
+	kv_seq_charge(&r->kv, NULL);
+	return why;
 }
 
 /*
@@ -285,15 +374,19 @@ static bool awaits_other(struct sched *s, struct request *r)
 
 static void admit_waiting(struct sched *s)
 {
+	s->pass++;
 	list_each(l, next, &s->waiting) {
 		struct request *r = entry(l);
 		if (s->n_running >= s->max_running)
 			return;
-		if ((r->session && r->session->running) || awaits_other(s, r))
+		if (r->tenant->blocked_pass == s->pass || (r->session && r->session->running) || awaits_other(s, r))
 			continue;
-		/* Nobody overtakes a request that waits for memory: it would never get it. */
-		if (!admit(s, r))
+		/* Nobody overtakes a request that waits for memory, or it would never get it; a tenant's limit stops that tenant only. */
+		enum admission a = admit(s, r);
+		if (a == WAITS_FOR_MEMORY)
 			return;
+		if (a == WAITS_FOR_CAP)
+			r->tenant->blocked_pass = s->pass;
 	}
 }
 
@@ -376,8 +469,11 @@ bool sched_build(struct sched *s)
 	/* Oldest first: whoever has to give way is younger and so not in the batch yet. */
 	for (struct list *l = s->running.next; l != &s->running;) {
 		struct request *r = entry(l);
-		if (r->state == REQUEST_DECODE && !make_room(s, r))
-			break;
+		struct list *older = l->prev;
+		if (r->state == REQUEST_DECODE && !make_room(s, r)) {
+			l = older->next;
+			continue;
+		}
 		l = l->next;
 		if (r->state == REQUEST_DECODE)
 			add_rows(s, r, 1, 1);

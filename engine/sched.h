@@ -1,14 +1,17 @@
 /*
  * The scheduler: which requests run, and which rows the next step computes. It belongs to the worker thread.
  *
- * Admission is first come, first served, but the requests of one session run one after the other, and a request whose
- * prompt begins like one that is being computed waits for the common part instead of computing it twice. A request begins with
- * what the prefix index knows of its prompt, its own earlier turns included. It is admitted when the pool has pages for the rest
- * (pages that only the index holds are evicted for it, then those last in line give up the pages they wait to use),
- * so a running prefill never waits for memory. A step takes one row from each request that decodes, then fills its budget
+ * Admission goes round among the tenants that wait, and is first come, first served within one; but the requests of one session run
+ * one after the other, and a request whose prompt begins like one that is being computed waits for the common part instead of
+ * computing it twice. A request begins with what the prefix index knows of its prompt, its own earlier turns included. It is
+ * admitted when the pool has pages for the rest (pages that only the index holds are evicted for it, then those last in line give
+ * up the pages they wait to use), so a running prefill never waits for memory. A step takes one row from each request that decodes, then fills its budget
  * with equal shares of the prompts that are being computed. When a decoding request finds no page and nothing can be
  * reclaimed, the youngest request is preempted: its pages fall to the index, and what is evicted of them is computed again later with
- * the same result.
+ * the same result. A tenant's limit of KV works in the same way on what that tenant holds, and stops only its own requests.
+ *
+ * Nothing is decided once and for all: each step estimates afresh what a waiting request lacks and what could be had for it, and takes
+ * nothing from anybody while the estimate says that it would not be enough.
  */
 #pragma once
 
@@ -38,11 +41,14 @@ struct sched {
 	const struct clock *clock;
 	int32_t max_running, step_tokens, max_outputs;
 
-	struct list waiting; /* by arrival */
+	struct list waiting; /* by turn, then by arrival */
 	struct list running; /* by arrival */
 	int32_t n_waiting, n_running;
 	uint64_t next_order;
-	uint64_t n_preemptions;
+	uint64_t turn;       /* of the request admitted last */
+	uint64_t pass;       /* of admission */
+	uint64_t n_preemptions, preempted[ENGINE_N_ROOMS]; /* in all, and by what needed the room */
+	uint64_t n_holds_dropped;
 	double rows_per_s;   /* measured speed of steps with prompt rows; 0: not known yet */
 
 	/* The step under construction: host arrays that `batch` points to. */
@@ -59,7 +65,7 @@ enum status sched_init(struct sched *s, struct kv_pool *pool, struct kv_prefix *
 /* Every request must have been removed. */
 void sched_free(struct sched *s);
 
-/* Puts a new request at the end of the queue; its session, if any, is set. */
+/* Puts a new request into the queue, behind those of its tenant; its tenant is set, and its session, if any. */
 void sched_add(struct sched *s, struct request *r);
 /*
  * Takes a request out, wherever it stands, and leaves what it computed to the index. The caller destroys it.

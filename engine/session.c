@@ -9,10 +9,11 @@
 
 enum { FIRST_BUCKETS = 64 };
 
-enum status session_table_init(struct session_table *t, const struct clock *clock, struct kv_prefix *prefix, int64_t heartbeat_ms,
-                               int64_t ttl_ms, int32_t max_sessions)
+enum status session_table_init(struct session_table *t, struct tenant_table *tenants, struct kv_prefix *prefix,
+                               const struct clock *clock, int64_t heartbeat_ms, int64_t ttl_ms, int32_t max_sessions)
 {
 	memset(t, 0, sizeof *t);
+	t->tenants = tenants;
 	t->clock = clock;
 	t->prefix = prefix;
 	t->heartbeat_ms = heartbeat_ms;
@@ -40,15 +41,15 @@ void session_table_free(struct session_table *t)
 
 /* ---- The index by id ---- */
 
-static struct session **bucket_of(const struct session_table *t, const char *id)
+static struct session **bucket_of(const struct session_table *t, int32_t tenant, const char *id)
 {
-	return &t->buckets[hash64(id, strlen(id), t->id_seed[0]) & (t->n_buckets - 1)];
+	return &t->buckets[hash64(id, strlen(id), t->id_seed[0] + (uint64_t)tenant) & (t->n_buckets - 1)];
 }
 
-static struct session *lookup(const struct session_table *t, const char *id)
+static struct session *lookup(const struct session_table *t, int32_t tenant, const char *id)
 {
-	struct session *s = *bucket_of(t, id);
-	while (s && strcmp(s->id, id) != 0)
+	struct session *s = *bucket_of(t, tenant, id);
+	while (s && (s->tenant->id != tenant || strcmp(s->id, id) != 0))
 		s = s->hash_next;
 	return s;
 }
@@ -66,7 +67,7 @@ static void grow_buckets(struct session_table *t)
 	for (size_t i = 0; i < n_old; i++) {
 		for (struct session *s = old[i], *next; s; s = next) {
 			next = s->hash_next;
-			struct session **b = bucket_of(t, s->id);
+			struct session **b = bucket_of(t, s->tenant->id, s->id);
 			s->hash_next = *b;
 			*b = s;
 		}
@@ -80,6 +81,7 @@ static void heap_put(struct session_table *t, size_t at, struct session *s)
 {
 	t->heap[at] = s;
 	s->heap_at = at;
+	t->heap_moves++;
 }
 
 static void heap_up(struct session_table *t, size_t at)
@@ -153,16 +155,25 @@ static int64_t bounded(int64_t asked, int64_t bound)
 	return asked == 0 || asked > bound ? bound : asked;
 }
 
+/* Of a session and of all of them the smaller limit counts; 0 is none. */
+static int32_t bounded_tokens(int32_t asked, int32_t bound)
+{
+	return asked <= 0 || (bound > 0 && asked > bound) ? bound : asked;
+}
+
 enum status session_create(struct session_table *t, const struct engine_session_params *p, struct session **out,
                            struct error *err)
 {
 	struct session *s;
+	struct tenant *tenant = tenant_find(t->tenants, p->tenant);
+	if (!tenant)
+		return error_set(err, STATUS_NOMEM, "no memory for another tenant");
 	char id[ENGINE_SESSION_ID_MAX + 1];
 	if (p->id[0]) {
 		if (!id_is_valid(p->id))
 			return error_set_param(err, STATUS_INVALID, "id", "a session id is made of letters, digits, '_', '.' and '-'");
 		memcpy(id, p->id, sizeof id);
-		if (lookup(t, id))
+		if (lookup(t, p->tenant, id))
 			return error_set_param(err, STATUS_EXISTS, "id", "a session '%s' exists already", id);
 	} else {
 		uint64_t r[2];
@@ -172,6 +183,12 @@ enum status session_create(struct session_table *t, const struct engine_session_
 	}
 	if (t->n_sessions >= (size_t)t->max_sessions)
 		return error_set(err, STATUS_LIMIT, "there are %d sessions already, the most that are allowed", t->max_sessions);
+	if (tenant->limits.max_sessions > 0 && tenant->n_sessions >= tenant->limits.max_sessions) {
+		tenant->refused++;
+		return error_set_param(err, STATUS_LIMIT, "max_sessions",
+		                       "this API key has %d sessions, the most that its max_sessions (%d) allows", tenant->n_sessions,
+		                       tenant->limits.max_sessions);
+	}
 	if (t->n_sessions == t->cap_heap) {
 		size_t cap = t->cap_heap ? t->cap_heap * 2 : 64;
 		struct session **heap = realloc(t->heap, cap * sizeof(struct session *));
@@ -187,9 +204,13 @@ enum status session_create(struct session_table *t, const struct engine_session_
 	s->created_ms = s->seen_ms = clock_now_ms(t->clock);
 	s->heartbeat_ms = bounded(p->heartbeat_timeout_ms, t->heartbeat_ms);
 	s->ttl_ms = bounded(p->ttl_ms, t->ttl_ms);
+	s->max_tokens = bounded_tokens(p->max_tokens, t->max_tokens);
+	s->tenant = tenant;
+	s->serial = t->created + 1;
+	tenant->n_sessions++;
 	if (t->n_sessions >= t->n_buckets)
 		grow_buckets(t);
-	struct session **b = bucket_of(t, id);
+	struct session **b = bucket_of(t, tenant->id, id);
 	s->hash_next = *b;
 	*b = s;
 	s->heap_deadline_ms = session_deadline_ms(s);
@@ -202,9 +223,9 @@ enum status session_create(struct session_table *t, const struct engine_session_
 	return STATUS_OK;
 }
 
-struct session *session_find(struct session_table *t, const char *id)
+struct session *session_find(struct session_table *t, int32_t tenant, const char *id)
 {
-	struct session *s = lookup(t, id);
+	struct session *s = lookup(t, tenant, id);
 	return s && session_deadline_ms(s) > clock_now_ms(t->clock) ? s : NULL;
 }
 
@@ -227,6 +248,7 @@ struct session *session_next_expired(struct session_table *t)
 	int64_t now = clock_now_ms(t->clock);
 	while (t->n_sessions > 0 && t->heap[0]->heap_deadline_ms <= now) {
 		struct session *s = t->heap[0];
+		t->heap_looks++;
 		int64_t deadline = session_deadline_ms(s);
 		if (deadline <= now)
 			return s;
@@ -245,7 +267,7 @@ int64_t session_next_deadline_ms(const struct session_table *t)
 
 void session_remove(struct session_table *t, struct session *s)
 {
-	struct session **at = bucket_of(t, s->id);
+	struct session **at = bucket_of(t, s->tenant->id, s->id);
 	while (*at != s)
 		at = &(*at)->hash_next;
 	*at = s->hash_next;
@@ -253,6 +275,7 @@ void session_remove(struct session_table *t, struct session *s)
 	if (t->prefix)
 		kv_prefix_claim_close(t->prefix, s->claim);
 	kv_weak_free(&s->kv);
+	s->tenant->n_sessions--;
 	free(s);
 }
 
@@ -264,7 +287,46 @@ void session_keep(struct session_table *t, struct session *s, const struct kv_se
 		kv_prefix_weaken(t->prefix, kv, &s->kv);
 }
 
-void session_describe(const struct session_table *t, const struct session *s, const struct kv_layout *layout,
+/* ---- Its account ---- */
+
+void session_count(struct session *s, const struct engine_usage *usage)
+{
+	s->n_requests++;
+	s->prompt_tokens += (uint64_t)usage->prompt_tokens;
+	s->cached_tokens += (uint64_t)usage->cached_tokens;
+	s->generated_tokens += (uint64_t)usage->completion_tokens;
+}
+
+static void describe_page(const struct kv_pool *pool, int32_t page, int32_t own, struct engine_session_info *out)
+{
+	int32_t refs = kv_pool_refs(pool, page);
+	bool indexed = kv_pool_is_indexed(pool, page);
+	out->references += refs;
+	out->pages_indexed += indexed;
+	out->pages_exclusive += refs - indexed == own;
+}
+
+/* The pages of its running request, or what is left in the index of those of its last one. */
+static void describe_pages(const struct session_table *t, const struct session *s, const struct kv_pool *pool,
+                           struct engine_session_info *out)
+{
+	if (s->running) {
+		const struct kv_seq *kv = &s->running->kv;
+		out->n_tokens = kv->n_tokens;
+		out->n_pages = kv->n_pages;
+		for (int32_t i = 0; i < kv->n_pages; i++)
+			describe_page(pool, kv->pages[i], 1, out);
+	} else if (t->prefix) {
+		out->n_pages = kv_weak_alive(t->prefix, &s->kv);
+		out->n_tokens = out->n_pages * KV_PAGE_TOKENS < s->kv.n_tokens ? out->n_pages * KV_PAGE_TOKENS : s->kv.n_tokens;
+		for (int32_t i = 0; i < out->n_pages; i++)
+			describe_page(pool, s->kv.pages[i].page, 0, out);
+	}
+	out->kv_bytes = (uint64_t)out->n_pages * kv_pool_layout(pool)->page_stride;
+	out->positions_unused = out->n_pages * KV_PAGE_TOKENS - out->n_tokens;
+}
+
+void session_describe(const struct session_table *t, const struct session *s, const struct kv_pool *pool,
                       struct engine_session_info *out)
 {
 	int64_t now = clock_now_ms(t->clock), deadline = session_deadline_ms(s);
@@ -275,15 +337,46 @@ void session_describe(const struct session_table *t, const struct session *s, co
 	out->expires_in_ms = deadline == INT64_MAX ? -1 : deadline > now ? deadline - now : 0;
 	out->heartbeat_timeout_ms = s->heartbeat_ms;
 	out->ttl_ms = s->ttl_ms;
-	if (s->running) {
-		out->n_tokens = s->running->kv.n_tokens;
-		out->n_pages = s->running->kv.n_pages;
-	} else if (t->prefix) {
-		out->n_pages = kv_weak_alive(t->prefix, &s->kv);
-		out->n_tokens = out->n_pages * KV_PAGE_TOKENS < s->kv.n_tokens ? out->n_pages * KV_PAGE_TOKENS : s->kv.n_tokens;
-	}
-	out->kv_bytes = (uint64_t)out->n_pages * layout->page_stride;
+	describe_pages(t, s, pool, out);
 	out->n_running = s->running != NULL;
 	out->n_waiting = s->n_waiting;
 	out->n_requests = s->n_requests;
+	out->prompt_tokens = s->prompt_tokens;
+	out->cached_tokens = s->cached_tokens;
+	out->generated_tokens = s->generated_tokens;
+	out->tenant = s->tenant->id;
+	out->serial = s->serial;
+	out->max_tokens = s->max_tokens;
+	int64_t claim = claim_end_ms(s);
+	out->claim_ms = claim == INT64_MAX ? -1 : claim > now ? claim - now : 0;
+}
+
+static int by_serial(const void *a, const void *b)
+{
+	const struct session *const *s = a, *const *r = b;
+	return ((*s)->serial > (*r)->serial) - ((*s)->serial < (*r)->serial);
+}
+
+enum status session_list(const struct session_table *t, const struct kv_pool *pool, int32_t tenant,
+                         const struct engine_session_page *page, struct engine_session_info **out, size_t *n, bool *more)
+{
+	size_t limit = page->limit > 0 ? (size_t)page->limit : 0, found = 0;
+	const struct session **all = calloc(t->n_sessions + 1, sizeof(struct session *));
+	*out = NULL;
+	*n = 0;
+	if (!all)
+		return STATUS_NOMEM;
+	for (size_t i = 0; i < t->n_sessions; i++) {
+		const struct session *s = t->heap[i];
+		if (s->serial > page->after && (tenant == ENGINE_ALL_TENANTS || s->tenant->id == tenant))
+			all[found++] = s;
+	}
+	qsort(all, found, sizeof(struct session *), by_serial);
+	*more = found > limit;
+	*n = *more ? limit : found;
+	*out = calloc(*n + 1, sizeof **out);
+	for (size_t i = 0; *out && i < *n; i++)
+		session_describe(t, all[i], pool, &(*out)[i]);
+	free(all);
+	return *out ? STATUS_OK : STATUS_NOMEM;
 }

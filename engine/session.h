@@ -17,16 +17,21 @@
 #include "engine/base/list.h"
 #include "engine/engine.h"
 #include "engine/kv/prefix.h"
+#include "engine/tenant.h"
 
 struct request;
 
 struct session {
-	char id[ENGINE_SESSION_ID_MAX + 1];
+	char id[ENGINE_SESSION_ID_MAX + 1]; /* unique among its tenant's */
+	struct tenant *tenant;
+	uint64_t serial;              /* rises with each session made */
 	int64_t created_ms, seen_ms;
 	int64_t heartbeat_ms, ttl_ms; /* -1: never */
 	struct request *running;      /* at most one */
 	int32_t n_waiting;
+	int32_t max_tokens;           /* that its requests may come to; 0: no limit */
 	uint64_t n_requests;
+	uint64_t prompt_tokens, cached_tokens, generated_tokens; /* of its ended requests */
 	struct kv_weak kv;            /* what its last request left in the index */
 	uint64_t claim;               /* on pages of the index */
 	struct session *hash_next;
@@ -39,25 +44,28 @@ struct session_table {
 	struct kv_prefix *prefix;     /* NULL: sessions without KV */
 	int64_t heartbeat_ms, ttl_ms; /* defaults and upper bounds */
 	int32_t max_sessions;
+	int32_t max_tokens; /* of a session's requests, default and upper bound; 0: no limit */
+	struct tenant_table *tenants;
 	struct session **buckets;
 	size_t n_buckets; /* a power of two */
 	struct session **heap; /* [n_sessions] by heap_deadline_ms */
 	size_t n_sessions, cap_heap;
 	uint64_t id_seed[2];
 	uint64_t created, expired, deleted;
+	uint64_t heap_looks, heap_moves; /* what it took to know who has expired: sessions looked at, places in the heap written */
 };
 
-/* prefix, which may be NULL, must outlive the table and gets room for the claims. NOMEM. */
-enum status session_table_init(struct session_table *t, const struct clock *clock, struct kv_prefix *prefix, int64_t heartbeat_ms,
-                               int64_t ttl_ms, int32_t max_sessions);
+/* The tenants, and the prefix index, which may be NULL, must outlive the table; the index gets room for the claims. NOMEM. */
+enum status session_table_init(struct session_table *t, struct tenant_table *tenants, struct kv_prefix *prefix,
+                               const struct clock *clock, int64_t heartbeat_ms, int64_t ttl_ms, int32_t max_sessions);
 /* Every session must have been removed. */
 void session_table_free(struct session_table *t);
 
-/* EXISTS, INVALID (id), LIMIT (too many), NOMEM. Collect expired sessions first: one that is still there holds its id. */
+/* EXISTS, INVALID (id), LIMIT (too many, of all or of the tenant), NOMEM. Collect expired sessions first: one that is still there holds its id. */
 enum status session_create(struct session_table *t, const struct engine_session_params *p, struct session **out,
                            struct error *err);
-/* NULL when there is none, or its deadline has passed. */
-struct session *session_find(struct session_table *t, const char *id);
+/* NULL when the tenant has none of this id, or its deadline has passed. */
+struct session *session_find(struct session_table *t, int32_t tenant, const char *id);
 /* A sign of life: its deadline and its claim move. */
 void session_touch(struct session_table *t, struct session *s);
 /* When it ends, on the clock's milliseconds; INT64_MAX: never. */
@@ -72,5 +80,14 @@ void session_remove(struct session_table *t, struct session *s);
 /* Remembers what a request of the session, which ends, leaves in the index of its KV. */
 void session_keep(struct session_table *t, struct session *s, const struct kv_seq *kv);
 
-void session_describe(const struct session_table *t, const struct session *s, const struct kv_layout *layout,
+/* What the request leaves to its session's account when it ends. */
+void session_count(struct session *s, const struct engine_usage *usage);
+/* Looks at each of its pages. */
+void session_describe(const struct session_table *t, const struct session *s, const struct kv_pool *pool,
                       struct engine_session_info *out);
+/*
+ * Describes up to limit sessions of a tenant (ENGINE_ALL_TENANTS: of all) whose serial is greater than after, in that order. *out is
+ * malloc'd, [*n]; *more tells whether there are others behind. NOMEM.
+ */
+enum status session_list(const struct session_table *t, const struct kv_pool *pool, int32_t tenant,
+                         const struct engine_session_page *page, struct engine_session_info **out, size_t *n, bool *more);

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 
 #include "engine/base/log.h"
+#include "engine/census.h"
 #include "engine/engine_internal.h"
 #include "engine/event.h"
 #include "engine/request.h"
@@ -15,8 +16,13 @@
 
 struct worker {
 	struct engine *e;
+	struct tenant_table tenants;
 	struct session_table sessions;
 	struct sched sched;
+	struct census census;
+	struct engine_kv kv;    /* as the census found it last */
+	int64_t census_ms;      /* and when */
+	bool census_stale;      /* something may have changed since */
 	int64_t next_gc_ms;
 	struct list out; /* events of this turn of the loop; they leave together, after the figures that belong to them */
 	struct engine_stats stats; /* counters; gauges are filled in at publication */
@@ -28,10 +34,11 @@ struct worker {
 static void end_request(struct worker *w, struct request *r)
 {
 	struct engine_event *last = r->last;
+	int32_t tenant = r->tenant->id;
 	r->last = NULL;
 	sched_remove(&w->sched, r);
 	request_destroy(r);
-	atomic_fetch_sub(&w->e->n_in_flight, 1);
+	flight_end(w->e, tenant);
 	list_push_back(&w->out, &last->link);
 }
 
@@ -111,25 +118,37 @@ static void answer_session(struct worker *w, struct command *c, const struct ses
 		command_fail(w->e, c, &err, &w->out);
 		return;
 	}
-	session_describe(&w->sessions, s, &w->e->layout, ev->sessions);
+	session_describe(&w->sessions, s, w->e->pool, ev->sessions);
 	ev->n_sessions = 1;
 	command_answer(w->e, c, &w->out);
 }
 
+static void take_census(struct worker *w)
+{
+	census_take(&w->census, &w->kv);
+	w->census_ms = clock_now_ms(w->e->clock);
+	w->census_stale = false;
+}
+
+/* Answers SESSION_LIST and KV_REPORT. */
 static void list_sessions(struct worker *w, struct command *c)
 {
 	struct engine_event *ev = c->reply;
 	struct error err;
-	size_t n = w->sessions.n_sessions;
-	ev->sessions = calloc(n ? n : 1, sizeof *ev->sessions);
-	if (!ev->sessions) {
-		error_set(&err, STATUS_NOMEM, "no memory for a list of %zu sessions", n);
+	enum status st = session_list(&w->sessions, w->e->pool, c->tenant, &c->page, &ev->sessions, &ev->n_sessions, &ev->more_sessions);
+	if (st == STATUS_OK && c->type == COMMAND_KV_REPORT) {
+		ev->kv = calloc(1, sizeof *ev->kv);
+		st = ev->kv ? STATUS_OK : STATUS_NOMEM;
+	}
+	if (st != STATUS_OK) {
+		error_set(&err, st, "no memory for a list of %zu sessions", w->sessions.n_sessions);
 		command_fail(w->e, c, &err, &w->out);
 		return;
 	}
-	for (size_t i = 0; i < n; i++)
-		session_describe(&w->sessions, w->sessions.heap[i], &w->e->layout, &ev->sessions[i]);
-	ev->n_sessions = n;
+	if (ev->kv) {
+		take_census(w);
+		*ev->kv = w->kv;
+	}
 	command_answer(w->e, c, &w->out);
 }
 
@@ -138,7 +157,7 @@ static void handle_session(struct worker *w, struct command *c)
 	struct session *s = NULL;
 	struct error err;
 	collect_sessions(w);
-	if (c->type == COMMAND_SESSION_LIST) {
+	if (c->type == COMMAND_SESSION_LIST || c->type == COMMAND_KV_REPORT) {
 		list_sessions(w, c);
 		return;
 	}
@@ -149,7 +168,7 @@ static void handle_session(struct worker *w, struct command *c)
 			answer_session(w, c, s);
 		return;
 	}
-	s = session_find(&w->sessions, c->session.id);
+	s = session_find(&w->sessions, c->tenant, c->session.id);
 	if (!s) {
 		error_set_param(&err, STATUS_NOT_FOUND, "session_id", "there is no session '%s': it was never made, has expired or was deleted",
 		                c->session.id);
@@ -165,7 +184,7 @@ static void handle_session(struct worker *w, struct command *c)
 	/* The answer describes what is deleted, and goes out after the session's requests have ended. */
 	c->reply->sessions = calloc(1, sizeof *c->reply->sessions);
 	if (c->reply->sessions) {
-		session_describe(&w->sessions, s, &w->e->layout, c->reply->sessions);
+		session_describe(&w->sessions, s, w->e->pool, c->reply->sessions);
 		c->reply->n_sessions = 1;
 	}
 	w->sessions.deleted++;
@@ -173,7 +192,73 @@ static void handle_session(struct worker *w, struct command *c)
 	command_answer(w->e, c, &w->out);
 }
 
+/* ---- Limits ---- */
+
+/*
+ * A request that its tenant's or its session's limit could never let end is refused at once, and one without a max_tokens ends at
+ * the limit as it would at the end of the context.
+ */
+static enum status apply_limit(struct request *r, int32_t limit, const char *param, const char *whose, struct error *err)
+{
+	int32_t max_tokens = r->spec->max_tokens;
+	if (r->n_prompt > limit || (max_tokens < 0 && r->n_prompt == limit))
+		return error_set_param(err, STATUS_CONTEXT_LENGTH, param,
+		                       "%s may hold %" PRId32 " tokens at most, but the prompt has %" PRId32 " tokens", whose, limit,
+		                       r->n_prompt);
+	if (max_tokens > limit - r->n_prompt)
+		return error_set_param(err, STATUS_CONTEXT_LENGTH, param,
+		                       "%s may hold %" PRId32 " tokens at most, but %" PRId32 " were requested (%" PRId32
+		                       " in the prompt, %" PRId32 " for the answer)",
+		                       whose, limit, r->max_total, r->n_prompt, max_tokens);
+	if (r->max_total > limit)
+		r->max_total = limit;
+	return STATUS_OK;
+}
+
+static enum status apply_limits(struct request *r, struct error *err)
+{
+	enum status st = apply_limit(r, tenant_max_tokens(r->tenant), "kv_memory", "this API key", err);
+	if (st == STATUS_OK && r->session && r->session->max_tokens > 0)
+		st = apply_limit(r, r->session->max_tokens, "session_id", "this session", err);
+	if (st != STATUS_OK)
+		r->tenant->refused++;
+	return st;
+}
+
+/* A limit that fell below what an accepted request may come to ends it, for it could wait for ever. */
+static void enforce_limit(struct worker *w, const struct tenant *t)
+{
+	struct list *const heads[] = {&w->sched.running, &w->sched.waiting};
+	struct error err;
+	for (size_t i = 0; i < 2; i++) {
+		list_each(l, next, heads[i]) {
+			struct request *r = list_entry(l, struct request, link);
+			if (r->tenant != t || kv_pages_for(r->max_total) <= t->max_pages)
+				continue;
+			error_set_param(&err, STATUS_LIMIT, "kv_memory",
+			                "the limit of this API key was lowered to %" PRId32 " tokens, and the request may come to %" PRId32,
+			                tenant_max_tokens(t), r->max_total);
+			fail_request(w, r, &err);
+		}
+	}
+}
+
+static void handle_tenant(struct worker *w, struct command *c)
+{
+	if (tenant_set(&w->tenants, &c->set) == STATUS_OK)
+		enforce_limit(w, tenant_find(&w->tenants, c->set.id));
+	else
+		log_msg(LOG_ERROR, "tenant", "no memory for tenant %" PRId32, c->set.id);
+	command_destroy(c);
+}
+
 /* ---- Commands ---- */
+
+static void refuse_generate(struct worker *w, struct command *c, const struct error *err)
+{
+	w->stats.failed++;
+	command_fail(w->e, c, err, &w->out);
+}
 
 static void handle_generate(struct worker *w, struct command *c)
 {
@@ -181,9 +266,15 @@ static void handle_generate(struct worker *w, struct command *c)
 	struct engine_request *spec = c->request;
 	struct error err = {0};
 	struct session *session = NULL;
+	struct tenant *tenant = tenant_find(&w->tenants, spec->tenant);
 	struct request *r;
+	if (!tenant) {
+		error_set(&err, STATUS_NOMEM, "no memory for another tenant");
+		command_fail(e, c, &err, &w->out);
+		return;
+	}
 	if (spec->session[0]) {
-		session = session_find(&w->sessions, spec->session);
+		session = session_find(&w->sessions, spec->tenant, spec->session);
 		if (!session) {
 			error_set_param(&err, STATUS_NOT_FOUND, "session_id",
 			                "there is no session '%s': it was never made, has expired or was deleted", spec->session);
@@ -193,16 +284,21 @@ static void handle_generate(struct worker *w, struct command *c)
 	}
 	c->request = NULL;
 	if (request_create(spec, &c->tokens, e->tokenizer, e->info.n_ctx, c->submitted_ns, &r, &err) != STATUS_OK) {
-		w->stats.failed++;
-		event_set_error(c->reply, &err);
-		command_answer(e, c, &w->out);
+		refuse_generate(w, c, &err);
+		return;
+	}
+	r->tenant = tenant;
+	r->session = session;
+	if (apply_limits(r, &err) != STATUS_OK) {
+		request_destroy(r);
+		refuse_generate(w, c, &err);
 		return;
 	}
 	struct kv_root root = e->root;
+	root.tenant = str_from(tenant->salt);
 	root.salt = str_from(spec->cache_salt ? spec->cache_salt : "");
 	kv_key_root(&root, &r->root);
 	command_destroy(c); /* the request carries the flight on */
-	r->session = session;
 	if (session)
 		session_touch(&w->sessions, session);
 	sched_add(&w->sched, r);
@@ -226,7 +322,11 @@ static void handle(struct worker *w, struct command *c)
 	case COMMAND_SESSION_HEARTBEAT:
 	case COMMAND_SESSION_DELETE:
 	case COMMAND_SESSION_LIST:
+	case COMMAND_KV_REPORT:
 		handle_session(w, c);
+		break;
+	case COMMAND_TENANT:
+		handle_tenant(w, c);
 		break;
 	case COMMAND_STOP:
 		w->stopping = true;
@@ -386,6 +486,8 @@ static void publish(struct worker *w)
 {
 	struct engine *e = w->e;
 	struct engine_stats s = w->stats;
+	if (w->census_stale && clock_now_ms(e->clock) - w->census_ms >= CENSUS_MS)
+		take_census(w);
 	struct kv_prefix_stats prefix;
 	kv_prefix_stats(e->prefix, &prefix);
 	s.n_running = w->sched.n_running;
@@ -399,25 +501,45 @@ static void publish(struct worker *w)
 	for (int reason = 0; reason < EVICT_N_REASONS; reason++)
 		s.prefix_evictions += prefix.evicted[reason];
 	s.prefix_evictions_decode = prefix.evicted[EVICT_FOR_DECODE];
+	s.prefix_inserted = prefix.inserted;
+	s.prefix_collisions = prefix.collisions;
+	s.prefix_revived = prefix.revived;
+	s.prefix_pages = prefix.n_pages;
+	s.prefix_tails = prefix.n_tails;
+	s.prefix_ghosts = prefix.n_ghosts;
 	s.preemptions = w->sched.n_preemptions;
+	memcpy(s.preempted, w->sched.preempted, sizeof s.preempted);
+	s.holds_dropped = w->sched.n_holds_dropped;
+	s.kv = w->kv;
 	s.sessions_created = w->sessions.created;
 	s.sessions_expired = w->sessions.expired;
 	s.sessions_deleted = w->sessions.deleted;
 	pthread_mutex_lock(&e->lock);
 	e->stats = s;
+	e->census_ms = w->census_ms;
+	e->n_usage = w->tenants.n;
+	for (int32_t i = 0; i < w->tenants.n; i++) {
+		e->usage[i].id = -1;
+		if (w->tenants.all[i])
+			tenant_describe(w->tenants.all[i], e->layout.page_stride, &e->usage[i]);
+	}
 	pthread_mutex_unlock(&e->lock);
 	mailbox_post_all(&e->events, &w->out);
 }
 
-/* How long to sleep when nothing can be computed: until the next collection that could find something. */
+/* How long to sleep when nothing can be computed: until the next collection that could find something, or the census that is due. */
 static int64_t sleep_ns(const struct worker *w)
 {
-	if (session_next_deadline_ms(&w->sessions) == INT64_MAX)
+	bool collect = session_next_deadline_ms(&w->sessions) != INT64_MAX;
+	if (!collect && !w->census_stale)
 		return -1;
 	/* A clock that tests move by hand does not move while we sleep by the system's: look often. */
 	if (w->e->clock != clock_system())
 		return 2000000;
-	int64_t ms = w->next_gc_ms - clock_now_ms(w->e->clock);
+	int64_t at = collect ? w->next_gc_ms : INT64_MAX;
+	if (w->census_stale && w->census_ms + CENSUS_MS < at)
+		at = w->census_ms + CENSUS_MS;
+	int64_t ms = at - clock_now_ms(w->e->clock);
 	return ms > 0 ? ms * 1000000 : 0;
 }
 
@@ -429,6 +551,7 @@ static void take_commands(struct worker *w, bool idle)
 		mailbox_wait(&w->e->worker_box, &commands, sleep_ns(w));
 	else
 		mailbox_take(&w->e->worker_box, &commands);
+	w->census_stale = w->census_stale || !list_empty(&commands);
 	for (struct list *l; (l = list_pop_front(&commands));)
 		handle(w, list_entry(l, struct command, link));
 }
@@ -438,7 +561,9 @@ static void collect_when_due(struct worker *w)
 	int64_t now = clock_now_ms(w->e->clock);
 	if (now < w->next_gc_ms)
 		return;
+	uint64_t before = w->sessions.expired;
 	collect_sessions(w);
+	w->census_stale = w->census_stale || w->sessions.expired != before;
 	w->next_gc_ms = now + w->e->options.session_gc_ms;
 }
 
@@ -449,8 +574,10 @@ static void serve(struct worker *w)
 		take_commands(w, idle);
 		collect_when_due(w);
 		idle = !sched_build(&w->sched);
-		if (!idle)
+		if (!idle) {
 			run_step(w);
+			w->census_stale = true;
+		}
 		publish(w);
 	}
 	for (struct list *l; (l = w->sched.running.next) != &w->sched.running;)
@@ -491,12 +618,21 @@ static enum status start(struct worker *w, struct error *err)
 	enum status st = engine_load(e, err);
 	if (st != STATUS_OK)
 		return st;
-	st = session_table_init(&w->sessions, e->clock, e->prefix, o->heartbeat_timeout_ms, o->session_ttl_ms, o->max_sessions);
+	st = tenant_table_init(&w->tenants, e->layout.page_stride);
+	if (st != STATUS_OK)
+		return error_set(err, st, "no memory for the tenants");
+	st = session_table_init(&w->sessions, &w->tenants, e->prefix, e->clock, o->heartbeat_timeout_ms, o->session_ttl_ms,
+	                        o->max_sessions);
 	if (st != STATUS_OK)
 		return error_set(err, st, "no memory for the session table");
+	w->sessions.max_tokens = o->session_tokens;
 	st = sched_init(&w->sched, e->pool, e->prefix, &w->sessions, e->clock, o->max_running, o->step_tokens, e->max_outputs);
 	if (st != STATUS_OK)
 		return error_set(err, st, "no memory for the scheduler");
+	st = census_init(&w->census, e->pool, &w->sched, &w->sessions, &w->tenants);
+	if (st != STATUS_OK)
+		return error_set(err, st, "no memory to count %" PRId32 " pages", kv_pool_n_pages(e->pool));
+	take_census(w);
 	w->next_gc_ms = clock_now_ms(e->clock) + o->session_gc_ms;
 	return STATUS_OK;
 }
@@ -517,8 +653,10 @@ void *worker_thread_main(void *engine)
 		serve(&w);
 	else
 		refuse(e);
+	census_free(&w.census);
 	sched_free(&w.sched);
 	session_table_free(&w.sessions);
+	tenant_table_free(&w.tenants);
 	engine_unload(e);
 	return NULL;
 }

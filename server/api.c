@@ -28,6 +28,18 @@ const char *app_fingerprint(struct app *a)
 	return a->fingerprint;
 }
 
+bool app_is_admin(const struct app *a, int32_t tenant)
+{
+	const struct auth_key *k = auth_find(&a->auth, tenant);
+	return k && k->admin;
+}
+
+const char *app_key_name(const struct app *a, int32_t tenant)
+{
+	bool known = tenant >= 0 && tenant < a->auth.n && !(tenant == 0 && a->auth.open);
+	return known ? a->auth.keys[tenant].name : "-";
+}
+
 bool app_accepts(const struct app *a, struct failure *f)
 {
 	if (a->draining) {

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "server/app.h"
+#include "server/auth.h"
 #include "server/failure.h"
 #include "server/json.h"
 #include "server/metrics.h"
@@ -23,6 +24,7 @@ enum { APP_BUCKETS = 1024 };
 struct app {
 	const struct config *config;
 	struct engine *engine;
+	struct auth auth;
 	struct http_app http;
 	struct ws_app ws;
 	struct list waiters[APP_BUCKETS]; /* by id; ids are consecutive, so the buckets stay even */
@@ -42,6 +44,11 @@ void app_wait(struct app *a, struct waiter *w, uint64_t id);
 const char *app_model_id(const struct app *a);
 /* Identifies build, model and backend: same fingerprint and seed, same answer. */
 const char *app_fingerprint(struct app *a);
+
+/* Whether a tenant may see what belongs to others. */
+bool app_is_admin(const struct app *a, int32_t tenant);
+/* The name of a tenant's key, also of one that is gone; "-" when no key is needed. */
+const char *app_key_name(const struct app *a, int32_t tenant);
 
 /* False, and the failure, when no new work is taken now: loading, failed or draining. */
 bool app_accepts(const struct app *a, struct failure *f);
@@ -64,6 +71,13 @@ void reply_error(struct http_exchange *x, const struct error *err);
 /* Parses the body, or answers 400 and returns false. With `optional`, an empty body is an empty object (*doc is NULL).
  */
 bool read_body(struct http_exchange *x, bool optional, struct json_doc **doc, struct json *root);
+
+/* Reads which part of a list of sessions is wanted, ?limit=N&after=CURSOR, or answers 400 and returns false. */
+bool read_session_page(struct http_exchange *x, int32_t default_limit, struct engine_session_page *page);
+/* The session object of GET /v1/sessions/{id}. */
+void write_session(const struct app *a, const struct engine_session_info *s, struct buf *out);
+/* {"data":[...],"has_more":...,"next":...}, less the opening brace, of a SESSIONS or KV event. */
+void write_session_list(const struct app *a, const struct engine_event *ev, struct buf *out);
 
 /* A log-probability as JSON; minus infinity becomes -9999. */
 void write_logprob(struct buf *out, float logprob);
@@ -98,6 +112,7 @@ void api_health_ready(struct http_exchange *x, void *app);
 void api_metrics(struct http_exchange *x, void *app);
 void api_sessions_create(struct http_exchange *x, void *app);
 void api_sessions_list(struct http_exchange *x, void *app);
+void api_kv(struct http_exchange *x, void *app);
 void api_session_get(struct http_exchange *x, void *app);
 void api_session_delete(struct http_exchange *x, void *app);
 void api_session_heartbeat(struct http_exchange *x, void *app);

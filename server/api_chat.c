@@ -121,7 +121,7 @@ void api_chat(struct http_exchange *x, void *app)
 		reply_failure(x, &f);
 		goto done;
 	}
-	if (params_parse(&params, a->engine, &root, PARAMS_CHAT, http_header(x, "x-session-token"), &err) !=
+	if (params_parse(&params, a->engine, http_principal(x), &root, PARAMS_CHAT, http_header(x, "x-session-token"), &err) !=
 		    STATUS_OK ||
 	    json_read_bool(&generate, &chat.add_generation_prompt, &err) != STATUS_OK) {
 		reply_error(x, &err);

@@ -301,7 +301,7 @@ void api_completions(struct http_exchange *x, void *app)
 		reply_failure(x, &f);
 		goto done;
 	}
-	if (params_parse(&params, a->engine, &root, PARAMS_COMPLETION, http_header(x, "x-session-token"), &err) !=
+	if (params_parse(&params, a->engine, http_principal(x), &root, PARAMS_COMPLETION, http_header(x, "x-session-token"), &err) !=
 		    STATUS_OK ||
 	    count_prompts(&prompt, params.n, &n_prompts, &err) != STATUS_OK) {
 		reply_error(x, &err);

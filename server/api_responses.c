@@ -113,7 +113,8 @@ void api_responses(struct http_exchange *x, void *app)
 	model = json_get(&root, "model");
 	if (!app_serves(a, &model, &f)) {
 		reply_failure(x, &f);
-	} else if (response_request_parse(&q, a->engine, &root, http_header(x, "x-session-token"), &err) != STATUS_OK) {
+	} else if (response_request_parse(&q, a->engine, http_principal(x), &root, http_header(x, "x-session-token"), &err) !=
+		   STATUS_OK) {
 		reply_error(x, &err);
 	} else if (q.previous_id[0]) {
 		failure_set(

@@ -21,6 +21,7 @@ enum status app_create(const struct config *config, struct engine *engine, struc
 		return STATUS_NOMEM;
 	a->config = config;
 	a->engine = engine;
+	auth_init(&a->auth, config->api_key);
 	a->http = (struct http_app){.app = a, .dispatch = routes_dispatch, .error_body = error_body};
 	a->ws = (struct ws_app){.app = a,
 				.opened = lanes_opened,
@@ -65,6 +66,14 @@ void app_wait(struct app *a, struct waiter *w, uint64_t id)
 {
 	w->id = id;
 	list_push_back(&a->waiters[id % APP_BUCKETS], &w->link);
+}
+
+enum status app_set_keys(struct app *a, struct str text, const char *where, struct error *err)
+{
+	enum status status = auth_set_keys(&a->auth, text, where, err);
+	for (int32_t i = 1; status == STATUS_OK && i < a->auth.n; i++)
+		engine_tenant_set(a->engine, &a->auth.keys[i].tenant);
+	return status;
 }
 
 static void deliver(struct app *a, const struct engine_event *ev)

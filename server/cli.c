@@ -117,6 +117,14 @@ enum status cli_chat_template(const char *name_or_path, struct buf *out, struct 
 	return out->failed ? error_set(err, STATUS_NOMEM, "out of memory") : STATUS_OK;
 }
 
+enum status cli_api_keys(const char *path_or_json, struct buf *out, struct error *err)
+{
+	if (path_or_json[0] != '{')
+		return cli_read_file(path_or_json, out, err);
+	buf_puts(out, path_or_json);
+	return out->failed ? error_set(err, STATUS_NOMEM, "out of memory") : STATUS_OK;
+}
+
 enum status cli_each_line(enum status (*line)(void *arg, const char *text, size_t n, struct buf *out, struct error *err),
                           void *arg, struct error *err)
 {

@@ -51,6 +51,9 @@ bool cli_write(const char *data, size_t n);
 /* Reads a whole file, or stdin for "-". */
 enum status cli_read_file(const char *path, struct buf *out, struct error *err);
 
+/* What --api-keys FILE|JSON means: the text that begins with a brace, or the content of the file. */
+enum status cli_api_keys(const char *path_or_json, struct buf *out, struct error *err);
+
 /* What --chat-template NAME|FILE means: the content of the file if there is one, else the built-in template of that name. */
 enum status cli_chat_template(const char *name_or_path, struct buf *out, struct error *err);
 

@@ -1,10 +1,12 @@
 /* kvasir serve: reads the configuration and runs the daemon, or shows or checks what it would run with. */
 #include "server/cli.h"
 
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "config/config.h"
+#include "server/auth.h"
 #include "server/server.h"
 
 static void show_help(void)
@@ -23,6 +25,20 @@ static void show_help(void)
 	buf_free(&b);
 }
 
+static enum status check_keys(const struct config *c, struct error *err)
+{
+	struct buf text = BUF_INIT;
+	struct auth *auth = malloc(sizeof *auth);
+	enum status st = auth ? cli_api_keys(c->api_keys, &text, err) : error_set(err, STATUS_NOMEM, "out of memory");
+	if (st == STATUS_OK) {
+		auth_init(auth, c->api_key);
+		st = auth_set_keys(auth, buf_str(&text), "api-keys", err);
+	}
+	buf_free(&text);
+	free(auth);
+	return st;
+}
+
 /* What can be told without loading the model. */
 static enum status check(const struct config *c, struct error *err)
 {
@@ -35,6 +51,8 @@ static enum status check(const struct config *c, struct error *err)
 	if (c->chat_template)
 		st = cli_chat_template(c->chat_template, &template, err);
 	buf_free(&template);
+	if (st == STATUS_OK && c->api_keys)
+		st = check_keys(c, err);
 	return st;
 }
 

@@ -7,6 +7,7 @@ void conn_ws_begin(struct conn *c)
 {
 	int theirs;
 	char key[HEAD_WS_KEY + 1];
+	int32_t principal = c->link ? c->link->principal : 0;
 	memcpy(key, c->head.ws_key, sizeof key);
 
 	/* libmicrohttpd has let go of the request; now let go of libmicrohttpd. */
@@ -25,7 +26,7 @@ void conn_ws_begin(struct conn *c)
 	c->input_waits = false;
 	conn_set_deadline(c, -1);
 	frame_check_init(&c->frames, (uint64_t)c->host->config->max_body);
-	c->ws = ws_server_adopt(c->host->ws, theirs, c, c->peer, key);
+	c->ws = ws_server_adopt(c->host->ws, theirs, c, c->peer, key, principal);
 	if (!c->ws)
 		conn_drop(c);
 	else if (early.len)

@@ -28,6 +28,7 @@ struct generation {
 	int64_t start_ns;
 	int status;
 	const char *why; /* of a cancellation, for the log */
+	int32_t tenant;
 	char method[8], path[64], peer[64], request_id[80], session[ENGINE_SESSION_ID_MAX + 1];
 	struct member members[];
 };
@@ -65,6 +66,7 @@ void generation_add(struct generation *g, struct engine_request *r)
 	m->group = g;
 	m->request = r;
 	m->index = (int)g->n_added++;
+	g->tenant = r->tenant;
 	if (!g->session[0])
 		copy(g->session, sizeof g->session, r->session);
 }
@@ -179,6 +181,7 @@ static void write_log(const struct generation *g)
 	log_num(&l, "tokens_per_s", decode_ns > 0 ? (double)u.completion_tokens * 1e9 / (double)decode_ns : 0);
 	log_text(&l, "finish", cancelled ? g->why : finish ? finish : "error");
 	log_text(&l, "cancelled", cancelled ? "true" : "false");
+	log_text(&l, "key", app_key_name(g->app, g->tenant));
 	log_text(&l, "session", g->session[0] ? g->session : "-");
 	log_end(&l);
 }

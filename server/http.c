@@ -69,6 +69,7 @@ struct http_exchange *http_exchange_create(struct http_link *l, enum http_method
 	x->link = l;
 	x->mhd = l->mhd;
 	x->method = method;
+	l->principal = 0;
 	x->path = path_of(url);
 	stream_init(&x->out, 0, 0);
 	make_request_id(x);
@@ -182,6 +183,16 @@ const char *http_peer(const struct http_exchange *x)
 const char *http_request_id(const struct http_exchange *x)
 {
 	return x->request_id;
+}
+
+void http_set_principal(struct http_exchange *x, int32_t principal)
+{
+	x->link->principal = principal;
+}
+
+int32_t http_principal(const struct http_exchange *x)
+{
+	return x->link->principal;
 }
 
 void http_set_user(struct http_exchange *x, void *user)

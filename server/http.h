@@ -32,6 +32,12 @@ const char *http_peer(const struct http_exchange *x); /* "127.0.0.1:5123" */
 /* The id in the x-request-id response header: the client's if it is sane, else a fresh one. */
 const char *http_request_id(const struct http_exchange *x);
 
+/*
+ * Who asks: a number that dispatch gives, and that a WebSocket opened here has as well (ws_principal()). 0 unless it is set.
+ */
+void http_set_principal(struct http_exchange *x, int32_t principal);
+int32_t http_principal(const struct http_exchange *x);
+
 /* State of the owner of this exchange, e.g. the generation it waits for. */
 void http_set_user(struct http_exchange *x, void *user);
 void *http_user(const struct http_exchange *x);

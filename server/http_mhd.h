@@ -27,6 +27,7 @@ struct http_link {
 	struct http_exchange *x; /* the one in progress, or NULL */
 	struct list event_node;	 /* in server->events while events != 0 */
 	unsigned events;
+	int32_t principal; /* of the request in progress */
 	char peer[72]; /* for http_peer(), also in on_close */
 };
 

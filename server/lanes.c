@@ -9,6 +9,7 @@
 struct conn {
 	struct ws_conn *ws;
 	struct app *app;
+	int32_t tenant;	   /* who opened it; all its sessions are that tenant's */
 	struct list lanes; /* struct lane.link */
 	int n_lanes, n_in_flight;
 	bool dead; /* the peer is gone or too slow: nothing is sent or started any more */
@@ -166,7 +167,7 @@ static void on_opened(struct waiter *w, const struct engine_event *ev)
 static bool open_session(struct lane *l)
 {
 	struct app *a = l->conn->app;
-	struct engine_session_params p = {.heartbeat_timeout_ms = -1, .ttl_ms = -1};
+	struct engine_session_params p = {.heartbeat_timeout_ms = -1, .ttl_ms = -1, .tenant = l->conn->tenant};
 	struct opening *o = calloc(1, sizeof *o);
 	if (!o)
 		return false;
@@ -222,7 +223,7 @@ static void lane_free(struct lane *l)
 	/* Commands keep their order, so this also ends a session that is still being made. Nobody waits for the answer.
 	 */
 	if (l->session[0])
-		engine_session_delete(e, engine_next_id(e), l->session);
+		engine_session_delete(e, engine_next_id(e), l->conn->tenant, l->session);
 	history_unref(l->latest);
 	list_remove(&l->link);
 	free(l->name);
@@ -345,7 +346,7 @@ static bool read_request(struct conn *c, const struct json *root, struct respons
 
 	if (!app_accepts(a, f) || !app_serves(a, &model, f))
 		return false;
-	if (response_request_parse(q, a->engine, root, (struct str){NULL, 0}, &err) == STATUS_OK)
+	if (response_request_parse(q, a->engine, c->tenant, root, (struct str){NULL, 0}, &err) == STATUS_OK)
 		return true;
 	failure_from(f, &err);
 	return false;
@@ -470,10 +471,17 @@ void lanes_message(struct ws_conn *ws, struct str text, void *app)
 	struct json_doc *doc;
 	struct json root, type;
 	struct error err = {0};
+	struct failure f;
 	(void)app;
 
 	if (!c || c->dead)
 		return;
+	if (!auth_find(&c->app->auth, c->tenant)) {
+		failure_set(&f, FAILURE_BAD_KEY, NULL, "The API key of this connection is not valid any more.");
+		send_failure(c, NULL, &f);
+		ws_close(ws, 1008, "the API key is not valid any more");
+		return;
+	}
 	if (json_parse(text, &doc, &root, &err) != STATUS_OK) {
 		send_error(c, NULL, &err);
 		return;
@@ -501,6 +509,7 @@ void lanes_opened(struct ws_conn *ws, void *app)
 	}
 	c->ws = ws;
 	c->app = app;
+	c->tenant = ws_principal(ws);
 	list_init(&c->lanes);
 	make_id(c->id, sizeof c->id, "ws_");
 	ws_set_user(ws, c);
@@ -520,7 +529,7 @@ void lanes_alive(struct ws_conn *ws, void *app)
 	{
 		struct lane *l = list_entry(node, struct lane, link);
 		if (l->external[0])
-			engine_session_heartbeat(a->engine, engine_next_id(a->engine), l->external);
+			engine_session_heartbeat(a->engine, engine_next_id(a->engine), c->tenant, l->external);
 	}
 }
 

@@ -1,6 +1,7 @@
 #include "server/metrics.h"
 
 #include <math.h>
+#include <stddef.h>
 #include <stdio.h>
 
 /* Upper bounds, in seconds or tokens; 0 ends a row. */
@@ -124,14 +125,100 @@ static void write_outcomes(struct buf *out, const char *model, const struct engi
 	}
 }
 
+/* ---- The KV cache ---- */
+
+struct part {
+	const char *name; /* value of the label */
+	double value;
+};
+
+/* One series for each part of a whole. */
+static void parts(struct buf *out, const char *name, const char *type, const char *help, const char *model,
+		  const char *label_name, const struct part *part, size_t n)
+{
+	char extra[64];
+	head(out, name, type, help);
+	for (size_t i = 0; i < n; i++) {
+		snprintf(extra, sizeof extra, "%s=\"%s\"", label_name, part[i].name);
+		series(out, name, model, extra);
+		buf_printf(out, "%.17g\n", part[i].value);
+	}
+}
+#define PARTS(...) (const struct part[]){__VA_ARGS__}, sizeof((const struct part[]){__VA_ARGS__}) / sizeof(struct part)
+
 static void write_evictions(struct buf *out, const char *model, const struct engine_stats *s)
 {
-	const char *name = "kvasir:prefix_evictions_total";
-	head(out, name, "counter", "KV pages evicted from the prefix index, by what needed the room.");
-	series(out, name, model, "reason=\"prompt\"");
-	buf_printf(out, "%llu\n", (unsigned long long)(s->prefix_evictions - s->prefix_evictions_decode));
-	series(out, name, model, "reason=\"decode\"");
-	buf_printf(out, "%llu\n", (unsigned long long)s->prefix_evictions_decode);
+	parts(out, "kvasir:prefix_evictions_total", "counter",
+	      "KV pages evicted from the prefix index, by what needed the room.", model, "reason",
+	      PARTS({"prompt", (double)(s->prefix_evictions - s->prefix_evictions_decode)},
+		    {"decode", (double)s->prefix_evictions_decode}));
+	parts(out, "kvasir:preemptions_total", "counter",
+	      "Times a generation's KV was dropped for others, by what needed it; cap: a limit of its API key.", model,
+	      "reason",
+	      PARTS({"decode", (double)s->preempted[ENGINE_ROOM_DECODE]}, {"cap", (double)s->preempted[ENGINE_ROOM_CAP]}));
+}
+
+static void write_kv(struct buf *out, const char *model, const struct engine_kv *kv, uint64_t page_bytes)
+{
+	double used = (double)kv->pages_total - kv->pages_free;
+	parts(out, "kvasir:kv_pages", "gauge", "KV pages, each under the first of these that it belongs to; sessions: the next turns of those that wait.", model, "holder",
+	      PARTS({"running", kv->pages_running}, {"queued", kv->pages_queued}, {"sessions", kv->pages_sessions},
+		    {"index", kv->pages_index}, {"nobody", kv->pages_free}));
+	parts(out, "kvasir:kv_references", "gauge", "References on KV pages: one for each holder of a page.", model, "holder",
+	      PARTS({"running", (double)kv->refs_running}, {"queued", (double)kv->refs_queued},
+		    {"index", (double)kv->refs_index}));
+	parts(out, "kvasir:kv_tokens", "gauge", "Tokens whose KV is there, shared ones once for each holder.", model, "holder",
+	      PARTS({"running", (double)kv->tokens_running}, {"queued", (double)kv->tokens_queued},
+		    {"sessions", (double)kv->tokens_sessions}));
+	parts(out, "kvasir:kv_bytes", "gauge", "Bytes of the KV pool.", model, "state",
+	      PARTS({"used", used * (double)page_bytes}, {"free", (double)kv->pages_free * (double)page_bytes}));
+	one(out, "kvasir:kv_pages_shared", "gauge", "KV pages that two or more sequences hold.", model, kv->pages_shared);
+	one(out, "kvasir:kv_positions_unused", "gauge", "Positions of KV pages in use that hold no token.", model,
+	    (double)kv->positions_unused);
+	one(out, "kvasir:kv_fragmentation_ratio", "gauge", "The same as a share of all positions in use, 0 to 1.", model,
+	    kv->fragmentation);
+	one(out, "kvasir:kv_fragmentation_alarm", "gauge",
+	    "1 from when fragmentation exceeds 0.2 until it is below 0.15 again.", model, kv->alarm);
+	one(out, "kvasir:kv_drift_pages", "gauge", "Difference between the books and the pages; anything but 0 is a bug.",
+	    model, (double)kv->drift_pages);
+}
+
+/* As many series as there are API keys, which are few and named by the operator. */
+static void write_keys(struct buf *out, const struct metrics_gauges *g)
+{
+	static const struct {
+		const char *name, *type, *help;
+		size_t offset;
+		enum { I32, I64, U64 } kind;
+	} rows[] = {
+#define KEY(name, type, kind, member, help) {"kvasir:key_" name, type, help, offsetof(struct engine_tenant_usage, member), kind}
+		KEY("running", "gauge", I32, n_running, "Generations of an API key that take part in steps."),
+		KEY("waiting", "gauge", I32, n_waiting, "Generations of an API key that wait for their first step."),
+		KEY("sessions", "gauge", I32, n_sessions, "Sessions of an API key."),
+		KEY("kv_pages", "gauge", I64, n_pages, "KV pages that an API key's generations and sessions are charged for."),
+		KEY("kv_bytes", "gauge", U64, kv_bytes, "The same in bytes."),
+		KEY("kv_limit_bytes", "gauge", U64, limits.kv_bytes, "How many it may be charged for; 0: any number."),
+		KEY("requests_total", "counter", U64, requests, "Ended generations of an API key."),
+		KEY("prompt_tokens_total", "counter", U64, prompt_tokens, "Prompt tokens of an API key's ended generations."),
+		KEY("cached_tokens_total", "counter", U64, cached_tokens, "Of these, tokens found in the cache."),
+		KEY("generation_tokens_total", "counter", U64, generated_tokens, "Tokens generated for an API key."),
+		KEY("refused_total", "counter", U64, refused, "Requests and sessions that a limit of an API key refused."),
+#undef KEY
+	};
+	for (size_t i = 0; g->n_keys > 0 && i < sizeof rows / sizeof *rows; i++) {
+		head(out, rows[i].name, rows[i].type, rows[i].help);
+		for (int32_t k = 0; k < g->n_keys; k++) {
+			const char *at = (const char *)&g->keys[k] + rows[i].offset;
+			double v = rows[i].kind == I32	 ? *(const int32_t *)(const void *)at
+				   : rows[i].kind == I64 ? (double)*(const int64_t *)(const void *)at
+							 : (double)*(const uint64_t *)(const void *)at;
+			buf_printf(out, "%s{", rows[i].name);
+			label(out, "model_name", g->model);
+			buf_putc(out, ',');
+			label(out, "key", g->key_names[k]);
+			buf_printf(out, "} %.17g\n", v);
+		}
+	}
 }
 
 static void write_model(struct buf *out, const char *model, const struct engine_info *info)
@@ -184,6 +271,18 @@ void metrics_write(const struct metrics *m, const struct metrics_gauges *g, stru
 		 (double)s->sessions_expired},
 		{"kvasir:sessions_deleted_total", "counter", "Sessions ended by their owner.",
 		 (double)s->sessions_deleted},
+		{"kvasir:queued_holds_dropped_total", "counter",
+		 "Times a queued request let go of pages that it waited to use.", (double)s->holds_dropped},
+		{"kvasir:prefix_pages", "gauge", "KV pages in the prefix index.", s->prefix_pages},
+		{"kvasir:prefix_ghosts", "gauge", "Evicted pages that the policy remembers.", s->prefix_ghosts},
+		{"kvasir:prefix_page_queries_total", "counter", "Pages asked of the prefix index.",
+		 (double)s->prefix_queries},
+		{"kvasir:prefix_page_hits_total", "counter", "Pages found in it.", (double)s->prefix_hits},
+		{"kvasir:prefix_inserted_total", "counter", "Pages put into it.", (double)s->prefix_inserted},
+		{"kvasir:prefix_revived_total", "counter", "Of these, pages that the policy remembered as evicted.",
+		 (double)s->prefix_revived},
+		{"kvasir:prefix_collisions_total", "counter", "Pages of an equal hash whose tokens turned out to differ.",
+		 (double)s->prefix_collisions},
 		{"kvasir:computed_prompt_tokens_total", "counter", "Prompt tokens that had to be computed.",
 		 (double)s->computed_prompt_tokens},
 		{"kvasir:steps_total", "counter", "Steps of the batch.", (double)s->steps},
@@ -204,8 +303,11 @@ void metrics_write(const struct metrics *m, const struct metrics_gauges *g, stru
 		one(out, rows[i].name, rows[i].type, rows[i].help, model, rows[i].value);
 	write_outcomes(out, model, s);
 	write_evictions(out, model, s);
-	if (g->info)
+	if (g->info) {
+		write_kv(out, model, &s->kv, g->info->n_pages ? g->info->kv_bytes / (uint64_t)g->info->n_pages : 0);
 		write_model(out, model, g->info);
+	}
+	write_keys(out, g);
 #define X(member, name, bounds, help) write_histogram(out, name, help, model, bounds##_bounds, &m->member);
 	METRICS_HISTOGRAMS(X)
 #undef X

@@ -51,6 +51,10 @@ struct metrics_gauges {
 	struct engine_stats stats;
 	int32_t connections, websockets;
 	bool ready;
+	/* What each API key holds and has used, [n_keys], and their names; none where the reader must not know. */
+	const struct engine_tenant_usage *keys;
+	const char *const *key_names;
+	int32_t n_keys;
 };
 /* Appends the exposition: "text/plain; version=0.0.4". */
 void metrics_write(const struct metrics *m, const struct metrics_gauges *g, struct buf *out);

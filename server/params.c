@@ -288,13 +288,14 @@ enum status params_session_id(struct str s, const char *param, char out[ENGINE_S
 	return STATUS_OK;
 }
 
-enum status params_parse(struct params *p, struct engine *e, const struct json *body, enum params_api api,
+enum status params_parse(struct params *p, struct engine *e, int32_t tenant, const struct json *body, enum params_api api,
 			 struct str session_header, struct error *err)
 {
 	*p = (struct params){.n = 1};
 	p->proto = engine_request_create(e);
 	if (!p->proto)
 		return no_memory(err);
+	p->proto->tenant = tenant;
 	struct json temperature = json_get(body, "temperature"), top_p = json_get(body, "top_p");
 	p->has_temperature = json_has(&temperature);
 	p->has_top_p = json_has(&top_p);
@@ -337,6 +338,7 @@ struct engine_request *params_request(const struct params *p, struct engine *e, 
 	bool ok = true;
 	if (!r)
 		return NULL;
+	r->tenant = from->tenant;
 	r->sampling = from->sampling;
 	r->sampling.seed += (uint64_t)choice;
 	r->sampling.bias = copy_array(from->sampling.bias, from->sampling.n_bias, sizeof *from->sampling.bias, &ok);

@@ -38,7 +38,7 @@ struct response_request {
 };
 
 /* Free with response_request_free() in any case. */
-enum status response_request_parse(struct response_request *q, struct engine *e, const struct json *body,
+enum status response_request_parse(struct response_request *q, struct engine *e, int32_t tenant, const struct json *body,
 				   struct str session_header, struct error *err);
 void response_request_free(struct response_request *q);
 

@@ -207,7 +207,7 @@ static enum status read_logprobs(struct response_request *q, const struct json *
 	return STATUS_OK;
 }
 
-enum status response_request_parse(struct response_request *q, struct engine *e, const struct json *body,
+enum status response_request_parse(struct response_request *q, struct engine *e, int32_t tenant, const struct json *body,
 				   struct str session_header, struct error *err)
 {
 	struct json instructions = json_get(body, "instructions"), metadata = json_get(body, "metadata");
@@ -215,7 +215,7 @@ enum status response_request_parse(struct response_request *q, struct engine *e,
 	struct str id = {NULL, 0};
 
 	*q = (struct response_request){.generate = true};
-	TRY(params_parse(&q->params, e, body, PARAMS_RESPONSE, session_header, err));
+	TRY(params_parse(&q->params, e, tenant, body, PARAMS_RESPONSE, session_header, err));
 	TRY(refuse_unsupported(body, err));
 	TRY(read_logprobs(q, body, err));
 	TRY(json_read_bool(&generate, &q->generate, err));

@@ -3,7 +3,6 @@
 #include <stdio.h>
 
 #include "server/api.h"
-#include "server/auth.h"
 
 /* A pattern's {id} is one path segment, {id*} the rest of the path (model names may hold slashes). */
 static const struct route routes[] = {
@@ -12,6 +11,7 @@ static const struct route routes[] = {
 	{HTTP_GET, "/health/live", api_health_live, ROUTE_OPEN},
 	{HTTP_GET, "/health/ready", api_health_ready, ROUTE_OPEN},
 	{HTTP_GET, "/metrics", api_metrics, 0},
+	{HTTP_GET, "/v1/kv", api_kv, 0},
 	{HTTP_GET, "/v1/models", api_models, 0},
 	{HTTP_GET, "/v1/models/{id*}", api_model, 0},
 	{HTTP_POST, "/v1/completions", api_completions, 0},
@@ -187,11 +187,14 @@ const struct route *routes_dispatch(struct http_exchange *x, void *app)
 		}
 		return NULL;
 	}
-	if (!(found->flags & ROUTE_OPEN) &&
-	    !auth_check(a->config, http_header(x, "authorization"), http_header(x, "x-api-key"))) {
-		failure_set(&f, FAILURE_BAD_KEY, NULL, "The API key is missing or wrong.");
-		reply_failure(x, &f);
-		return NULL;
+	if (!(found->flags & ROUTE_OPEN)) {
+		int32_t tenant = auth_check(&a->auth, http_header(x, "authorization"), http_header(x, "x-api-key"));
+		if (tenant == AUTH_REFUSED) {
+			failure_set(&f, FAILURE_BAD_KEY, NULL, "The API key is missing or wrong.");
+			reply_failure(x, &f);
+			return NULL;
+		}
+		http_set_principal(x, tenant);
 	}
 	if (found_m.name) {
 		snprintf(name, sizeof name, "%.*s", (int)found_m.name_n, found_m.name);

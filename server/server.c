@@ -2,6 +2,7 @@
  * Life of the daemon:
  *   start    the listener opens at once, so that health checks get an answer; the engine loads in its worker
  *   ready    the engine's STATE event has come: the block on stdout, READY=1
+ *   reload   SIGHUP: the API keys are read again; what cannot be read changes nothing
  *   drain    the first signal: readiness fails, new work gets 503, running work ends or is cancelled at the deadline,
  *            WebSockets are closed with 1012, then the loop stops
  * All of it runs on the loop thread; the engine only calls uv_async_send().
@@ -38,7 +39,7 @@ struct server {
 	enum phase phase;
 	uv_loop_t loop;
 	uv_async_t wake;
-	uv_signal_t sigterm, sigint;
+	uv_signal_t sigterm, sigint, sighup;
 	struct engine *engine;
 	struct app *app;
 	struct listener *listener;
@@ -161,6 +162,33 @@ static void on_signal(uv_signal_t *handle, int signo)
 	}
 }
 
+/* Reads the API keys into the application, if there are any to read. */
+static enum status read_keys(struct server *s, struct error *err)
+{
+	struct buf text = BUF_INIT;
+	if (!s->config->api_keys)
+		return STATUS_OK;
+	const char *where = s->config->api_keys[0] == '{' ? "api-keys" : s->config->api_keys;
+	enum status st = cli_api_keys(s->config->api_keys, &text, err);
+	if (st == STATUS_OK)
+		st = app_set_keys(s->app, buf_str(&text), where, err);
+	buf_free(&text);
+	return st;
+}
+
+static void on_reload(uv_signal_t *handle, int signo)
+{
+	struct server *s = handle->data;
+	struct error err = {0};
+	(void)signo;
+	if (!s->config->api_keys)
+		log_msg(LOG_INFO, "reload", "SIGHUP: there are no API keys to read again");
+	else if (read_keys(s, &err) == STATUS_OK)
+		log_msg(LOG_INFO, "reload", "SIGHUP: the API keys were read again");
+	else
+		log_msg(LOG_ERROR, "reload", "SIGHUP: the API keys stay as they were: %s", err.message);
+}
+
 /* One descriptor per connection: ask for all that the system allows. */
 static void raise_file_limit(void)
 {
@@ -197,6 +225,7 @@ static enum status start_engine(struct server *s, const char *chat_template)
 		.session_ttl_ms = c->session_ttl,
 		.session_gc_ms = c->session_gc,
 		.max_sessions = (int32_t)c->max_sessions,
+		.session_tokens = (int32_t)c->session_tokens,
 		.wake = wake_loop,
 		.wake_arg = s,
 	};
@@ -207,8 +236,11 @@ static enum status start_signals(struct server *s)
 {
 	uv_signal_init(&s->loop, &s->sigterm);
 	uv_signal_init(&s->loop, &s->sigint);
-	s->sigterm.data = s->sigint.data = s;
+	uv_signal_init(&s->loop, &s->sighup);
+	s->sigterm.data = s->sigint.data = s->sighup.data = s;
 	int rc = uv_signal_start(&s->sigterm, on_signal, SIGTERM);
+	if (rc == 0)
+		rc = uv_signal_start(&s->sighup, on_reload, SIGHUP);
 	if (rc == 0)
 		rc = uv_signal_start(&s->sigint, on_signal, SIGINT);
 	return rc == 0 ? STATUS_OK : error_set(s->err, STATUS_INTERNAL, "cannot watch signals: %s", uv_strerror(rc));
@@ -261,6 +293,9 @@ enum status server_run(const struct config *config, struct error *err)
 		error_set(err, s.status, "cannot start the application: %s", status_text(s.status));
 		goto close_loop;
 	}
+	s.status = read_keys(&s, err);
+	if (s.status != STATUS_OK)
+		goto close_loop;
 	s.status = listener_start(&s.loop, config, app_http(s.app), app_ws(s.app), &s.listener, err);
 	if (s.status != STATUS_OK)
 		goto close_loop;

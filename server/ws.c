@@ -41,6 +41,7 @@ struct ws_conn {
 	bool refused; /* by frame.c */
 	bool doomed;
 	char close_reason[REASON_MAX + 1];
+	int32_t principal;
 	char peer[72];
 };
 
@@ -122,6 +123,11 @@ void ws_set_user(struct ws_conn *c, void *user)
 void *ws_user(const struct ws_conn *c)
 {
 	return c->user;
+}
+
+int32_t ws_principal(const struct ws_conn *c)
+{
+	return c->principal;
 }
 
 const char *ws_peer(const struct ws_conn *c)
@@ -429,7 +435,8 @@ enum status ws_server_create(uv_loop_t *loop, const struct config *config, const
 	return STATUS_OK;
 }
 
-struct ws_conn *ws_server_adopt(struct ws_server *s, int fd, struct conn *conn, const char *peer, const char *key)
+struct ws_conn *ws_server_adopt(struct ws_server *s, int fd, struct conn *conn, const char *peer, const char *key,
+				int32_t principal)
 {
 	struct ws_conn *c = calloc(1, sizeof *c);
 	struct buf head = BUF_INIT;
@@ -447,6 +454,7 @@ struct ws_conn *ws_server_adopt(struct ws_server *s, int fd, struct conn *conn, 
 	}
 	c->server = s;
 	c->conn = conn;
+	c->principal = principal;
 	snprintf(c->peer, sizeof c->peer, "%s", peer);
 	list_init(&c->node);
 	list_init(&c->doomed_node);

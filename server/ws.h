@@ -33,3 +33,5 @@ void ws_close(struct ws_conn *c, int code, const char *reason);
 void ws_set_user(struct ws_conn *c, void *user);
 void *ws_user(const struct ws_conn *c);
 const char *ws_peer(const struct ws_conn *c);
+/* Who opened it: what http_set_principal() said of the request that did. */
+int32_t ws_principal(const struct ws_conn *c);

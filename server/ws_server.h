@@ -18,10 +18,11 @@ enum status ws_server_create(uv_loop_t *loop, const struct config *config, const
 			     struct listener_stats *stats, struct ws_server **out, struct error *err);
 /*
  * Gives libwebsockets fd, one end of a non-blocking socket pair (closed in any case), for a connection whose upgrade
- * request was read, checked and dispatched: 101 is answered through it. key is the request's Sec-WebSocket-Key. NULL
- * when it failed.
+ * request was read, checked and dispatched: 101 is answered through it. key is the request's Sec-WebSocket-Key, principal
+ * what dispatch said of it. NULL when it failed.
  */
-struct ws_conn *ws_server_adopt(struct ws_server *s, int fd, struct conn *conn, const char *peer, const char *key);
+struct ws_conn *ws_server_adopt(struct ws_server *s, int fd, struct conn *conn, const char *peer, const char *key,
+				int32_t principal);
 /* The peer sent a whole frame of any kind. */
 void ws_conn_alive(struct ws_conn *c);
 /* The peer broke the rules: closes with this code, at once. Nothing may be sent through the pair any more. */

@@ -1,9 +1,12 @@
 #include "engine/base/sha256.h"
 
+#include <stdatomic.h>
 #include <string.h>
 
+#include "engine/base/sha256_blocks.h"
+
 /* FIPS 180-4, section 4.2.2: the first 32 bits of the fractional parts of the cube roots of the first 64 primes. */
-static const uint32_t K[64] = {
+const uint32_t sha256_k[64] = {
         0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5, 0xd807aa98, 0x12835b01,
         0x243185be, 0x550c7dc3, 0x72be5d74, 0x80deb1fe, 0x9bdc06a7, 0xc19bf174, 0xe49b69c1, 0xefbe4786, 0x0fc19dc6, 0x240ca1cc,
         0x2de92c6f, 0x4a7484aa, 0x5cb0a9dc, 0x76f988da, 0x983e5152, 0xa831c66d, 0xb00327c8, 0xbf597fc7, 0xc6e00bf3, 0xd5a79147,
@@ -43,18 +46,62 @@ static void compress(uint32_t h[8], const uint8_t block[64])
 		w[t] = w[t - 16] + s0 + w[t - 7] + s1;
 	}
 	memcpy(v, h, sizeof v);
-	for (int t = 0; t < 64; t++) {
-		uint32_t s1 = rotr(v[4], 6) ^ rotr(v[4], 11) ^ rotr(v[4], 25);
-		uint32_t choose = (v[4] & v[5]) ^ (~v[4] & v[6]);
-		uint32_t t1 = v[7] + s1 + choose + K[t] + w[t];
-		uint32_t s0 = rotr(v[0], 2) ^ rotr(v[0], 13) ^ rotr(v[0], 22);
-		uint32_t major = (v[0] & v[1]) ^ (v[0] & v[2]) ^ (v[1] & v[2]);
-		memmove(v + 1, v, 7 * sizeof *v);
-		v[4] += t1;
-		v[0] = t1 + s0 + major;
+	/* Instead of eight words that move on by one each round, the names move: after eight rounds they are back. */
+	for (int t = 0; t < 64; t += 8) {
+#pragma GCC unroll 8
+		for (int i = 0; i < 8; i++) {
+			uint32_t a = v[(0 - i) & 7], b = v[(1 - i) & 7], c = v[(2 - i) & 7];
+			uint32_t e = v[(4 - i) & 7], f = v[(5 - i) & 7], g = v[(6 - i) & 7];
+			uint32_t s1 = rotr(e, 6) ^ rotr(e, 11) ^ rotr(e, 25);
+			uint32_t t1 = v[(7 - i) & 7] + s1 + ((e & f) ^ (~e & g)) + sha256_k[t + i] + w[t + i];
+			uint32_t s0 = rotr(a, 2) ^ rotr(a, 13) ^ rotr(a, 22);
+			v[(3 - i) & 7] += t1;
+			v[(7 - i) & 7] = t1 + s0 + ((a & b) ^ (a & c) ^ (b & c));
+		}
 	}
 	for (int i = 0; i < 8; i++)
 		h[i] += v[i];
+}
+
+static void plain_blocks(uint32_t h[8], const uint8_t *p, size_t n_blocks)
+{
+	for (; n_blocks > 0; n_blocks--, p += 64)
+		compress(h, p);
+}
+
+static bool everywhere(void)
+{
+	return true;
+}
+
+static const struct sha256_way plain = {"plain C", everywhere, plain_blocks};
+
+const struct sha256_way *sha256_way(size_t i)
+{
+	static const struct sha256_way *const ways[] = {
+#ifdef SHA256_X86
+	        &sha256_way_x86,
+#elif defined(SHA256_ARM)
+	        &sha256_way_arm,
+#endif
+	        &plain,
+	};
+	return i < sizeof ways / sizeof *ways ? ways[i] : NULL;
+}
+
+/* Threads that ask for the first time together find the same answer. */
+static void take_blocks(uint32_t h[8], const uint8_t *p, size_t n_blocks)
+{
+	static _Atomic(const struct sha256_way *) chosen;
+	const struct sha256_way *way = atomic_load_explicit(&chosen, memory_order_relaxed);
+	if (!way) {
+		size_t i = 0;
+		while (!sha256_way(i)->usable())
+			i++;
+		way = sha256_way(i);
+		atomic_store_explicit(&chosen, way, memory_order_relaxed);
+	}
+	way->blocks(h, p, n_blocks);
 }
 
 void sha256_init(struct sha256 *s)
@@ -68,6 +115,8 @@ void sha256_update(struct sha256 *s, const void *data, size_t n)
 {
 	const uint8_t *p = data;
 	size_t used = s->n_bytes % 64;
+	if (n == 0)
+		return;
 	s->n_bytes += n;
 	if (used) {
 		size_t take = n < 64 - used ? n : 64 - used;
@@ -76,12 +125,11 @@ void sha256_update(struct sha256 *s, const void *data, size_t n)
 		n -= take;
 		if (used + take < 64)
 			return;
-		compress(s->h, s->block);
+		take_blocks(s->h, s->block, 1);
 	}
-	for (; n >= 64; p += 64, n -= 64)
-		compress(s->h, p);
-	if (n)
-		memcpy(s->block, p, n);
+	take_blocks(s->h, p, n / 64);
+	if (n % 64)
+		memcpy(s->block, p + n - n % 64, n % 64);
 }
 
 void sha256_final(struct sha256 *s, uint8_t digest[SHA256_BYTES])

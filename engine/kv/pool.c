@@ -257,6 +257,11 @@ int32_t kv_pool_refs_of(const struct kv_pool *p, int32_t page, enum kv_holder_ki
 	return p->pages[page].refs_of[kind];
 }
 
+bool kv_pool_is_indexed(const struct kv_pool *p, int32_t page)
+{
+	return p->pages[page].indexed;
+}
+
 int32_t kv_pool_n_pages(const struct kv_pool *p)
 {
 	return p->counts.n_pages;

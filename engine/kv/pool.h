@@ -47,6 +47,8 @@ void kv_pool_unref_at(struct kv_pool *p, int32_t page, struct kv_holder holder, 
 /* A reference changes hands. */
 void kv_pool_pass_at(struct kv_pool *p, int32_t page, struct kv_holder from, struct kv_holder to, const char *where);
 int32_t kv_pool_refs(const struct kv_pool *p, int32_t page);
+/* Whether one of them is an index's: see kv_pool_mark(). */
+bool kv_pool_is_indexed(const struct kv_pool *p, int32_t page);
 
 /*
  * Marks a page as known to an index, which holds one of its references. The watcher then hears of each change to and from a single

@@ -31,7 +31,7 @@ void kv_key_root(const struct kv_root *root, struct kv_key *out)
 {
 	struct sha256 s;
 	sha256_init(&s);
-	put_tag(&s, "kvasir kv root 1");
+	put_tag(&s, "kvasir kv root 2");
 	put_field(&s, root->weights, sizeof root->weights);
 	put_field(&s, root->adapter, sizeof root->adapter);
 	put_int(&s, root->n_layer);
@@ -41,6 +41,7 @@ void kv_key_root(const struct kv_root *root, struct kv_key *out)
 	put_int(&s, root->kv_type);
 	put_field(&s, root->scheme.p, root->scheme.n);
 	put_field(&s, root->rope.p, root->rope.n);
+	put_field(&s, root->tenant.p, root->tenant.n);
 	put_field(&s, root->salt.p, root->salt.n);
 	sha256_final(&s, out->bytes);
 }
@@ -515,4 +516,9 @@ void kv_prefix_stats(const struct kv_prefix *p, struct kv_prefix_stats *out)
 	out->n_ghosts = ev.n_ghosts;
 	out->revived = ev.revived;
 	memcpy(out->evicted, ev.removed, sizeof out->evicted);
+}
+
+int32_t kv_prefix_page_tokens(const struct kv_prefix *p, int32_t page)
+{
+	return p->nodes[page].present ? p->nodes[page].n_tokens : 0;
 }

@@ -36,7 +36,8 @@ struct kv_root {
 	int32_t kv_type;               /* enum quant_type */
 	struct str scheme;             /* how the page is laid out and scaled: the backend's kind */
 	struct str rope;               /* the RoPE parameters, as bytes */
-	struct str salt;               /* the tenant's: equal prompts under different salts share nothing */
+	struct str tenant;             /* the salt of the tenant: those of different salts share nothing */
+	struct str salt;               /* the request's own: equal prompts under different salts share nothing */
 };
 
 struct kv_key {
@@ -137,3 +138,5 @@ bool kv_prefix_evict(struct kv_prefix *p, int64_t now_ms, enum evict_reason reas
 /* Whether a page is indexed. */
 bool kv_prefix_has(const struct kv_prefix *p, int32_t page);
 void kv_prefix_stats(const struct kv_prefix *p, struct kv_prefix_stats *out);
+/* How many tokens the index knows a page to hold; 0 for a page that it does not know. */
+int32_t kv_prefix_page_tokens(const struct kv_prefix *p, int32_t page);

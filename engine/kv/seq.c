@@ -22,6 +22,14 @@ static bool reserve(struct kv_seq *s, int32_t n_pages)
 	return true;
 }
 
+/* The one place where the number of references changes. */
+static void set_n_pages(struct kv_seq *s, int32_t n_pages)
+{
+	if (s->account)
+		s->account->n_pages += n_pages - s->n_pages;
+	s->n_pages = n_pages;
+}
+
 /* The page that the next position falls into is partly filled and visible to another holder. */
 static bool tail_is_shared(const struct kv_pool *pool, const struct kv_seq *s)
 {
@@ -51,7 +59,8 @@ enum status kv_seq_prepare(struct kv_pool *pool, struct kv_seq *s, int32_t n)
 		int32_t page = kv_pool_get(pool, s->holder);
 		if (page == KV_NO_PAGE)
 			return STATUS_LIMIT;
-		s->pages[s->n_pages++] = page;
+		s->pages[s->n_pages] = page;
+		set_n_pages(s, s->n_pages + 1);
 	}
 	return STATUS_OK;
 }
@@ -59,8 +68,10 @@ enum status kv_seq_prepare(struct kv_pool *pool, struct kv_seq *s, int32_t n)
 void kv_seq_truncate(struct kv_pool *pool, struct kv_seq *s, int32_t n_tokens)
 {
 	int32_t keep = kv_pages_for(n_tokens);
-	while (s->n_pages > keep)
-		kv_pool_unref(pool, s->pages[--s->n_pages], s->holder);
+	while (s->n_pages > keep) {
+		kv_pool_unref(pool, s->pages[s->n_pages - 1], s->holder);
+		set_n_pages(s, s->n_pages - 1);
+	}
 	if (s->n_tokens > n_tokens)
 		s->n_tokens = n_tokens;
 }
@@ -82,7 +93,7 @@ enum status kv_seq_share(struct kv_pool *pool, struct kv_seq *dst, const struct 
 		kv_pool_ref(pool, src->pages[i], dst->holder);
 		dst->pages[i] = src->pages[i];
 	}
-	dst->n_pages = n_pages;
+	set_n_pages(dst, n_pages);
 	dst->n_tokens = n_tokens;
 	return STATUS_OK;
 }
@@ -92,7 +103,8 @@ bool kv_seq_append(struct kv_pool *pool, struct kv_seq *s, int32_t page)
 	if (!reserve(s, s->n_pages + 1))
 		return false;
 	kv_pool_ref(pool, page, s->holder);
-	s->pages[s->n_pages++] = page;
+	s->pages[s->n_pages] = page;
+	set_n_pages(s, s->n_pages + 1);
 	s->n_tokens += KV_PAGE_TOKENS;
 	return true;
 }
@@ -104,12 +116,10 @@ void kv_seq_label(struct kv_pool *pool, struct kv_seq *s, struct kv_holder holde
 	s->holder = holder;
 }
 
-void kv_seq_move(struct kv_pool *pool, struct kv_seq *dst, struct kv_seq *src)
+void kv_seq_charge(struct kv_seq *s, struct kv_account *account)
 {
-	struct kv_holder from = src->holder, to = dst->holder;
-	kv_seq_label(pool, src, to);
-	free(dst->pages);
-	*dst = *src;
-	*src = KV_SEQ_INIT;
-	src->holder = from;
+	int32_t n_pages = s->n_pages;
+	set_n_pages(s, 0);
+	s->account = account;
+	set_n_pages(s, n_pages);
 }

@@ -10,14 +10,23 @@
 
 #include "engine/kv/pool.h"
 
+/*
+ * Who pays for references. Each page in the block table of a sequence that is charged to an account counts once, so a page that
+ * two sequences share counts twice: what an account holds then depends on nobody else, and costs O(1) to keep exactly.
+ */
+struct kv_account {
+	int64_t n_pages;
+};
+
 struct kv_seq {
 	int32_t *pages; /* [n_pages], in order of position */
 	int32_t n_pages, cap_pages;
 	int32_t n_tokens; /* positions [0, n_tokens) are computed */
-	struct kv_holder holder;
+	struct kv_holder holder;    /* of its references */
+	struct kv_account *account; /* charged with n_pages; NULL: nobody is. Stays, like the holder, when the pages leave */
 };
 
-#define KV_SEQ_INIT ((struct kv_seq){NULL, 0, 0, 0, {KV_HOLDER_OTHER, 0}})
+#define KV_SEQ_INIT ((struct kv_seq){NULL, 0, 0, 0, {KV_HOLDER_OTHER, 0}, NULL})
 
 /* Pages that n_tokens positions take. */
 int32_t kv_pages_for(int32_t n_tokens);
@@ -37,7 +46,7 @@ void kv_seq_release(struct kv_pool *pool, struct kv_seq *s);
 enum status kv_seq_share(struct kv_pool *pool, struct kv_seq *dst, const struct kv_seq *src, int32_t n_tokens);
 /* Adds one full page that is computed already behind the full pages of s, taking a reference; false without memory. */
 bool kv_seq_append(struct kv_pool *pool, struct kv_seq *s, int32_t page);
-/* Moves everything from src, which is then empty, to dst, which must be empty; what src's holder held is dst's holder's then. */
-void kv_seq_move(struct kv_pool *pool, struct kv_seq *dst, struct kv_seq *src);
 /* Everything that s holds, and will hold, is somebody else's. */
 void kv_seq_label(struct kv_pool *pool, struct kv_seq *s, struct kv_holder holder);
+/* From now on `account` (NULL: nobody) is charged for the sequence, with the pages it has as well. */
+void kv_seq_charge(struct kv_seq *s, struct kv_account *account);

@@ -40,6 +40,8 @@ struct engine {
 	struct run *runs; /* [n_runs], in the order of submission */
 	size_t n_runs;
 	struct session sessions[MAX_SESSIONS];
+	uint64_t n_serials;
+	struct engine_tenant tenants[ENGINE_MAX_TENANTS];
 	struct engine_stats stats;
 };
 
@@ -190,10 +192,10 @@ void engine_detokenize(struct engine *e, uint64_t id, const int32_t *ids, size_t
 
 /* ---- Sessions ---- */
 
-static struct session *find_session(struct engine *e, const char *id)
+static struct session *find_session(struct engine *e, int32_t tenant, const char *id)
 {
 	for (size_t i = 0; i < MAX_SESSIONS; i++)
-		if (e->sessions[i].used && strcmp(e->sessions[i].info.id, id) == 0)
+		if (e->sessions[i].used && e->sessions[i].info.tenant == tenant && strcmp(e->sessions[i].info.id, id) == 0)
 			return &e->sessions[i];
 	return NULL;
 }
@@ -212,7 +214,7 @@ static void session_event(struct engine *e, uint64_t id, const struct session *s
 void engine_session_create(struct engine *e, uint64_t id, const struct engine_session_params *p)
 {
 	struct session *s = NULL;
-	if (p->id[0] && find_session(e, p->id)) {
+	if (p->id[0] && find_session(e, p->tenant, p->id)) {
 		error_event(e, id, STATUS_EXISTS, "the session exists");
 		return;
 	}
@@ -224,6 +226,9 @@ void engine_session_create(struct engine *e, uint64_t id, const struct engine_se
 		return;
 	}
 	*s = (struct session){.used = true};
+	s->info.tenant = p->tenant;
+	s->info.serial = ++e->n_serials;
+	s->info.max_tokens = p->max_tokens;
 	if (p->id[0])
 		snprintf(s->info.id, sizeof s->info.id, "%s", p->id);
 	else
@@ -234,19 +239,19 @@ void engine_session_create(struct engine *e, uint64_t id, const struct engine_se
 	session_event(e, id, s);
 }
 
-void engine_session_get(struct engine *e, uint64_t id, const char *session)
+void engine_session_get(struct engine *e, uint64_t id, int32_t tenant, const char *session)
 {
-	struct session *s = find_session(e, session);
+	struct session *s = find_session(e, tenant, session);
 	if (s)
 		session_event(e, id, s);
 	else
 		error_event(e, id, STATUS_NOT_FOUND, "there is no such session");
 }
 
-void engine_session_heartbeat(struct engine *e, uint64_t id, const char *session)
+void engine_session_heartbeat(struct engine *e, uint64_t id, int32_t tenant, const char *session)
 {
 	e->n_heartbeats++;
-	engine_session_get(e, id, session);
+	engine_session_get(e, id, tenant, session);
 }
 
 static void end_run(struct engine *e, struct run *run, enum engine_finish finish, const char *detail);
@@ -254,15 +259,16 @@ static void end_run(struct engine *e, struct run *run, enum engine_finish finish
 static void end_session(struct engine *e, struct session *s, const char *detail)
 {
 	for (size_t i = 0; i < e->n_runs; i++)
-		if (!e->runs[i].ended && strcmp(e->runs[i].r->session, s->info.id) == 0)
+		if (!e->runs[i].ended && e->runs[i].r->tenant == s->info.tenant &&
+		    strcmp(e->runs[i].r->session, s->info.id) == 0)
 			end_run(e, &e->runs[i], ENGINE_FINISH_CANCELLED, detail);
 	free(s->held.ids);
 	*s = (struct session){0};
 }
 
-void engine_session_delete(struct engine *e, uint64_t id, const char *session)
+void engine_session_delete(struct engine *e, uint64_t id, int32_t tenant, const char *session)
 {
-	struct session *s = find_session(e, session);
+	struct session *s = find_session(e, tenant, session);
 	if (!s) {
 		error_event(e, id, STATUS_NOT_FOUND, "there is no such session");
 		return;
@@ -271,20 +277,60 @@ void engine_session_delete(struct engine *e, uint64_t id, const char *session)
 	end_session(e, s, "session_deleted");
 }
 
-void engine_session_list(struct engine *e, uint64_t id)
+static struct engine_event *list_event(struct engine *e, enum engine_event_type type, uint64_t id, int32_t tenant,
+				       const struct engine_session_page *page)
 {
-	struct engine_event *ev = event(e, ENGINE_EVENT_SESSIONS, id);
+	struct engine_event *ev = event(e, type, id);
 	ev->sessions = calloc(MAX_SESSIONS, sizeof *ev->sessions);
 	if (!ev->sessions)
 		abort();
 	for (size_t i = 0; i < MAX_SESSIONS; i++)
-		if (e->sessions[i].used)
-			ev->sessions[ev->n_sessions++] = e->sessions[i].info;
+		if (e->sessions[i].used && e->sessions[i].info.serial > page->after &&
+		    (tenant == ENGINE_ALL_TENANTS || e->sessions[i].info.tenant == tenant)) {
+			if (ev->n_sessions < (size_t)page->limit)
+				ev->sessions[ev->n_sessions++] = e->sessions[i].info;
+			else
+				ev->more_sessions = true;
+		}
+	return ev;
+}
+
+void engine_session_list(struct engine *e, uint64_t id, int32_t tenant, const struct engine_session_page *page)
+{
+	list_event(e, ENGINE_EVENT_SESSIONS, id, tenant, page);
+}
+
+void engine_kv_report(struct engine *e, uint64_t id, int32_t tenant, const struct engine_session_page *page)
+{
+	struct engine_event *ev = list_event(e, ENGINE_EVENT_KV, id, tenant, page);
+	ev->kv = calloc(1, sizeof *ev->kv);
+	if (!ev->kv)
+		abort();
+	ev->kv->pages_total = 64;
+	ev->kv->pages_free = 60;
+	ev->kv->pages_sessions = 4;
+}
+
+void engine_tenant_set(struct engine *e, const struct engine_tenant *tenant)
+{
+	e->tenants[tenant->id] = *tenant;
+}
+
+const struct engine_tenant *fake_engine_tenant(const struct engine *e, int32_t id)
+{
+	return &e->tenants[id];
+}
+
+void engine_tenant_usage(const struct engine *e, int32_t tenant, struct engine_tenant_usage *out)
+{
+	*out = (struct engine_tenant_usage){.id = tenant, .limits = e->tenants[tenant].limits};
+	for (size_t i = 0; i < MAX_SESSIONS; i++)
+		out->n_sessions += e->sessions[i].used && e->sessions[i].info.tenant == tenant;
 }
 
 void fake_engine_expire(struct engine *e, const char *session)
 {
-	end_session(e, find_session(e, session), "session_expired");
+	end_session(e, find_session(e, 0, session), "session_expired");
 }
 
 int fake_engine_sessions(const struct engine *e)
@@ -362,7 +408,7 @@ static bool accept(struct engine *e, struct run *run, char *why, size_t cap, enu
 {
 	struct engine_request *r = run->r;
 	int32_t wanted = r->max_tokens > 0 ? r->max_tokens : 0;
-	if (r->session[0] && !find_session(e, r->session)) {
+	if (r->session[0] && !find_session(e, r->tenant, r->session)) {
 		*status = STATUS_NOT_FOUND;
 		snprintf(why, cap, "there is no session %s", r->session);
 		return false;
@@ -455,7 +501,7 @@ static void prompt_event(struct engine *e, struct run *run)
 static void end_run(struct engine *e, struct run *run, enum engine_finish finish, const char *detail)
 {
 	struct engine_event *ev = event(e, ENGINE_EVENT_DONE, run->r->id);
-	struct session *s = run->r->session[0] ? find_session(e, run->r->session) : NULL;
+	struct session *s = run->r->session[0] ? find_session(e, run->r->tenant, run->r->session) : NULL;
 	run->ended = true;
 	ev->finish = finish;
 	ev->detail = detail;

@@ -30,6 +30,8 @@ void fake_engine_fail(struct engine *e, enum status status, const char *message)
 /* A session's time is over: its requests are cancelled. */
 void fake_engine_expire(struct engine *e, const char *session);
 int fake_engine_sessions(const struct engine *e);
+/* As engine_tenant_set() has set it last. */
+const struct engine_tenant *fake_engine_tenant(const struct engine *e, int32_t id);
 int fake_engine_heartbeats(const struct engine *e);
 
 /* What was submitted, in order; the request itself stays until the engine is destroyed. */

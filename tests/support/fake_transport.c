@@ -34,6 +34,7 @@ struct http_exchange {
 	struct pair headers[MAX_PAIRS], params[8], sent[MAX_PAIRS];
 	size_t n_headers, n_params, n_sent;
 	void *user;
+	int32_t principal;
 	void (*on_close)(struct http_exchange *x, void *arg);
 	void *on_close_arg;
 	bool streaming, ended, stalled;
@@ -48,6 +49,7 @@ struct ws_conn {
 	struct list link;
 	struct app *app;
 	void *user;
+	int32_t principal;
 	bool stalled;
 	int close_code;
 	struct pieces sent;
@@ -176,6 +178,16 @@ const char *http_request_id(const struct http_exchange *x)
 void http_set_user(struct http_exchange *x, void *user)
 {
 	x->user = user;
+}
+
+void http_set_principal(struct http_exchange *x, int32_t principal)
+{
+	x->principal = principal;
+}
+
+int32_t http_principal(const struct http_exchange *x)
+{
+	return x->principal;
 }
 
 void *http_user(const struct http_exchange *x)
@@ -377,6 +389,11 @@ void ws_set_user(struct ws_conn *c, void *user)
 void *ws_user(const struct ws_conn *c)
 {
 	return c->user;
+}
+
+int32_t ws_principal(const struct ws_conn *c)
+{
+	return c->principal;
 }
 
 const char *ws_peer(const struct ws_conn *c)

@@ -3,6 +3,7 @@
 #include <stdio.h>
 
 #include "engine/base/sha256.h"
+#include "engine/base/sha256_blocks.h"
 
 static void check(const char *text, size_t repeat, const char *hex)
 {
@@ -50,4 +51,34 @@ static void cuts_do_not_matter(void **state)
 	}
 }
 
-UNIT_MAIN(cmocka_unit_test(published_values), cmocka_unit_test(cuts_do_not_matter))
+/* Random states and blocks: whatever this machine can do gives what plain C gives. */
+static void every_way_gives_the_same(void **state)
+{
+	(void)state;
+	const struct sha256_way *plain = NULL;
+	uint64_t rng = 3;
+	for (size_t i = 0; sha256_way(i); i++)
+		plain = sha256_way(i);
+	assert_true(plain->usable());
+	for (size_t i = 0; sha256_way(i); i++) {
+		const struct sha256_way *way = sha256_way(i);
+		if (!way->usable()) {
+			print_message("skipped: this machine has no %s\n", way->name);
+			continue;
+		}
+		for (int round = 0; round < 2000; round++) {
+			uint8_t data[1 + 5 * 64];
+			uint32_t expected[8], got[8];
+			size_t n = (size_t)round % 6;
+			for (size_t k = 0; k < sizeof data; k++)
+				data[k] = (uint8_t)unit_rand(&rng);
+			for (int k = 0; k < 8; k++)
+				expected[k] = got[k] = (uint32_t)unit_rand(&rng);
+			plain->blocks(expected, data + 1, n);
+			way->blocks(got, data + 1, n);
+			assert_memory_equal(expected, got, sizeof got);
+		}
+	}
+}
+
+UNIT_MAIN(cmocka_unit_test(every_way_gives_the_same), cmocka_unit_test(published_values), cmocka_unit_test(cuts_do_not_matter))

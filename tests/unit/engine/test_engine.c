@@ -293,7 +293,7 @@ static void sessions_expire_by_the_clock_and_return_everything(void **state)
 	struct answer a = run(e, r);
 	buf_free(&a.text);
 	uint64_t id = engine_next_id(e);
-	engine_session_get(e, id, "s");
+	engine_session_get(e, id, 0, "s");
 	struct engine_event *ev = reply(e, id);
 	assert_int_equal(ev->type, ENGINE_EVENT_SESSION);
 	assert_int_equal(ev->sessions[0].n_tokens, 38);
@@ -302,7 +302,7 @@ static void sessions_expire_by_the_clock_and_return_everything(void **state)
 	engine_event_free(ev);
 	clock_advance(&now, 29999 * INT64_C(1000000));
 	id = engine_next_id(e);
-	engine_session_heartbeat(e, id, "s");
+	engine_session_heartbeat(e, id, 0, "s");
 	ev = reply(e, id);
 	assert_int_equal(ev->type, ENGINE_EVENT_SESSION);
 	engine_event_free(ev);
@@ -345,7 +345,7 @@ static void a_ttl_ends_what_runs_and_a_delete_too(void **state)
 		}
 		uint64_t id = engine_next_id(e);
 		if (by_delete)
-			engine_session_delete(e, id, "s");
+			engine_session_delete(e, id, 0, "s");
 		else
 			clock_advance(&now, 300000 * INT64_C(1000000));
 		await(e, ids, a, 2);
@@ -631,7 +631,7 @@ static void a_plan_is_what_the_engine_then_takes_to_the_byte(void **state)
 	a = run(e, r);
 	assert_int_equal(a.n_tokens, 260);
 	uint64_t id = engine_next_id(e);
-	engine_session_get(e, id, "s");
+	engine_session_get(e, id, 0, "s");
 	struct engine_event *ev = reply(e, id);
 	assert_int_equal(ev->sessions[0].n_tokens, 299); /* the last token's KV is never needed */
 	assert_int_equal(ev->sessions[0].kv_bytes, plan.kv_bytes_per_session);

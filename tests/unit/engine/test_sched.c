@@ -6,6 +6,7 @@
 
 #include <stdio.h>
 
+#include "engine/census.h"
 #include "engine/sched.h"
 #include "tests/support/memory_backend.h"
 
@@ -17,8 +18,10 @@ static struct clock now;
 struct fixture {
 	struct kv_pool *pool;
 	struct kv_prefix *prefix;
+	struct tenant_table tenants;
 	struct session_table sessions;
 	struct sched sched;
+	struct census census;
 	uint64_t next_id;
 };
 
@@ -29,10 +32,12 @@ static void setup(struct fixture *f, int32_t n_pages)
 	memset(f, 0, sizeof *f);
 	memory_backend_init(&mem);
 	clock_manual_init(&now, 1);
+	assert_int_equal(tenant_table_init(&f->tenants, layout.page_stride), STATUS_OK);
 	assert_int_equal(kv_pool_create(&mem.base, &layout, n_pages, &f->pool, NULL), STATUS_OK);
 	assert_int_equal(kv_prefix_create(f->pool, NULL, &f->prefix, NULL), STATUS_OK);
-	assert_int_equal(session_table_init(&f->sessions, &now, f->prefix, 30000, 300000, 100), STATUS_OK);
+	assert_int_equal(session_table_init(&f->sessions, &f->tenants, f->prefix, &now, 30000, 300000, 100), STATUS_OK);
 	assert_int_equal(sched_init(&f->sched, f->pool, f->prefix, &f->sessions, &now, MAX_RUNNING, STEP, MAX_RUNNING + 8), STATUS_OK);
+	assert_int_equal(census_init(&f->census, f->pool, &f->sched, &f->sessions, &f->tenants), STATUS_OK);
 }
 
 static void teardown(struct fixture *f)
@@ -40,8 +45,10 @@ static void teardown(struct fixture *f)
 	assert_int_equal(f->sched.n_running + f->sched.n_waiting, 0);
 	while (f->sessions.n_sessions)
 		session_remove(&f->sessions, f->sessions.heap[0]);
+	census_free(&f->census);
 	sched_free(&f->sched);
 	session_table_free(&f->sessions);
+	tenant_table_free(&f->tenants);
 	kv_prefix_destroy(f->prefix);
 	assert_int_equal(kv_pool_n_free(f->pool), kv_pool_n_pages(f->pool));
 	assert_int_equal(kv_pool_destroy(f->pool), STATUS_OK);
@@ -52,7 +59,7 @@ static void teardown(struct fixture *f)
 static int32_t session_tokens(struct fixture *f, const struct session *s)
 {
 	struct engine_session_info info;
-	session_describe(&f->sessions, s, kv_pool_layout(f->pool), &info);
+	session_describe(&f->sessions, s, f->pool, &info);
 	return info.n_tokens;
 }
 
@@ -76,6 +83,7 @@ static struct request *add(struct fixture *f, struct session *s, const int32_t *
 	r->n_prompt = n;
 	r->max_total = n + max_tokens;
 	r->session = s;
+	r->tenant = s ? s->tenant : tenant_find(&f->tenants, 0);
 	sched_add(&f->sched, r);
 	return r;
 }

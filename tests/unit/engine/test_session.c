@@ -12,6 +12,7 @@ static struct clock now;
 struct fixture {
 	struct kv_pool *pool;
 	struct kv_prefix *prefix;
+	struct tenant_table tenants;
 	struct session_table table;
 };
 
@@ -22,7 +23,8 @@ static void setup(struct fixture *f, int32_t max_sessions)
 	assert_int_equal(kv_pool_create(&mem.base, &layout, 32, &f->pool, NULL), STATUS_OK);
 	clock_manual_init(&now, 1000000000000);
 	assert_int_equal(kv_prefix_create(f->pool, NULL, &f->prefix, NULL), STATUS_OK);
-	assert_int_equal(session_table_init(&f->table, &now, f->prefix, 30000, 300000, max_sessions), STATUS_OK);
+	assert_int_equal(tenant_table_init(&f->tenants, layout.page_stride), STATUS_OK);
+	assert_int_equal(session_table_init(&f->table, &f->tenants, f->prefix, &now, 30000, 300000, max_sessions), STATUS_OK);
 }
 
 static void teardown(struct fixture *f)
@@ -31,6 +33,8 @@ static void teardown(struct fixture *f)
 		session_remove(&f->table, f->table.heap[0]);
 	session_table_free(&f->table);
 	kv_prefix_destroy(f->prefix);
+	assert_int_equal(tenant_find(&f->tenants, 0)->kv.n_pages, 0);
+	tenant_table_free(&f->tenants);
 	assert_int_equal(kv_pool_destroy(f->pool), STATUS_OK);
 }
 
@@ -55,11 +59,11 @@ static void silence_ends_a_session_to_the_millisecond(void **state)
 	setup(&f, 10);
 	make(&f, "a", 0, 0);
 	pass_ms(29999);
-	assert_non_null(session_find(&f.table, "a"));
+	assert_non_null(session_find(&f.table, 0, "a"));
 	assert_null(session_next_expired(&f.table));
 	pass_ms(1);
 	/* Found dead at once, whether or not anybody has collected it. */
-	assert_null(session_find(&f.table, "a"));
+	assert_null(session_find(&f.table, 0, "a"));
 	struct session *s = session_next_expired(&f.table);
 	assert_string_equal(s->id, "a");
 	session_remove(&f.table, s);
@@ -75,7 +79,7 @@ static void heartbeats_keep_it_until_the_ttl(void **state)
 	struct session *s = make(&f, "a", 0, 0);
 	for (int64_t t = 0; t < 299; t++) {
 		pass_ms(1000);
-		assert_ptr_equal(session_find(&f.table, "a"), s);
+		assert_ptr_equal(session_find(&f.table, 0, "a"), s);
 		session_touch(&f.table, s);
 		assert_null(session_next_expired(&f.table));
 	}
@@ -94,7 +98,7 @@ static void a_running_request_is_a_sign_of_life_but_does_not_stop_the_ttl(void *
 	s->running = &r;
 	pass_ms(100000);
 	assert_null(session_next_expired(&f.table));
-	assert_non_null(session_find(&f.table, "a"));
+	assert_non_null(session_find(&f.table, 0, "a"));
 	s->running = NULL;
 	session_touch(&f.table, s);
 	pass_ms(29999);
@@ -120,7 +124,7 @@ static void a_client_may_ask_for_less_time_but_not_for_more(void **state)
 	assert_int_equal(session_deadline_ms(greedy) - clock_now_ms(&now), 30000);
 	assert_true(session_deadline_ms(own) == INT64_MAX);
 	pass_ms(INT64_C(1) << 40);
-	assert_ptr_equal(session_find(&f.table, "own"), own);
+	assert_ptr_equal(session_find(&f.table, 0, "own"), own);
 	teardown(&f);
 }
 
@@ -168,7 +172,7 @@ static void talk(struct fixture *f, struct session *s, int32_t first_token, int3
 static void assert_kv(struct fixture *f, const struct session *s, int32_t n_pages, int32_t n_tokens)
 {
 	struct engine_session_info info;
-	session_describe(&f->table, s, kv_pool_layout(f->pool), &info);
+	session_describe(&f->table, s, f->pool, &info);
 	assert_int_equal(info.n_pages, n_pages);
 	assert_int_equal(info.n_tokens, n_tokens);
 	assert_int_equal(info.kv_bytes, (uint64_t)n_pages * kv_pool_layout(f->pool)->page_stride);
@@ -189,7 +193,7 @@ static void a_session_tells_what_is_left_of_its_kv(void **state)
 		assert_kv(&f, s, n, n * KV_PAGE_TOKENS);
 	}
 	assert_int_equal(kv_pool_n_free(f.pool), 32);
-	assert_non_null(session_find(&f.table, "s"));
+	assert_non_null(session_find(&f.table, 0, "s"));
 	/* Others' use of the same pages is not taken for its own. */
 	struct session *other = make(&f, "other", 0, 0);
 	talk(&f, other, 1000, 64);
@@ -212,7 +216,7 @@ static void signs_of_life_raise_the_worth_of_its_pages_until_it_ends(void **stat
 		pass_ms(9000);
 		session_touch(&f.table, living);
 	}
-	assert_null(session_find(&f.table, "silent"));
+	assert_null(session_find(&f.table, 0, "silent"));
 	for (int i = 0; i < 2; i++)
 		assert_true(kv_prefix_evict(f.prefix, clock_now_ms(&now), EVICT_FOR_PROMPT));
 	assert_kv(&f, living, 2, 32);
@@ -273,7 +277,7 @@ static void expiry_matches_a_naive_model(void **state)
 			char id[16];
 			int i = (int)(unit_rand(&rng) % N);
 			snprintf(id, sizeof id, "n%d", i);
-			s = session_find(&f.table, id);
+			s = session_find(&f.table, 0, id);
 			assert_true((s != NULL) == alive[i]);
 			if (s) {
 				session_touch(&f.table, s);

@@ -49,7 +49,7 @@ enum op {
 	N_OPS
 };
 
-/* What a client remembers of its conversation. */
+/* What a client remembers of its conversation, which changes its salt now and then. */
 struct client {
 	bool alive;
 	char id[16];
@@ -71,6 +71,7 @@ static struct clock now;
 struct soak {
 	struct kv_pool *pool;
 	struct kv_prefix *prefix;
+	struct tenant_table tenants;
 	struct session_table sessions;
 	struct sched sched;
 	struct client clients[CLIENTS];
@@ -122,9 +123,10 @@ static void submit(struct soak *k, const struct client *c, int salt, const int32
 	r->n_prompt = n;
 	r->max_total = n + max_tokens;
 	r->root = k->roots[salt];
+	r->tenant = tenant_find(&k->tenants, 0);
 	if (c) {
 		strcpy(r->spec->session, c->id);
-		r->session = session_find(&k->sessions, c->id);
+		r->session = session_find(&k->sessions, 0, c->id);
 		assert_non_null(r->session);
 		session_touch(&k->sessions, r->session);
 	}
@@ -156,7 +158,7 @@ static int32_t fresh_prompt(struct soak *k, int32_t *tokens, int32_t most)
 static struct client *any_client(struct soak *k)
 {
 	struct client *c = &k->clients[below(k, CLIENTS)];
-	return c->alive && session_find(&k->sessions, c->id) ? c : NULL;
+	return c->alive && session_find(&k->sessions, 0, c->id) ? c : NULL;
 }
 
 static void end_session(struct soak *k, struct session *s)
@@ -243,6 +245,8 @@ static void do_turn(struct soak *k)
 	struct client *c = any_client(k);
 	if (!c)
 		return;
+	if (below(k, 20) == 0)
+		c->salt = below(k, SALTS);
 	if (c->n == 0 || c->n > HISTORY - 100)
 		c->n = fresh_prompt(k, c->tokens, 120);
 	for (int32_t i = 1 + below(k, 30); i > 0; i--)
@@ -302,14 +306,14 @@ static void do_delete(struct soak *k)
 {
 	struct client *c = any_client(k);
 	if (c)
-		end_session(k, session_find(&k->sessions, c->id));
+		end_session(k, session_find(&k->sessions, 0, c->id));
 }
 
 static void do_heartbeat(struct soak *k)
 {
 	struct client *c = any_client(k);
 	if (c)
-		session_touch(&k->sessions, session_find(&k->sessions, c->id));
+		session_touch(&k->sessions, session_find(&k->sessions, 0, c->id));
 }
 
 static void do_tick(struct soak *k)
@@ -468,7 +472,8 @@ static void start(struct soak *k, const char *policy, uint64_t seed)
 	clock_manual_init(&now, 1);
 	assert_int_equal(kv_pool_create(&mem.base, &layout, PAGES, &k->pool, NULL), STATUS_OK);
 	assert_int_equal(kv_prefix_create(k->pool, policy, &k->prefix, NULL), STATUS_OK);
-	assert_int_equal(session_table_init(&k->sessions, &now, k->prefix, 30000, 300000, CLIENTS), STATUS_OK);
+	assert_int_equal(tenant_table_init(&k->tenants, layout.page_stride), STATUS_OK);
+	assert_int_equal(session_table_init(&k->sessions, &k->tenants, k->prefix, &now, 30000, 300000, CLIENTS), STATUS_OK);
 	assert_int_equal(sched_init(&k->sched, k->pool, k->prefix, &k->sessions, &now, MAX_RUNNING, STEP, MAX_RUNNING + 8), STATUS_OK);
 	for (int i = 0; i < SALTS; i++) {
 		char name[8];
@@ -523,6 +528,8 @@ static void end(struct soak *k)
 	audit(k);
 	sched_free(&k->sched);
 	session_table_free(&k->sessions);
+	assert_int_equal(tenant_find(&k->tenants, 0)->kv.n_pages, 0);
+	tenant_table_free(&k->tenants);
 	kv_prefix_destroy(k->prefix);
 }
 

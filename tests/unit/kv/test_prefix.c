@@ -93,9 +93,9 @@ static void full_pages_are_found_again_and_shared(void **state)
 static void each_field_of_the_root_changes_the_key(void **state)
 {
 	(void)state;
-	struct kv_root roots[11];
-	struct kv_key keys[11];
-	for (int i = 0; i < 11; i++)
+	struct kv_root roots[12];
+	struct kv_key keys[12];
+	for (int i = 0; i < 12; i++)
 		roots[i] = plain_root();
 	roots[1].weights[31] = 1;
 	roots[2].adapter[0] = 1;
@@ -106,8 +106,9 @@ static void each_field_of_the_root_changes_the_key(void **state)
 	roots[7].kv_type++;
 	roots[8].scheme = str_from("cpv");
 	roots[9].rope = str_from("ropf");
-	roots[10].salt = str_from("tenant");
-	for (int i = 0; i < 11; i++) {
+	roots[10].salt = str_from("salt");
+	roots[11].tenant = str_from("salt");
+	for (int i = 0; i < 12; i++) {
 		kv_key_root(&roots[i], &keys[i]);
 		for (int j = 0; j < i; j++)
 			assert_memory_not_equal(&keys[i], &keys[j], sizeof keys[i]);

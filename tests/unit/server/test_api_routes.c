@@ -115,7 +115,8 @@ static void keys_are_asked_for_when_there_is_one(void **state)
 	struct fake_server *s = *state;
 	struct http_exchange *x = http_fake_request(s, HTTP_GET, "/v1/models", "Authorization: Bearer dummy\n", NULL);
 	assert_int_equal(http_fake_status(x), 200);
-	s->config.api_key = (char *)"sekret";
+	struct error err;
+	assert_int_equal(app_set_keys(s->app, str_from("{\"keys\":[{\"name\":\"a\",\"key\":\"sekret\"}]}"), "test", &err), STATUS_OK);
 	x = http_fake_get(s, "/v1/models");
 	assert_int_equal(http_fake_status(x), 401);
 	assert_json(http_fake_body(x), "error.code", "\"invalid_api_key\"");
@@ -128,21 +129,21 @@ static void keys_are_asked_for_when_there_is_one(void **state)
 	assert_int_equal(http_fake_status(x), 401);
 	assert_int_equal(http_fake_status(http_fake_get(s, "/health")), 200);
 	assert_int_equal(status_of(s, HTTP_OPTIONS, "/v1/models"), 204);
-	s->config.api_key = NULL;
 }
 
 static void keys_are_compared_whole(void **state)
 {
-	struct config c = {.api_key = (char *)"abc"};
+	static struct auth a;
 	struct str none = {NULL, 0};
 	(void)state;
-	assert_true(auth_check(&c, str_from("bearer   abc"), none));
-	assert_false(auth_check(&c, str_from("Bearer ab"), none));
-	assert_false(auth_check(&c, str_from("Bearer abcabc"), none));
-	assert_false(auth_check(&c, str_from("Bearer "), none));
-	assert_false(auth_check(&c, str_from("Basic abc"), none));
-	assert_false(auth_check(&c, none, str_from("")));
-	assert_true(auth_check(&c, none, str_from("abc")));
+	auth_init(&a, "abc");
+	assert_int_equal(auth_check(&a, str_from("bearer   abc"), none), 0);
+	assert_int_equal(auth_check(&a, str_from("Bearer ab"), none), AUTH_REFUSED);
+	assert_int_equal(auth_check(&a, str_from("Bearer abcabc"), none), AUTH_REFUSED);
+	assert_int_equal(auth_check(&a, str_from("Bearer "), none), AUTH_REFUSED);
+	assert_int_equal(auth_check(&a, str_from("Basic abc"), none), AUTH_REFUSED);
+	assert_int_equal(auth_check(&a, none, str_from("")), AUTH_REFUSED);
+	assert_int_equal(auth_check(&a, none, str_from("abc")), 0);
 }
 
 static void a_body_that_is_no_json_is_a_400(void **state)

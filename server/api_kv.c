@@ -1,0 +1,142 @@
+/*
+ * GET /v1/kv: the KV cache as it is now, counted page by page for this answer: who holds what, what the prefix index found, what had to
+ * go and why, and the sessions with their share (?limit=N&after=CURSOR, as in GET /v1/sessions).
+ *
+ * Figures of the whole are for every key. What belongs to single keys and sessions is shown to their owner, and to keys
+ * that are "admin".
+ */
+#include "server/api.h"
+
+enum { SESSIONS_LIMIT = 100 };
+
+static void write_pool(struct buf *out, const struct engine_kv *kv, const struct engine_info *info)
+{
+	uint64_t page_bytes = info->n_pages ? info->kv_bytes / (uint64_t)info->n_pages : 0;
+	int32_t used = kv->pages_total - kv->pages_free;
+	buf_printf(out,
+		   ",\"pool\":{\"pages\":%d,\"pages_free\":%d,\"pages_used\":%d,\"bytes\":%llu,\"bytes_used\":%llu,"
+		   "\"page_tokens\":%d,\"page_bytes\":%llu,\"token_bytes\":%llu,\"type\":\"%s\"}",
+		   kv->pages_total, kv->pages_free, used, (unsigned long long)kv->pages_total * page_bytes,
+		   (unsigned long long)used * page_bytes, info->page_tokens, (unsigned long long)page_bytes,
+		   (unsigned long long)info->kv_bytes_per_token, info->kv_type);
+}
+
+static void write_holders(struct buf *out, const struct engine_kv *kv)
+{
+	buf_printf(out,
+		   ",\"pages\":{\"running\":%d,\"queued\":%d,\"sessions\":%d,\"index\":%d,\"nobody\":%d,\"shared\":%d}",
+		   kv->pages_running, kv->pages_queued, kv->pages_sessions, kv->pages_index, kv->pages_free,
+		   kv->pages_shared);
+	buf_printf(out,
+		   ",\"references\":{\"running\":%lld,\"queued\":%lld,\"index\":%lld,\"total\":%lld}",
+		   (long long)kv->refs_running, (long long)kv->refs_queued, (long long)kv->refs_index,
+		   (long long)(kv->refs_running + kv->refs_queued + kv->refs_index));
+	buf_printf(out, ",\"tokens\":{\"running\":%lld,\"queued\":%lld,\"sessions\":%lld,\"total\":%lld}",
+		   (long long)kv->tokens_running, (long long)kv->tokens_queued, (long long)kv->tokens_sessions,
+		   (long long)(kv->tokens_running + kv->tokens_queued + kv->tokens_sessions));
+	buf_printf(out,
+		   ",\"fragmentation\":{\"ratio\":%.6g,\"alarm\":%s,\"alarm_above\":%g,\"well_below\":%g,"
+		   "\"positions_used\":%lld,\"positions_unused\":%lld,\"partial_tails\":%d,\"shared_tails\":%d}"
+		   ",\"drift_pages\":%lld",
+		   kv->fragmentation, kv->alarm ? "true" : "false", ENGINE_FRAGMENTATION_ALARM, ENGINE_FRAGMENTATION_WELL,
+		   (long long)kv->positions_used, (long long)kv->positions_unused, kv->tails, kv->tails_shared,
+		   (long long)kv->drift_pages);
+}
+
+static void write_counters(struct buf *out, const struct engine_stats *s, const char *policy)
+{
+	buf_printf(out,
+		   ",\"prefix_index\":{\"policy\":\"%s\",\"pages\":%d,\"tails\":%d,\"ghosts\":%d,\"queries\":%llu,\"hits\":%llu,"
+		   "\"hit_rate\":%.6g,\"inserted\":%llu,\"revived\":%llu,\"collisions\":%llu}",
+		   policy, s->prefix_pages, s->prefix_tails, s->prefix_ghosts, (unsigned long long)s->prefix_queries,
+		   (unsigned long long)s->prefix_hits,
+		   s->prefix_queries ? (double)s->prefix_hits / (double)s->prefix_queries : 0.0,
+		   (unsigned long long)s->prefix_inserted, (unsigned long long)s->prefix_revived,
+		   (unsigned long long)s->prefix_collisions);
+	buf_printf(out,
+		   ",\"evictions\":{\"prompt\":%llu,\"decode\":%llu},\"queued_holds_dropped\":%llu",
+		   (unsigned long long)(s->prefix_evictions - s->prefix_evictions_decode),
+		   (unsigned long long)s->prefix_evictions_decode,
+		   (unsigned long long)s->holds_dropped);
+	buf_printf(out, ",\"preemptions\":{\"decode\":%llu,\"cap\":%llu}",
+		   (unsigned long long)s->preempted[ENGINE_ROOM_DECODE],
+		   (unsigned long long)s->preempted[ENGINE_ROOM_CAP]);
+}
+
+static void write_limit(struct buf *out, const char *name, uint64_t limit)
+{
+	if (limit)
+		buf_printf(out, "\"%s\":%llu", name, (unsigned long long)limit);
+	else
+		buf_printf(out, "\"%s\":null", name);
+}
+
+static void write_key(const struct app *a, const struct engine_tenant_usage *u, struct buf *out)
+{
+	buf_printf(out,
+		   "{\"key\":\"%s\",\"running\":%d,\"waiting\":%d,\"sessions\":%d,\"pages\":%lld,\"kv_bytes\":%llu,"
+		   "\"requests\":%llu,\"prompt_tokens\":%llu,\"cached_tokens\":%llu,\"generated_tokens\":%llu,"
+		   "\"refused\":%llu,\"limits\":{",
+		   app_key_name(a, u->id), u->n_running, u->n_waiting, u->n_sessions, (long long)u->n_pages,
+		   (unsigned long long)u->kv_bytes, (unsigned long long)u->requests, (unsigned long long)u->prompt_tokens,
+		   (unsigned long long)u->cached_tokens, (unsigned long long)u->generated_tokens,
+		   (unsigned long long)u->refused);
+	write_limit(out, "max_requests", (uint64_t)u->limits.max_requests);
+	buf_putc(out, ',');
+	write_limit(out, "max_sessions", (uint64_t)u->limits.max_sessions);
+	buf_putc(out, ',');
+	write_limit(out, "kv_memory", u->limits.kv_bytes);
+	buf_puts(out, "}}");
+}
+
+static void write_keys(const struct app *a, int32_t tenant, struct buf *out)
+{
+	bool all = app_is_admin(a, tenant), first = true;
+	buf_puts(out, ",\"keys\":[");
+	for (int32_t i = 0; i < a->auth.n; i++) {
+		struct engine_tenant_usage u;
+		if ((!all && i != tenant) || !auth_find(&a->auth, i))
+			continue;
+		engine_tenant_usage(a->engine, i, &u);
+		if (u.id < 0)
+			continue;
+		if (!first)
+			buf_putc(out, ',');
+		first = false;
+		write_key(a, &u, out);
+	}
+	buf_putc(out, ']');
+}
+
+static void reply_kv(struct app *a, struct http_exchange *x, const struct engine_event *ev)
+{
+	struct buf body = BUF_INIT;
+	struct engine_stats stats;
+	engine_stats(a->engine, &stats);
+	buf_printf(&body, "{\"object\":\"kv\"");
+	write_pool(&body, ev->kv, engine_info(a->engine));
+	write_holders(&body, ev->kv);
+	write_counters(&body, &stats, engine_kv_policy_find(a->config->kv_policy));
+	write_keys(a, http_principal(x), &body);
+	buf_puts(&body, ",\"sessions\":{");
+	write_session_list(a, ev, &body);
+	buf_putc(&body, '}');
+	reply_json(x, 200, &body);
+}
+
+void api_kv(struct http_exchange *x, void *app)
+{
+	struct app *a = app;
+	struct engine_session_page page;
+	struct failure f;
+	int32_t tenant = http_principal(x);
+	if (engine_state(a->engine) != ENGINE_READY && !app_accepts(a, &f)) {
+		reply_failure(x, &f);
+		return;
+	}
+	if (!read_session_page(x, SESSIONS_LIMIT, &page))
+		return;
+	uint64_t id = call_start(a, x, reply_kv);
+	if (id)
+		engine_kv_report(a->engine, id, app_is_admin(a, tenant) ? ENGINE_ALL_TENANTS : tenant, &page);
+}
