@@ -17,7 +17,7 @@
 
 static const char MAGIC[8] = "KVASIRKV";
 static const uint64_t RECORD_MAGIC = 0x4B56524543524431; /* "KVRECRD1" */
-enum { FORMAT = 1, BYTE_ORDER_MARK = 0x01020304 };
+enum { FORMAT = 1, BYTE_ORDER_MARK = 0x01020304, LOCK_TRIES = 200, LOCK_PAUSE_US = 5000 };
 
 /* No padding: checksums cover every byte, and what a compiler leaves in between would differ. */
 static_assert(sizeof(struct kv_file_header) == 8 + 8 + KV_FILE_ID + SHA256_BYTES + 24 + 8 + 48 + 80 + 8, "padding");
@@ -150,6 +150,20 @@ static int open_direct(struct kv_file_set *s, const char *name)
 	return fd;
 }
 
+/*
+ * After kill -9 the kernel still winds up the transfers of the process that died, and keeps its files open until then: a daemon
+ * that is started again at once waits for that.
+ */
+static bool lock_file(int fd)
+{
+	for (int i = 0; i < LOCK_TRIES; i++) {
+		if (flock(fd, LOCK_EX | LOCK_NB) == 0)
+			return true;
+		usleep(LOCK_PAUSE_US);
+	}
+	return false;
+}
+
 static enum status open_file(struct kv_file_set *s, int i, struct kv_io *io, void *block, struct error *err)
 {
 	char name[KV_FILE_NAME_MAX + 32];
@@ -161,7 +175,7 @@ static enum status open_file(struct kv_file_set *s, int i, struct kv_io *io, voi
 		return error_set(err, STATUS_IO, "cannot open %s: %s", name, strerror(errno));
 	if (!S_ISREG(st.st_mode))
 		return error_set(err, STATUS_IO, "%s is not a file", name);
-	if (flock(s->fd[i], LOCK_EX | LOCK_NB) != 0)
+	if (!lock_file(s->fd[i]))
 		return error_set(err, STATUS_LIMIT, "another process uses %s", name);
 	if (st.st_size == 0)
 		return make_file(s, i, io, block, err);
