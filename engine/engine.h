@@ -42,6 +42,11 @@ struct engine_options {
 	int32_t n_threads;         /* 0: one per physical core */
 	int32_t context_tokens;    /* 0: the trained length */
 	uint64_t kv_bytes;         /* cap of the device pool; 0: derived from the memory that is available */
+	uint64_t kv_ram_bytes;     /* host memory for pages that leave the pool; 0: none */
+	const char *kv_ram_type;   /* "f16", "int8" or "fp8_e4m3"; NULL: "f16", which is exact */
+	const char *kv_disk_dir;   /* files for pages that leave the pool, and for sessions at a restart; NULL: none */
+	uint64_t kv_disk_bytes;    /* of these files */
+	uint64_t kv_disk_write_bytes_per_s; /* 0: no bound */
 	const char *kv_policy;     /* which cached pages go when room is needed: of engine_kv_policy(); NULL: the default */
 	int32_t max_running;       /* generations that share steps; 0: default */
 	int32_t max_queue;         /* generations waiting beyond that before LIMIT; 0: default, -1: no bound */

@@ -18,6 +18,7 @@
 #include "engine/engine.h"
 #include "engine/kv/pool.h"
 #include "engine/kv/prefix.h"
+#include "engine/kv/tiers.h"
 #include "engine/model/forward.h"
 #include "engine/model/gguf.h"
 #include "engine/text/template.h"
@@ -43,6 +44,7 @@ enum command_type {
 	COMMAND_SESSION_LIST,
 	COMMAND_KV_REPORT,
 	COMMAND_TENANT,
+	COMMAND_WAKE, /* from the disk tier: something has arrived */
 	COMMAND_STOP,
 };
 
@@ -94,7 +96,10 @@ struct engine {
 	struct kv_layout layout;
 	struct kv_pool *pool;
 	struct kv_prefix *prefix;
+	struct kv_tiers *tiers;      /* NULL: none */
+	_Atomic bool wake_sent;      /* a WAKE is in worker_box */
 	struct kv_root root;         /* what pages are indexed under, without a salt */
+	char scheme_text[96];        /* what root.scheme points to */
 	char rope_text[256];         /* what root.rope points to */
 	int32_t max_outputs;
 	struct engine_info info;

@@ -14,6 +14,9 @@
 #include "engine/sched.h"
 #include "engine/session.h"
 
+/* How long to sleep at most while a tier is at work. */
+enum { TIERS_NS = 20000000 };
+
 struct worker {
 	struct engine *e;
 	struct tenant_table tenants;
@@ -328,6 +331,10 @@ static void handle(struct worker *w, struct command *c)
 	case COMMAND_TENANT:
 		handle_tenant(w, c);
 		break;
+	case COMMAND_WAKE:
+		atomic_store(&w->e->wake_sent, false);
+		command_destroy(c);
+		break;
 	case COMMAND_STOP:
 		w->stopping = true;
 		command_destroy(c);
@@ -531,6 +538,12 @@ static void publish(struct worker *w)
 static int64_t sleep_ns(const struct worker *w)
 {
 	bool collect = session_next_deadline_ms(&w->sessions) != INT64_MAX;
+	struct kv_tiers *tiers = w->e->tiers;
+	if (tiers && kv_tiers_ready(tiers))
+		return 0;
+	/* The disk wakes us; a look now and then finds out that it does not. */
+	if (tiers && kv_tiers_busy(tiers))
+		return TIERS_NS;
 	if (!collect && !w->census_stale)
 		return -1;
 	/* A clock that tests move by hand does not move while we sleep by the system's: look often. */
@@ -611,6 +624,31 @@ static void refuse(struct engine *e)
 	}
 }
 
+/* A first prompt, of nobody: how fast this device computes must be known before a page can be weighed against it. */
+static void measure_prefill(struct worker *w)
+{
+	enum { ROWS = 128 };
+	struct engine *e = w->e;
+	struct kv_seq kv = KV_SEQ_INIT;
+	int32_t token[ROWS], position[ROWS], n = e->options.step_tokens < ROWS ? e->options.step_tokens : ROWS;
+	float *logits;
+	if (kv_seq_prepare(e->pool, &kv, n) == STATUS_OK) {
+		struct batch_seq seq = {0, n, 0, kv.pages, kv.n_pages};
+		struct batch batch = {.n_rows = n, .token = token, .position = position, .n_seqs = 1, .seq = &seq};
+		for (int32_t i = 0; i < n; i++) {
+			token[i] = i % tokenizer_n_vocab(e->tokenizer);
+			position[i] = i;
+		}
+		/* The first time the weights come from the file. */
+		for (int i = 0; i < 2; i++) {
+			int64_t start_ns = clock_now_ns(clock_system());
+			if (model_forward(e->model, &batch, kv_pool_slab(e->pool), &logits) == STATUS_OK && i > 0)
+				sched_measure(&w->sched, n, true, clock_now_ns(clock_system()) - start_ns);
+		}
+	}
+	kv_seq_release(e->pool, &kv);
+}
+
 static enum status start(struct worker *w, struct error *err)
 {
 	struct engine *e = w->e;
@@ -633,6 +671,9 @@ static enum status start(struct worker *w, struct error *err)
 	if (st != STATUS_OK)
 		return error_set(err, st, "no memory to count %" PRId32 " pages", kv_pool_n_pages(e->pool));
 	take_census(w);
+	w->sched.tiers = e->tiers;
+	if (e->tiers)
+		measure_prefill(w);
 	w->next_gc_ms = clock_now_ms(e->clock) + o->session_gc_ms;
 	return STATUS_OK;
 }

@@ -75,7 +75,7 @@ int32_t kv_tier_lookup(const struct kv_tier *t, const struct kv_key *key)
 	return i;
 }
 
-static bool same_content(const struct kv_tier_page *a, const struct kv_tier_page *b)
+static bool same_content(const struct kv_page_name *a, const struct kv_page_name *b)
 {
 	return a->n_tokens == b->n_tokens && memcmp(&a->parent, &b->parent, sizeof a->parent) == 0 &&
 	       memcmp(a->tokens, b->tokens, (size_t)a->n_tokens * sizeof *a->tokens) == 0;
@@ -92,7 +92,7 @@ void kv_tier_list_free(struct kv_tier *t)
 	}
 }
 
-int32_t kv_tier_enter(struct kv_tier *t, const struct kv_tier_page *page, int32_t entry)
+int32_t kv_tier_enter(struct kv_tier *t, const struct kv_page_name *page, int32_t entry)
 {
 	if (entry == NONE) {
 		entry = t->first_free;
@@ -190,7 +190,7 @@ void kv_tier_measure(double *bytes_per_s, uint64_t bytes, int64_t ns)
 
 /* ---- The interface ---- */
 
-enum kv_tier_put kv_tier_put(struct kv_tier *t, const struct kv_tier_page *page, int32_t from)
+enum kv_tier_put kv_tier_put(struct kv_tier *t, const struct kv_page_name *page, int32_t from)
 {
 	enum kv_tier_put put = KV_PUT_OFF;
 	int32_t entry = t->stats.off ? NONE : kv_tier_lookup(t, &page->key);
@@ -217,18 +217,18 @@ out:
 }
 
 /* The entry whose content is the page's. */
-static int32_t find(const struct kv_tier *t, const struct kv_tier_page *page)
+static int32_t find(const struct kv_tier *t, const struct kv_page_name *page)
 {
 	int32_t entry = t->stats.off ? NONE : kv_tier_lookup(t, &page->key);
 	return entry != NONE && same_content(&t->entries[entry].page, page) ? entry : NONE;
 }
 
-bool kv_tier_has(struct kv_tier *t, const struct kv_tier_page *page)
+bool kv_tier_has(struct kv_tier *t, const struct kv_page_name *page)
 {
 	return find(t, page) != NONE;
 }
 
-bool kv_tier_find(struct kv_tier *t, const struct kv_key *key, struct kv_tier_page *page)
+bool kv_tier_find(struct kv_tier *t, const struct kv_key *key, struct kv_page_name *page)
 {
 	int32_t entry = t->stats.off ? NONE : kv_tier_lookup(t, key);
 	if (entry == NONE)
@@ -237,7 +237,7 @@ bool kv_tier_find(struct kv_tier *t, const struct kv_key *key, struct kv_tier_pa
 	return true;
 }
 
-enum status kv_tier_load(struct kv_tier *t, const struct kv_tier_page *page, int32_t to, uint64_t ticket)
+enum status kv_tier_load(struct kv_tier *t, const struct kv_page_name *page, int32_t to, uint64_t ticket)
 {
 	int32_t entry = find(t, page);
 	struct kv_tier_load *l = t->loads;
@@ -304,6 +304,11 @@ void kv_tier_wait(struct kv_tier *t, int64_t timeout_ms)
 {
 	if (t->ops->wait)
 		t->ops->wait(t, timeout_ms);
+}
+
+void kv_tier_hurry(struct kv_tier *t)
+{
+	t->hurry = true;
 }
 
 bool kv_tier_quiet(const struct kv_tier *t)

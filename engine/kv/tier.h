@@ -33,14 +33,6 @@ struct kv_tier_device {
 	struct kv_layout layout;
 };
 
-struct kv_tier_page {
-	struct kv_key key;
-	struct kv_key parent;           /* key of the page before it, or of the root */
-	int32_t tokens[KV_PAGE_TOKENS]; /* [n_tokens] */
-	int32_t n_tokens;               /* KV_PAGE_TOKENS, or fewer: a tail */
-	bool first;                     /* of its chain: every later position attends to it (a sink) */
-};
-
 /* What became of a page that was offered. */
 enum kv_tier_put {
 	KV_PUT_STORED,
@@ -122,22 +114,24 @@ enum status kv_tier_disk_create(const struct kv_tier_device *device, const struc
 void kv_tier_destroy(struct kv_tier *t);
 
 /* Stores a device page. It is copied when this returns. */
-enum kv_tier_put kv_tier_put(struct kv_tier *t, const struct kv_tier_page *page, int32_t device_page);
+enum kv_tier_put kv_tier_put(struct kv_tier *t, const struct kv_page_name *page, int32_t device_page);
 /* Whether the tier has it now, its content compared; not a use. */
-bool kv_tier_has(struct kv_tier *t, const struct kv_tier_page *page);
+bool kv_tier_has(struct kv_tier *t, const struct kv_page_name *page);
 /* What it has under this key: fills page, without bytes. False: nothing. */
-bool kv_tier_find(struct kv_tier *t, const struct kv_key *key, struct kv_tier_page *page);
+bool kv_tier_find(struct kv_tier *t, const struct kv_key *key, struct kv_page_name *page);
 /*
  * Begins to bring a page to device page `to`, which belongs to the tier until kv_tier_poll() reports the ticket (any number that no
  * other load under way has) or kv_tier_cancel() is called. A use. NOT_FOUND; LIMIT: too many loads are under way.
  */
-enum status kv_tier_load(struct kv_tier *t, const struct kv_tier_page *page, int32_t to, uint64_t ticket);
+enum status kv_tier_load(struct kv_tier *t, const struct kv_page_name *page, int32_t to, uint64_t ticket);
 /* Forgets a load: its page is the caller's again, and is not reported. Unknown tickets are ignored. */
 void kv_tier_cancel(struct kv_tier *t, uint64_t ticket);
 /* Moves what is under way on, and reports up to max loads that ended. */
 int32_t kv_tier_poll(struct kv_tier *t, struct kv_tier_done *done, int32_t max);
 /* Waits until kv_tier_poll() has something to move on, or for timeout_ms; for drains and tests. */
 void kv_tier_wait(struct kv_tier *t, int64_t timeout_ms);
+/* The bound on writes no longer holds: the process is about to end. */
+void kv_tier_hurry(struct kv_tier *t);
 /* Nothing is being written or loaded. */
 bool kv_tier_quiet(const struct kv_tier *t);
 /* Forgets a page that nobody reads; false when it is not there or in use. */

@@ -39,7 +39,7 @@ struct job {
 	char *record;          /* [record_bytes] */
 	bool write;
 	int32_t slot;
-	struct kv_tier_page page;
+	struct kv_page_name page;
 	uint64_t generation;
 	size_t moved;          /* bytes so far: transfers may be short */
 	int64_t begun_ns;      /* by the tier's clock, when it was handed over */
@@ -239,7 +239,7 @@ static void send(struct disk *d, struct job *j, int32_t slot)
 /* A second's worth of writes may be saved up, and a record at least. */
 static bool may_write(struct disk *d)
 {
-	if (d->write_bytes_per_s == 0)
+	if (d->write_bytes_per_s == 0 || d->base.hurry)
 		return true;
 	int64_t now = clock_now_ns(d->base.clock);
 	double most = (double)d->write_bytes_per_s;
@@ -435,7 +435,7 @@ static int by_generation(const void *a, const void *b)
 static void index_record(struct disk *d, int32_t slot, const void *record)
 {
 	struct kv_tier *t = &d->base;
-	struct kv_tier_page page;
+	struct kv_page_name page;
 	uint64_t generation;
 	if (!kv_record_read(&d->files, slot, record, &page, &generation))
 		return;

@@ -237,7 +237,7 @@ static uint64_t bytes_checksum(const struct kv_file_set *s, const void *record, 
 	return hash64((const char *)record + KV_FILE_BLOCK, s->common.page_bytes, generation);
 }
 
-void kv_record_seal(const struct kv_file_set *s, int32_t slot, const struct kv_tier_page *page, uint64_t generation, void *record)
+void kv_record_seal(const struct kv_file_set *s, int32_t slot, const struct kv_page_name *page, uint64_t generation, void *record)
 {
 	struct kv_file_place place = kv_file_place(s, slot);
 	struct kv_record_header h = {
@@ -260,7 +260,7 @@ void kv_record_seal(const struct kv_file_set *s, int32_t slot, const struct kv_t
 	memset((char *)record + used, 0, s->common.record_bytes - used);
 }
 
-bool kv_record_read(const struct kv_file_set *s, int32_t slot, const void *record, struct kv_tier_page *page, uint64_t *generation)
+bool kv_record_read(const struct kv_file_set *s, int32_t slot, const void *record, struct kv_page_name *page, uint64_t *generation)
 {
 	struct kv_file_place place = kv_file_place(s, slot);
 	struct kv_record_header h;
@@ -268,16 +268,16 @@ bool kv_record_read(const struct kv_file_set *s, int32_t slot, const void *recor
 	if (h.magic != RECORD_MAGIC || h.checksum != record_checksum(&h) || h.slot != place.slot ||
 	    memcmp(h.file_id, place.id, sizeof h.file_id) != 0 || h.n_tokens < 1 || h.n_tokens > KV_PAGE_TOKENS)
 		return false;
-	*page = (struct kv_tier_page){.key = h.key, .parent = h.parent, .n_tokens = h.n_tokens, .first = h.first != 0};
+	*page = (struct kv_page_name){.key = h.key, .parent = h.parent, .n_tokens = h.n_tokens, .first = h.first != 0};
 	memcpy(page->tokens, h.tokens, sizeof page->tokens);
 	*generation = h.generation;
 	return true;
 }
 
-bool kv_record_check(const struct kv_file_set *s, int32_t slot, const void *record, const struct kv_tier_page *page,
+bool kv_record_check(const struct kv_file_set *s, int32_t slot, const void *record, const struct kv_page_name *page,
                      uint64_t generation)
 {
-	struct kv_tier_page found;
+	struct kv_page_name found;
 	struct kv_record_header h;
 	uint64_t of;
 	if (!kv_record_read(s, slot, record, &found, &of) || of != generation ||

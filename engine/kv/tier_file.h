@@ -80,9 +80,9 @@ int32_t kv_file_n_slots(const struct kv_file_set *s);
 uint64_t kv_file_bytes(const struct kv_file_set *s);
 
 /* Completes a record whose bytes are in place behind its header block. */
-void kv_record_seal(const struct kv_file_set *s, int32_t slot, const struct kv_tier_page *page, uint64_t generation, void *record);
+void kv_record_seal(const struct kv_file_set *s, int32_t slot, const struct kv_page_name *page, uint64_t generation, void *record);
 /* Whether a header block is a record's at that slot; then *page and *generation are what it says. Does not look at the bytes. */
-bool kv_record_read(const struct kv_file_set *s, int32_t slot, const void *record, struct kv_tier_page *page, uint64_t *generation);
+bool kv_record_read(const struct kv_file_set *s, int32_t slot, const void *record, struct kv_page_name *page, uint64_t *generation);
 /* Whether a whole record is that of `page` with that generation, bytes included. */
-bool kv_record_check(const struct kv_file_set *s, int32_t slot, const void *record, const struct kv_tier_page *page,
+bool kv_record_check(const struct kv_file_set *s, int32_t slot, const void *record, const struct kv_page_name *page,
                      uint64_t generation);

@@ -10,7 +10,7 @@
 #include "engine/kv/tier.h"
 
 struct kv_tier_entry {
-	struct kv_tier_page page;
+	struct kv_page_name page;
 	int32_t hash_next;  /* or next free one */
 	int32_t n_users;    /* transfers under way; an entry with users is not evicted */
 	bool present;
@@ -54,6 +54,7 @@ struct kv_tier {
 	size_t n_buckets;               /* a power of two */
 	struct kv_tier_load loads[KV_TIER_MAX_LOADS];
 	int32_t n_loads;                /* that are not free */
+	bool hurry;                     /* writes have no bound any more */
 	struct kv_tier_stats stats;
 };
 
@@ -70,7 +71,7 @@ int32_t kv_tier_lookup(const struct kv_tier *t, const struct kv_key *key);
  * An entry for a page that has none, in use by its maker (n_users 1): the next free one, or `entry`, which is free. After entries have
  * been chosen, which is possible only before the first is not, kv_tier_list_free() finds out which are left.
  */
-int32_t kv_tier_enter(struct kv_tier *t, const struct kv_tier_page *page, int32_t entry);
+int32_t kv_tier_enter(struct kv_tier *t, const struct kv_page_name *page, int32_t entry);
 void kv_tier_list_free(struct kv_tier *t);
 /* Counts a use of an entry, one more user, or one less. */
 void kv_tier_touch(struct kv_tier *t, int32_t entry);

@@ -35,7 +35,7 @@ static size_t form_bytes(const struct ram *r, enum kv_codec_type form)
 }
 
 /* The type that a page is stored as, which is in r->wide; that form of it is then in *bytes. */
-static enum kv_codec_type choose_form(struct ram *r, const struct kv_tier_page *page, const char **bytes)
+static enum kv_codec_type choose_form(struct ram *r, const struct kv_page_name *page, const char **bytes)
 {
 	struct kv_tier_stats *s = &r->base.stats;
 	*bytes = r->wide;

@@ -222,7 +222,7 @@ static void many_pages_at_a_time(void **state)
 	put_all(&f, t, 0, 64);
 	/* More loads than there are buffers: they wait for one. */
 	for (int32_t i = 0; i < 64; i++) {
-		struct kv_tier_page p = tier_page(i);
+		struct kv_page_name p = tier_page(i);
 		assert_int_equal(kv_tier_load(t, &p, 2 + i, (uint64_t)i), STATUS_OK);
 	}
 	for (int32_t n = 0; n < 64;) {
@@ -270,7 +270,7 @@ static void a_cancelled_load_leaves_its_page_alone(void **state)
 	(void)state;
 	struct fixture f;
 	struct faulty *x;
-	struct kv_tier_page p = tier_page(2);
+	struct kv_page_name p = tier_page(2);
 	struct kv_tier_done done;
 	setup(&f, 4);
 	struct kv_tier *t = open_faulty(&f, &x);
@@ -345,7 +345,7 @@ static void pages_are_found_again_after_a_restart(void **state)
 {
 	(void)state;
 	struct fixture f;
-	struct kv_tier_page found;
+	struct kv_page_name found;
 	struct kv_key key = tier_key(4);
 	setup(&f, 6);
 	struct kv_tier *t = open_tier(&f);
@@ -357,7 +357,7 @@ static void pages_are_found_again_after_a_restart(void **state)
 	for (int32_t i = 2; i < 8; i++)
 		assert_true(get_right(&f, t, i));
 	assert_true(kv_tier_find(t, &key, &found));
-	struct kv_tier_page expected = tier_page(4);
+	struct kv_page_name expected = tier_page(4);
 	assert_memory_equal(&found, &expected, sizeof found);
 	kv_tier_destroy(t);
 	/* Their order is known as well: the page that was written first goes first. */
@@ -630,7 +630,7 @@ static void a_read_that_fails_turns_the_tier_off_and_ends_every_load(void **stat
 	put_all(&f, t, 0, 40);
 	x->read_error = EIO;
 	for (int32_t i = 0; i < 40; i++) {
-		struct kv_tier_page p = tier_page(i);
+		struct kv_page_name p = tier_page(i);
 		assert_int_equal(kv_tier_load(t, &p, 2 + i, (uint64_t)i), STATUS_OK);
 	}
 	for (int32_t n = 0; n < 40;) {
@@ -671,7 +671,7 @@ static void a_disk_that_stalls_is_given_up(void **state)
 	(void)state;
 	struct fixture f;
 	struct faulty *x;
-	struct kv_tier_page p = tier_page(0);
+	struct kv_page_name p = tier_page(0);
 	struct kv_tier_done done;
 	setup(&f, 4);
 	f.options.stall_ms = 1000;

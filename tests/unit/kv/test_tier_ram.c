@@ -36,7 +36,7 @@ static void a_hit_compares_tokens_and_predecessor(void **state)
 	(void)state;
 	struct tier_fixture f;
 	struct kv_tier *t = ram(&f, 1 << 20, KV_CODEC_F16);
-	struct kv_tier_page p = tier_page(1), other = p;
+	struct kv_page_name p = tier_page(1), other = p;
 	tier_put(&f, t, 1);
 	assert_true(kv_tier_has(t, &p));
 	other.tokens[15]++;
@@ -80,7 +80,7 @@ static void a_page_that_is_loaded_stays(void **state)
 	(void)state;
 	struct tier_fixture f;
 	struct kv_tier *t = ram(&f, 2 * TIER_PAGE_BYTES, KV_CODEC_F16);
-	struct kv_tier_page p0 = tier_page(0), p1 = tier_page(1);
+	struct kv_page_name p0 = tier_page(0), p1 = tier_page(1);
 	struct kv_tier_done ended[4];
 	tier_put(&f, t, 0);
 	tier_put(&f, t, 1);
@@ -99,7 +99,7 @@ static void a_cancelled_load_leaves_its_page_alone(void **state)
 	(void)state;
 	struct tier_fixture f;
 	struct kv_tier *t = ram(&f, 1 << 20, KV_CODEC_F16);
-	struct kv_tier_page p = tier_page(5);
+	struct kv_page_name p = tier_page(5);
 	struct kv_tier_done ended[4];
 	tier_put(&f, t, 5);
 	memset(tier_bytes(&f, 2), 0xAB, TIER_PAGE_BYTES);
@@ -121,7 +121,7 @@ static void loads_are_bounded(void **state)
 	(void)state;
 	struct tier_fixture f;
 	struct kv_tier *t = ram(&f, 1 << 20, KV_CODEC_F16);
-	struct kv_tier_page p = tier_page(1);
+	struct kv_page_name p = tier_page(1);
 	struct kv_tier_done ended[KV_TIER_MAX_LOADS];
 	int32_t n = 0, got;
 	tier_put(&f, t, 1);
@@ -165,7 +165,7 @@ static void sinks_tails_and_what_has_no_narrow_form_stay_exact_and_are_counted(v
 	(void)state;
 	struct tier_fixture f;
 	struct kv_tier *t = ram(&f, 1 << 20, KV_CODEC_INT8);
-	struct kv_tier_page tail = tier_page(7), odd = tier_page(8);
+	struct kv_page_name tail = tier_page(7), odd = tier_page(8);
 	struct kv_tier_done ended;
 	tier_put(&f, t, 0);
 	assert_int_equal(tier_get(&f, t, 0), KV_LOAD_DONE);
@@ -225,7 +225,7 @@ static void it_is_a_bounded_map(void **state)
 	int32_t n_hits = 0;
 	for (int step = 0; step < STEPS; step++) {
 		int32_t i = (int32_t)(unit_rand(&seed) % PAGES) * 2; /* 0 is a sink, and wide */
-		struct kv_tier_page p = tier_page(i);
+		struct kv_page_name p = tier_page(i);
 		bool had = tier_has(t, i);
 		clock_advance(&f.clock, 1000000);
 		switch (unit_rand(&seed) % 8) {

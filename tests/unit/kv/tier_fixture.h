@@ -47,9 +47,9 @@ static inline struct kv_key tier_key(int32_t i)
 	return k;
 }
 
-static inline struct kv_tier_page tier_page(int32_t i)
+static inline struct kv_page_name tier_page(int32_t i)
 {
-	struct kv_tier_page p = {.key = tier_key(i), .parent = tier_key(i - 1), .n_tokens = KV_PAGE_TOKENS, .first = i == 0};
+	struct kv_page_name p = {.key = tier_key(i), .parent = tier_key(i - 1), .n_tokens = KV_PAGE_TOKENS, .first = i == 0};
 	for (int32_t t = 0; t < KV_PAGE_TOKENS; t++)
 		p.tokens[t] = i * KV_PAGE_TOKENS + t;
 	return p;
@@ -80,7 +80,7 @@ static inline bool tier_holds(const struct tier_fixture *f, int32_t device_page,
 
 static inline enum kv_tier_put tier_put(struct tier_fixture *f, struct kv_tier *t, int32_t i)
 {
-	struct kv_tier_page p = tier_page(i);
+	struct kv_page_name p = tier_page(i);
 	tier_fill(f, 0, i);
 	enum kv_tier_put put = kv_tier_put(t, &p, 0);
 	/* The tier has its own copy by now. */
@@ -90,7 +90,7 @@ static inline enum kv_tier_put tier_put(struct tier_fixture *f, struct kv_tier *
 
 static inline bool tier_has(struct kv_tier *t, int32_t i)
 {
-	struct kv_tier_page p = tier_page(i);
+	struct kv_page_name p = tier_page(i);
 	return kv_tier_has(t, &p);
 }
 
@@ -108,7 +108,7 @@ static inline void tier_settle(struct kv_tier *t)
 /* Brings page i to device page 1 and tells how that ended; KV_LOAD_N: it is not there. */
 static inline enum kv_tier_end tier_get(struct tier_fixture *f, struct kv_tier *t, int32_t i)
 {
-	struct kv_tier_page p = tier_page(i);
+	struct kv_page_name p = tier_page(i);
 	struct kv_tier_done done;
 	memset(tier_bytes(f, 1), 0xEE, TIER_PAGE_BYTES);
 	if (kv_tier_load(t, &p, 1, (uint64_t)i) != STATUS_OK)
