@@ -123,6 +123,8 @@ void engine_unload(struct engine *e);
 void *text_thread_main(void *engine);
 void *worker_thread_main(void *engine);
 
+/* t may be NULL. */
+void engine_tiers_describe(const struct kv_tiers *t, struct engine_tiers *out);
 /* A generation of the tenant has ended: what engine_submit() counted. */
 void flight_end(struct engine *e, int32_t tenant);
 /* Frees a command and all it still owns, its reply included. */

@@ -137,6 +137,8 @@ static void leave_kv(struct sched *s, struct request *r)
 	struct kv_use use = use_by(s, r);
 	kv_seq_truncate(s->pool, &r->kv, r->kv.n_tokens);
 	kv_prefix_put_tail(s->prefix, r->tokens.ids, &r->kv, &use);
+	if (s->tiers)
+		kv_tiers_write_behind(s->tiers, &r->kv);
 	if (r->session)
 		session_keep(s->sessions, r->session, &r->kv);
 }

@@ -518,6 +518,7 @@ static void publish(struct worker *w)
 	memcpy(s.preempted, w->sched.preempted, sizeof s.preempted);
 	s.holds_dropped = w->sched.n_holds_dropped;
 	s.kv = w->kv;
+	engine_tiers_describe(e->tiers, &s.tiers);
 	s.sessions_created = w->sessions.created;
 	s.sessions_expired = w->sessions.expired;
 	s.sessions_deleted = w->sessions.deleted;

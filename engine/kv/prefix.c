@@ -512,6 +512,11 @@ bool kv_prefix_name(const struct kv_prefix *p, int32_t page, struct kv_page_name
 	return true;
 }
 
+uint64_t kv_prefix_serial(const struct kv_prefix *p, int32_t page)
+{
+	return p->nodes[page].present ? p->nodes[page].serial : 0;
+}
+
 int32_t kv_prefix_adopt(struct kv_prefix *p, const struct kv_page_name *name, int32_t parent, int32_t page, const struct kv_use *use)
 {
 	int32_t index = 0;

@@ -147,6 +147,8 @@ struct kv_page_name {
 void kv_prefix_on_evict(struct kv_prefix *p, void (*leaving)(void *arg, int32_t page, const struct kv_page_name *name), void *arg);
 /* What an indexed page is; false when it is not indexed. */
 bool kv_prefix_name(const struct kv_prefix *p, int32_t page, struct kv_page_name *out);
+/* The serial of a page's entry, another one each time it is indexed; 0: it is not. */
+uint64_t kv_prefix_serial(const struct kv_prefix *p, int32_t page);
 /*
  * Indexes a page that was brought from elsewhere behind `parent` (an indexed page, KV_NO_PAGE for a first one), as used by `use`.
  * Returns the page that has this content now, which is another one when it had been indexed in between, or KV_NO_PAGE when

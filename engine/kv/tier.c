@@ -216,6 +216,11 @@ out:
 	return put;
 }
 
+bool kv_tier_has_room(struct kv_tier *t)
+{
+	return !t->stats.off && (!t->ops->has_room || t->ops->has_room(t));
+}
+
 /* The entry whose content is the page's. */
 static int32_t find(const struct kv_tier *t, const struct kv_page_name *page)
 {

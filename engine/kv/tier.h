@@ -115,6 +115,8 @@ void kv_tier_destroy(struct kv_tier *t);
 
 /* Stores a device page. It is copied when this returns. */
 enum kv_tier_put kv_tier_put(struct kv_tier *t, const struct kv_page_name *page, int32_t device_page);
+/* Whether a page that it does not have would be stored, for all that is known beforehand. */
+bool kv_tier_has_room(struct kv_tier *t);
 /* Whether the tier has it now, its content compared; not a use. */
 bool kv_tier_has(struct kv_tier *t, const struct kv_page_name *page);
 /* What it has under this key: fills page, without bytes. False: nothing. */

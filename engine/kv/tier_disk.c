@@ -25,7 +25,7 @@
 
 enum {
 	NONE = EVICT_NONE,
-	DEFAULT_STAGING = 16,
+	DEFAULT_STAGING = 32,
 	MAX_STAGING = KV_IO_DEPTH,
 	DEFAULT_STALL_MS = 5000,
 	PROBES = 4,            /* records written and read at start, to know the disk's speed */
@@ -199,10 +199,15 @@ static void turn_off(struct disk *d, const char *reason, const char *detail)
 
 /* ---- Buffers ---- */
 
-/* A buffer for a write or a read; writes leave half of them to reads. */
+/* Writes leave half of the buffers to reads. */
+static bool has_buffer(const struct disk *d, bool write)
+{
+	return d->n_busy < d->n_staging && (!write || d->n_writes < (d->n_staging + 1) / 2);
+}
+
 static struct job *take_job(struct disk *d, bool write)
 {
-	if (d->n_busy == d->n_staging || (write && d->n_writes >= (d->n_staging + 1) / 2))
+	if (!has_buffer(d, write))
 		return NULL;
 	struct job *j = d->jobs;
 	while (j->busy)
@@ -237,7 +242,7 @@ static void send(struct disk *d, struct job *j, int32_t slot)
 /* ---- The tier ---- */
 
 /* A second's worth of writes may be saved up, and a record at least. */
-static bool may_write(struct disk *d)
+static bool may_write(struct disk *d, bool take)
 {
 	if (d->write_bytes_per_s == 0 || d->base.hurry)
 		return true;
@@ -251,8 +256,15 @@ static bool may_write(struct disk *d)
 		d->write_credit = most;
 	if (d->write_credit < (double)d->record_bytes)
 		return false;
-	d->write_credit -= (double)d->record_bytes;
+	if (take)
+		d->write_credit -= (double)d->record_bytes;
 	return true;
+}
+
+static bool has_room(struct kv_tier *t)
+{
+	struct disk *d = (struct disk *)t;
+	return has_buffer(d, true) && may_write(d, false);
 }
 
 static enum kv_tier_put put(struct kv_tier *t, int32_t entry, int32_t device_page)
@@ -262,7 +274,7 @@ static enum kv_tier_put put(struct kv_tier *t, int32_t entry, int32_t device_pag
 	struct job *j = take_job(d, true);
 	if (!j)
 		return KV_PUT_BUSY;
-	if (!may_write(d)) {
+	if (!may_write(d, true)) {
 		give_job_back(d, j);
 		return KV_PUT_RATE;
 	}
@@ -571,7 +583,7 @@ static enum status make_buffers(struct disk *d, int32_t n_staging, struct error 
 enum status kv_tier_disk_create(const struct kv_tier_device *device, const struct clock *clock, const struct kv_tier_disk_options *o,
                                 struct kv_tier **out, struct error *err)
 {
-	static const struct kv_tier_ops ops = {put, advance, NULL, wait_for, stats, destroy};
+	static const struct kv_tier_ops ops = {put, has_room, advance, NULL, wait_for, stats, destroy};
 	struct kv_io *io = o->io ? o->io : kv_io_create();
 	struct disk *d = calloc(1, sizeof *d);
 	enum status st;

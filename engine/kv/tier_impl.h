@@ -32,6 +32,8 @@ struct kv_tier_load {
 struct kv_tier_ops {
 	/* The page is not there, and has an entry, which is not idle: store it. Anything but STORED: the entry is taken back. */
 	enum kv_tier_put (*put)(struct kv_tier *t, int32_t entry, int32_t device_page);
+	/* Whether put() would find what it needs besides an entry; NULL: it always does. */
+	bool (*has_room)(struct kv_tier *t);
 	/* Moves loads on; those that end are marked. */
 	void (*advance)(struct kv_tier *t);
 	/* Its entry is about to go. */

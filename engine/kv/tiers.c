@@ -8,6 +8,8 @@ enum {
 	TRIAL_MS = 30000,
 	MAX_FETCH_PAGES = 1 << 16,
 	DONE_BATCH = 32,
+	/* Pages that wait to be written behind; when there are more, the oldest wait for their eviction instead. */
+	BEHIND = 8192,
 };
 
 enum page_state { PAGE_WANTED, PAGE_LOADING, PAGE_LOADED, PAGE_FAILED };
@@ -26,6 +28,8 @@ struct kv_tiers {
 	struct kv_tier *tier[KV_TIER_KINDS]; /* or NULL */
 	int64_t trial_ms[KV_TIER_KINDS];     /* of the last trial's beginning */
 	int32_t trial_left[KV_TIER_KINDS];
+	struct kv_weak_page *behind;         /* [BEHIND] a ring; NULL without a disk */
+	uint64_t first_behind, n_behind;
 	struct list fetches;
 	uint64_t last_id;
 	struct kv_tiers_stats stats;
@@ -95,6 +99,42 @@ static void leaving(void *arg, int32_t page, const struct kv_page_name *name)
 			kv_tier_put(t->tier[kind], name, page);
 		else
 			t->stats.unpaid[kind]++;
+	}
+}
+
+void kv_tiers_write_behind(struct kv_tiers *t, const struct kv_seq *seq)
+{
+	for (int32_t i = 0; t->behind && i < seq->n_pages; i++) {
+		uint64_t serial = kv_prefix_serial(t->prefix, seq->pages[i]);
+		if (serial == 0)
+			continue;
+		if (t->n_behind == BEHIND) {
+			t->first_behind++;
+			t->n_behind--;
+		}
+		t->behind[(t->first_behind + t->n_behind++) % BEHIND] = (struct kv_weak_page){seq->pages[i], serial};
+	}
+}
+
+static bool can_write_behind(const struct kv_tiers *t)
+{
+	return t->n_behind > 0 && kv_tier_has_room(t->tier[KV_TIER_DISK]);
+}
+
+static void write_behind(struct kv_tiers *t)
+{
+	struct kv_tier *disk = t->tier[KV_TIER_DISK];
+	struct kv_page_name name;
+	while (can_write_behind(t)) {
+		struct kv_weak_page w = t->behind[t->first_behind++ % BEHIND];
+		t->n_behind--;
+		if (kv_prefix_serial(t->prefix, w.page) != w.serial || !kv_prefix_name(t->prefix, w.page, &name) ||
+		    kv_tier_has(disk, &name))
+			continue;
+		if (may_use(t, KV_TIER_DISK))
+			kv_tier_put(disk, &name, w.page);
+		else
+			t->stats.unpaid[KV_TIER_DISK]++;
 	}
 }
 
@@ -333,6 +373,8 @@ void kv_tiers_poll(struct kv_tiers *t)
 			}
 		}
 	}
+	if (t->behind)
+		write_behind(t);
 }
 
 bool kv_tiers_ready(const struct kv_tiers *t)
@@ -346,7 +388,7 @@ bool kv_tiers_busy(const struct kv_tiers *t)
 		if (t->tier[kind] && !kv_tier_quiet(t->tier[kind]))
 			return true;
 	}
-	return !list_empty(&t->fetches);
+	return !list_empty(&t->fetches) || can_write_behind(t);
 }
 
 /* ---- The end of the process ---- */
@@ -364,6 +406,7 @@ int32_t kv_tiers_save(struct kv_tiers *t, const struct kv_weak *weak, int64_t de
 {
 	struct kv_tier *disk = t->tier[KV_TIER_DISK];
 	int32_t n = kv_weak_alive(t->prefix, weak), saved = 0;
+	t->n_behind = 0;
 	struct kv_page_name name;
 	if (!disk)
 		return 0;
@@ -399,6 +442,12 @@ enum status kv_tiers_create(struct kv_pool *pool, struct kv_prefix *prefix, stru
 		kv_tier_destroy(disk);
 		return STATUS_NOMEM;
 	}
+	if (disk && !(t->behind = calloc(BEHIND, sizeof *t->behind))) {
+		kv_tier_destroy(ram);
+		kv_tier_destroy(disk);
+		free(t);
+		return STATUS_NOMEM;
+	}
 	t->pool = pool;
 	t->prefix = prefix;
 	t->clock = clock;
@@ -419,6 +468,7 @@ void kv_tiers_destroy(struct kv_tiers *t)
 	kv_prefix_on_evict(t->prefix, NULL, NULL);
 	for (int kind = 0; kind < KV_TIER_KINDS; kind++)
 		kv_tier_destroy(t->tier[kind]);
+	free(t->behind);
 	free(t);
 }
 

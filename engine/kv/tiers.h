@@ -6,6 +6,9 @@
  * and with every transfer and step from then on. A tier that does not pay is tried again with a few pages now and then, so that
  * its figures stay true.
  *
+ * The disk is slower than prompts come in, so it is not left until a page is evicted: what a request leaves is written behind it,
+ * as buffers and the bound on writes allow, and a page that is evicted later is there already.
+ *
  * Up. A request that is next in line asks for what the tiers have behind the pages that the index knows (kv_tiers_fetch()). Its
  * pages are taken and filled while others compute, and join the index one by one, in order, each as soon as it is there; so what
  * was fetched for a request that leaves is not lost.
@@ -75,6 +78,9 @@ bool kv_tiers_comes(const struct kv_tiers *t, const struct kv_key *root, const i
 bool kv_tiers_advance(struct kv_tiers *t, struct kv_fetch *f, struct kv_seq *seq, const struct kv_use *use);
 /* Gives up what has not arrived. Nothing for a fetch that is not under way. */
 void kv_tiers_cancel(struct kv_tiers *t, struct kv_fetch *f);
+
+/* A request ends, and has left these pages to the index: the disk is to have them. */
+void kv_tiers_write_behind(struct kv_tiers *t, const struct kv_seq *seq);
 
 /* Takes note of the transfers that have ended. Call it before kv_tiers_advance(). */
 void kv_tiers_poll(struct kv_tiers *t);
