@@ -97,6 +97,7 @@ struct engine {
 	struct kv_pool *pool;
 	struct kv_prefix *prefix;
 	struct kv_tiers *tiers;      /* NULL: none */
+	struct kv_key identity;      /* of all that KV depends on but salts */
 	_Atomic bool wake_sent;      /* a WAKE is in worker_box */
 	struct kv_root root;         /* what pages are indexed under, without a salt */
 	char scheme_text[96];        /* what root.scheme points to */

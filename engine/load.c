@@ -172,6 +172,7 @@ static void make_root(struct engine *e)
 	                           .scheme = str_from(e->scheme_text),
 	                           .rope = str_from(e->rope_text)};
 	digest_weights(e->gguf, e->root.weights);
+	kv_key_root(&e->root, &e->identity);
 }
 
 /* ---- Tiers ---- */
@@ -225,7 +226,7 @@ static struct kv_tier *open_disk(struct engine *e, const struct kv_tier_device *
 	        .wake_arg = e,
 	};
 	host_name(host);
-	kv_key_root(&e->root, &d.identity);
+	d.identity = e->identity;
 	if (kv_tier_disk_create(device, e->clock, &d, &disk, &err) != STATUS_OK) {
 		log_msg(LOG_WARN, "kv_disk", "there is no disk tier: %s", err.message);
 		return NULL;

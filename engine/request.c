@@ -106,6 +106,7 @@ void request_destroy(struct request *r)
 	detok_destroy(r->detok);
 	sampler_destroy(r->sampler);
 	token_buf_free(&r->tokens);
+	kv_chain_free(&r->chain);
 	engine_request_destroy(r->spec);
 	free(r);
 }

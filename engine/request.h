@@ -39,7 +39,7 @@ struct request {
 	int32_t n_prompt;
 	int32_t max_total;        /* the answer ends when tokens.n reaches this */
 	struct kv_seq kv;         /* kv.n_tokens positions of `tokens` are computed */
-	struct kv_key root;       /* what its pages are indexed under */
+	struct kv_chain chain;    /* of tokens: what its pages are indexed under */
 	struct kv_fetch fetch;    /* pages that come from the tiers; under way while it waits */
 	bool fetched;             /* the tiers have been asked */
 	int32_t n_indexed;        /* leading pages of kv that the prefix index knows */

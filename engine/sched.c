@@ -118,7 +118,7 @@ void sched_add(struct sched *s, struct request *r)
 	to_waiting(s, r);
 	/* What it is about to hit is not evicted while it waits. Without memory for that it takes its chance. */
 	if (!r->prompt_logprobs)
-		kv_prefix_hold(s->prefix, &r->root, r->tokens.ids, (int32_t)r->tokens.n, &r->kv);
+		kv_prefix_hold(s->prefix, &r->chain, r->tokens.ids, (int32_t)r->tokens.n, &r->kv);
 }
 
 static struct kv_use use_by(const struct sched *s, const struct request *r)
@@ -275,7 +275,7 @@ static void attach_kv(struct sched *s, struct request *r)
 	kv_seq_release(s->pool, &r->kv);
 	kv_seq_charge(&r->kv, &r->tenant->kv);
 	/* Without memory for the block table it is computed instead. */
-	if (most > 0 && kv_prefix_get(s->prefix, &r->root, r->tokens.ids, n, &use, &r->kv) != STATUS_OK)
+	if (most > 0 && kv_prefix_get(s->prefix, &r->chain, r->tokens.ids, n, &use, &r->kv) != STATUS_OK)
 		kv_seq_release(s->pool, &r->kv);
 	kv_seq_truncate(s->pool, &r->kv, r->kv.n_tokens < most ? r->kv.n_tokens : most);
 	r->n_indexed = 0;
@@ -285,9 +285,9 @@ static void attach_kv(struct sched *s, struct request *r)
  * Whether the pages that r lacks could be had at all now, as far as counters tell: what it can reuse is taken at its most, and so is what
  * could be reclaimed. When this says no, trying would only take pages from the index for nothing.
  */
-static bool could_admit(const struct sched *s, const struct request *r)
+static bool could_admit(const struct sched *s, struct request *r)
 {
-	int32_t n = (int32_t)r->tokens.n, known = kv_prefix_match(s->prefix, &r->root, r->tokens.ids, n);
+	int32_t n = (int32_t)r->tokens.n, known = kv_prefix_match(s->prefix, &r->chain, r->tokens.ids, n);
 	int64_t need = (int64_t)kv_pages_for(n) - known + s->n_running;
 	int64_t can = kv_pool_n_free(s->pool);
 	if (s->n_running == 0 || need <= can)
@@ -361,7 +361,7 @@ static bool awaits_other(struct sched *s, struct request *r)
 	int32_t n = (int32_t)r->tokens.n, best = 0;
 	list_each(l, next, &s->running) {
 		const struct request *q = entry(l);
-		if (q->state != REQUEST_PREFILL || memcmp(&q->root, &r->root, sizeof r->root) != 0)
+		if (q->state != REQUEST_PREFILL || memcmp(&q->chain.root, &r->chain.root, sizeof r->chain.root) != 0)
 			continue;
 		int32_t common = tokens_common_prefix(r->tokens.ids, n, q->tokens.ids, (int32_t)q->tokens.n);
 		common -= common % KV_PAGE_TOKENS;
@@ -373,7 +373,7 @@ static bool awaits_other(struct sched *s, struct request *r)
 	}
 	if (best == 0)
 		return false;
-	if (best <= kv_prefix_match(s->prefix, &r->root, r->tokens.ids, n) * KV_PAGE_TOKENS)
+	if (best <= kv_prefix_match(s->prefix, &r->chain, r->tokens.ids, n) * KV_PAGE_TOKENS)
 		r->awaits_id = 0;
 	return r->awaits_id != 0;
 }
@@ -396,10 +396,10 @@ static bool awaits_tiers(struct sched *s, struct request *r)
 	if (!r->fetch.under_way) {
 		kv_seq_release(s->pool, &r->kv);
 		/* Others may have brought more of it since it came. */
-		r->fetched = kv_prefix_hold(s->prefix, &r->root, r->tokens.ids, n, &r->kv) != STATUS_OK;
-		if (!r->fetched && kv_tiers_comes(s->tiers, &r->root, r->tokens.ids, n, &r->kv))
+		r->fetched = kv_prefix_hold(s->prefix, &r->chain, r->tokens.ids, n, &r->kv) != STATUS_OK;
+		if (!r->fetched && kv_tiers_comes(s->tiers, &r->chain.root, r->tokens.ids, n, &r->kv))
 			return true;
-		r->fetched = r->fetched || !kv_tiers_fetch(s->tiers, &r->fetch, &r->root, r->tokens.ids, n, &r->kv, pages_to_fetch(s));
+		r->fetched = r->fetched || !kv_tiers_fetch(s->tiers, &r->fetch, &r->chain.root, r->tokens.ids, n, &r->kv, pages_to_fetch(s));
 	}
 	r->fetched = r->fetched || kv_tiers_advance(s->tiers, &r->fetch, &r->kv, &use);
 	return !r->fetched;
@@ -534,7 +534,7 @@ void sched_index(struct sched *s, struct request *r)
 {
 	struct kv_use use = use_by(s, r);
 	if (r->kv.n_tokens / KV_PAGE_TOKENS > r->n_indexed)
-		r->n_indexed = kv_prefix_put(s->prefix, &r->root, r->tokens.ids, &r->kv, r->n_indexed, &use);
+		r->n_indexed = kv_prefix_put(s->prefix, &r->chain, r->tokens.ids, &r->kv, r->n_indexed, &use);
 }
 
 void sched_measure(struct sched *s, int32_t n_rows, bool has_prompt_rows, int64_t step_ns)

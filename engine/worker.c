@@ -11,11 +11,14 @@
 #include "engine/engine_internal.h"
 #include "engine/event.h"
 #include "engine/request.h"
+#include "engine/restart.h"
 #include "engine/sched.h"
 #include "engine/session.h"
 
 /* How long to sleep at most while a tier is at work. */
 enum { TIERS_NS = 20000000 };
+/* And how long the end of the process may take for its sessions. */
+enum { SAVE_MS = 10000 };
 
 struct worker {
 	struct engine *e;
@@ -300,7 +303,7 @@ static void handle_generate(struct worker *w, struct command *c)
 	struct kv_root root = e->root;
 	root.tenant = str_from(tenant->salt);
 	root.salt = str_from(spec->cache_salt ? spec->cache_salt : "");
-	kv_key_root(&root, &r->root);
+	kv_key_root(&root, &r->chain.root);
 	command_destroy(c); /* the request carries the flight on */
 	if (session)
 		session_touch(&w->sessions, session);
@@ -583,6 +586,7 @@ static void collect_when_due(struct worker *w)
 
 static void serve(struct worker *w)
 {
+	struct engine *e = w->e;
 	bool idle = false;
 	while (!w->stopping) {
 		take_commands(w, idle);
@@ -598,6 +602,8 @@ static void serve(struct worker *w)
 		finish_request(w, list_entry(l, struct request, link), ENGINE_FINISH_CANCELLED, "shutdown");
 	for (struct list *l; (l = w->sched.waiting.next) != &w->sched.waiting;)
 		finish_request(w, list_entry(l, struct request, link), ENGINE_FINISH_CANCELLED, "shutdown");
+	if (e->tiers && e->options.kv_disk_dir)
+		restart_save(e->options.kv_disk_dir, &e->identity, &w->sessions, e->tiers, SAVE_MS);
 	while (w->sessions.n_sessions > 0)
 		session_remove(&w->sessions, w->sessions.heap[0]);
 	publish(w);
@@ -673,8 +679,11 @@ static enum status start(struct worker *w, struct error *err)
 		return error_set(err, st, "no memory to count %" PRId32 " pages", kv_pool_n_pages(e->pool));
 	take_census(w);
 	w->sched.tiers = e->tiers;
-	if (e->tiers)
+	if (e->tiers) {
 		measure_prefill(w);
+		if (o->kv_disk_dir)
+			restart_load(o->kv_disk_dir, &e->identity, &w->sessions);
+	}
 	w->next_gc_ms = clock_now_ms(e->clock) + o->session_gc_ms;
 	return STATUS_OK;
 }

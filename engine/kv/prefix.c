@@ -71,6 +71,17 @@ void kv_key_tail(const struct kv_key *before, const int32_t *tokens, int32_t n, 
 	key_of_page("kvasir kv tail 1", before, tokens, n, out);
 }
 
+struct kv_chain kv_chain_of(const struct kv_key *root)
+{
+	return (struct kv_chain){.root = *root};
+}
+
+void kv_chain_free(struct kv_chain *c)
+{
+	free(c->keys);
+	*c = kv_chain_of(&c->root);
+}
+
 /* ---- The index ---- */
 
 enum {
@@ -95,8 +106,11 @@ struct node {
 	bool present, held; /* held: others have references too */
 };
 
+static const struct kv_key_ops sha256_keys = {kv_key_next, kv_key_tail};
+
 struct kv_prefix {
 	struct kv_pool *pool;
+	const struct kv_key_ops *keys;
 	struct evict *evict; /* its slots are pages */
 	struct node *nodes;  /* [n_pages] */
 	int32_t *buckets;    /* [n_buckets] page, or NO_NODE */
@@ -123,6 +137,7 @@ enum status kv_prefix_create(struct kv_pool *pool, const char *policy, struct kv
 	if (!p)
 		return error_set(err, STATUS_NOMEM, "no memory for the prefix index");
 	p->pool = pool;
+	p->keys = &sha256_keys;
 	p->n_buckets = 16;
 	while (p->n_buckets < (size_t)n_pages)
 		p->n_buckets *= 2;
@@ -146,6 +161,11 @@ fail:
 	free(p->buckets);
 	free(p);
 	return st;
+}
+
+void kv_prefix_set_key_ops(struct kv_prefix *p, const struct kv_key_ops *ops)
+{
+	p->keys = ops;
 }
 
 static int32_t *bucket_of(const struct kv_prefix *p, const struct kv_key *key)
@@ -224,13 +244,38 @@ static int32_t find(struct kv_prefix *p, const struct kv_key *key, int32_t paren
 	return NO_NODE;
 }
 
-int32_t kv_prefix_match(struct kv_prefix *p, const struct kv_key *root, const int32_t *tokens, int32_t n)
+/* The key of page i, whose predecessors' keys are known; NULL without memory. */
+static const struct kv_key *chain_key(const struct kv_prefix *p, struct kv_chain *c, const int32_t *tokens, int32_t i)
 {
-	struct kv_key key = *root;
+	if (i < c->n_keys)
+		return &c->keys[i];
+	if (i > c->n_keys)
+		return NULL;
+	if (c->n_keys == c->cap_keys) {
+		int32_t cap = c->cap_keys ? c->cap_keys * 2 : 16;
+		struct kv_key *keys = realloc(c->keys, (size_t)cap * sizeof *keys);
+		if (!keys)
+			return NULL;
+		c->keys = keys;
+		c->cap_keys = cap;
+	}
+	p->keys->next(i > 0 ? &c->keys[i - 1] : &c->root, tokens + i * KV_PAGE_TOKENS, &c->keys[i]);
+	c->n_keys++;
+	return &c->keys[i];
+}
+
+/* Page i of the tokens behind `parent`, or NO_NODE. */
+static int32_t find_page(struct kv_prefix *p, struct kv_chain *c, int32_t parent, const int32_t *tokens, int32_t i)
+{
+	const struct kv_key *key = chain_key(p, c, tokens, i);
+	return key ? find(p, key, parent, tokens + i * KV_PAGE_TOKENS, KV_PAGE_TOKENS) : NO_NODE;
+}
+
+int32_t kv_prefix_match(struct kv_prefix *p, struct kv_chain *chain, const int32_t *tokens, int32_t n)
+{
 	int32_t n_pages = 0;
-	for (int32_t parent = NO_NODE; (n_pages + 1) * KV_PAGE_TOKENS <= n; n_pages++) {
-		kv_key_next(&key, tokens + n_pages * KV_PAGE_TOKENS, &key);
-		parent = find(p, &key, parent, tokens + n_pages * KV_PAGE_TOKENS, KV_PAGE_TOKENS);
+	for (int32_t parent = NO_NODE; n_pages < n / KV_PAGE_TOKENS; n_pages++) {
+		parent = find_page(p, chain, parent, tokens, n_pages);
 		if (parent == NO_NODE)
 			break;
 	}
@@ -264,14 +309,12 @@ static void touch(struct kv_prefix *p, int32_t page, int32_t index, const struct
 }
 
 /* Makes seq hold the pages that are known of tokens[0..n); as a use, or without. */
-static enum status collect(struct kv_prefix *p, const struct kv_key *root, const int32_t *tokens, int32_t n,
+static enum status collect(struct kv_prefix *p, struct kv_chain *chain, const int32_t *tokens, int32_t n,
                            const struct kv_use *use, struct kv_seq *seq)
 {
-	struct kv_key key = *root;
 	int32_t parent = NO_NODE;
 	for (int32_t i = 0; i < n / KV_PAGE_TOKENS; i++) {
-		kv_key_next(&key, tokens + i * KV_PAGE_TOKENS, &key);
-		int32_t page = find(p, &key, parent, tokens + i * KV_PAGE_TOKENS, KV_PAGE_TOKENS);
+		int32_t page = find_page(p, chain, parent, tokens, i);
 		if (page == NO_NODE)
 			break;
 		if (!kv_seq_append(p->pool, seq, page)) {
@@ -330,18 +373,18 @@ static enum status collect_part(struct kv_prefix *p, const int32_t *tokens, int3
 	return STATUS_OK;
 }
 
-enum status kv_prefix_get(struct kv_prefix *p, const struct kv_key *root, const int32_t *tokens, int32_t n,
+enum status kv_prefix_get(struct kv_prefix *p, struct kv_chain *chain, const int32_t *tokens, int32_t n,
                           const struct kv_use *use, struct kv_seq *seq)
 {
-	enum status st = collect(p, root, tokens, n, use, seq);
+	enum status st = collect(p, chain, tokens, n, use, seq);
 	p->stats.queries += (uint64_t)(n / KV_PAGE_TOKENS);
 	p->stats.hits += (uint64_t)seq->n_pages;
 	return st == STATUS_OK ? collect_part(p, tokens, n, use, seq) : st;
 }
 
-enum status kv_prefix_hold(struct kv_prefix *p, const struct kv_key *root, const int32_t *tokens, int32_t n, struct kv_seq *seq)
+enum status kv_prefix_hold(struct kv_prefix *p, struct kv_chain *chain, const int32_t *tokens, int32_t n, struct kv_seq *seq)
 {
-	return collect(p, root, tokens, n, NULL, seq);
+	return collect(p, chain, tokens, n, NULL, seq);
 }
 
 static void add_node(struct kv_prefix *p, const struct kv_key *key, int32_t parent, const int32_t *tokens, int32_t n_tokens,
@@ -378,11 +421,10 @@ static void replace_page(struct kv_prefix *p, struct kv_seq *seq, int32_t i, int
 	seq->pages[i] = page;
 }
 
-int32_t kv_prefix_put(struct kv_prefix *p, const struct kv_key *root, const int32_t *tokens, struct kv_seq *seq, int32_t first,
+int32_t kv_prefix_put(struct kv_prefix *p, struct kv_chain *chain, const int32_t *tokens, struct kv_seq *seq, int32_t first,
                       const struct kv_use *use)
 {
 	int32_t whole = seq->n_tokens / KV_PAGE_TOKENS, parent = NO_NODE;
-	struct kv_key key = *root;
 	if (first > whole)
 		first = whole;
 	/* The chain up to `first` ends in the entry of the page before it. */
@@ -390,18 +432,23 @@ int32_t kv_prefix_put(struct kv_prefix *p, const struct kv_key *root, const int3
 		parent = seq->pages[first - 1];
 		if (!p->nodes[parent].present)
 			return 0;
-		key = p->nodes[parent].key;
+	}
+	for (int32_t i = chain->n_keys; i < first; i++) {
+		if (!chain_key(p, chain, tokens, i))
+			return first;
 	}
 	for (int32_t i = first; i < whole; i++) {
 		const int32_t *mine = tokens + i * KV_PAGE_TOKENS;
-		kv_key_next(&key, mine, &key);
-		int32_t page = find(p, &key, parent, mine, KV_PAGE_TOKENS);
+		const struct kv_key *key = chain_key(p, chain, tokens, i);
+		if (!key)
+			return i;
+		int32_t page = find(p, key, parent, mine, KV_PAGE_TOKENS);
 		if (page == NO_NODE) {
 			page = seq->pages[i];
 			/* A page that is indexed for another place cannot be indexed twice; its content would have to be the same. */
 			if (p->nodes[page].present)
 				return i;
-			add_node(p, &key, parent, mine, KV_PAGE_TOKENS, page);
+			add_node(p, key, parent, mine, KV_PAGE_TOKENS, page);
 		} else {
 			replace_page(p, seq, i, page);
 		}
@@ -418,7 +465,7 @@ bool kv_prefix_put_tail(struct kv_prefix *p, const int32_t *tokens, struct kv_se
 	struct kv_key key;
 	if (n == 0 || i == 0 || !p->nodes[seq->pages[i - 1]].present || p->nodes[seq->pages[i]].present)
 		return false;
-	kv_key_tail(&p->nodes[seq->pages[i - 1]].key, mine, n, &key);
+	p->keys->tail(&p->nodes[seq->pages[i - 1]].key, mine, n, &key);
 	int32_t page = find(p, &key, seq->pages[i - 1], mine, n);
 	if (page == NO_NODE)
 		add_node(p, &key, seq->pages[i - 1], mine, n, page = seq->pages[i]);

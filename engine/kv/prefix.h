@@ -51,6 +51,20 @@ void kv_key_next(const struct kv_key *before, const int32_t *tokens, struct kv_k
 /* The key of a tail behind `before`: a page that holds these 1 to KV_PAGE_TOKENS - 1 tokens and room. */
 void kv_key_tail(const struct kv_key *before, const int32_t *tokens, int32_t n, struct kv_key *out);
 
+/*
+ * The keys of the full pages of a sequence of tokens that only grows: each is computed once, when somebody first asks for it, however
+ * often the tokens are looked up and indexed. It belongs to whoever has the tokens.
+ */
+struct kv_chain {
+	struct kv_key root;  /* before the first page */
+	struct kv_key *keys; /* [n_keys] of the pages from the first on */
+	int32_t n_keys, cap_keys;
+};
+
+/* A chain without tokens. */
+struct kv_chain kv_chain_of(const struct kv_key *root);
+void kv_chain_free(struct kv_chain *c); /* leaves it without keys; its root stays */
+
 /* Who uses pages, for the policy that later chooses among them. */
 struct kv_use {
 	uint64_t request;  /* uses a page once, however often it asks for it or puts it; 0: each time */
@@ -78,7 +92,8 @@ struct kv_prefix_stats {
 	int32_t n_tails;     /* of these, not full */
 	int32_t n_idle;      /* of these, pages that nobody else holds: eviction, leaf after leaf, can have them all */
 	uint64_t queries, hits; /* in pages asked for and found */
-	uint64_t inserted, collisions;
+	uint64_t inserted;
+	uint64_t collisions; /* pages passed over that have an equal key and other content */
 	uint64_t evicted[EVICT_N_REASONS];
 	int32_t n_ghosts;    /* evicted pages that the policy remembers */
 	uint64_t revived;    /* of the inserted: pages it remembered */
@@ -89,29 +104,41 @@ struct kv_prefix_stats {
  * that does not exist, NOMEM.
  */
 enum status kv_prefix_create(struct kv_pool *pool, const char *policy, struct kv_prefix **out, struct error *err);
+/* How an index makes keys. */
+struct kv_key_ops {
+	void (*next)(const struct kv_key *before, const int32_t *tokens, struct kv_key *out);
+	void (*tail)(const struct kv_key *before, const int32_t *tokens, int32_t n, struct kv_key *out);
+};
+/*
+ * Before the first page: makes keys otherwise than by kv_key_next() and kv_key_tail(). However bad they are, no wrong page is served;
+ * tests show that with keys that collide. ops must outlive the index.
+ */
+void kv_prefix_set_key_ops(struct kv_prefix *p, const struct kv_key_ops *ops);
 /* Unlinks every page. NULL is allowed. */
 void kv_prefix_destroy(struct kv_prefix *p);
 
 /*
- * The longest run of indexed pages that hold tokens[0..n) from the start under `root`, n_pages of them. Takes no reference and changes
- * nothing: a question.
+ * In what follows `chain` is that of `tokens`. A key that there is no memory for is one that the index does not know.
+ *
+ * The longest run of indexed pages that hold tokens[0..n) from the start, n_pages of them. Takes no reference and changes nothing: a
+ * question.
  */
-int32_t kv_prefix_match(struct kv_prefix *p, const struct kv_key *root, const int32_t *tokens, int32_t n);
+int32_t kv_prefix_match(struct kv_prefix *p, struct kv_chain *chain, const int32_t *tokens, int32_t n);
 /*
  * Makes the empty `seq` hold a reference on each page of the longest run that holds tokens[0..n), marking them as used now; then on
  * one more whose beginning goes on like the tokens, if there is one. NOMEM (no room in seq's table) leaves seq empty.
  */
-enum status kv_prefix_get(struct kv_prefix *p, const struct kv_key *root, const int32_t *tokens, int32_t n,
+enum status kv_prefix_get(struct kv_prefix *p, struct kv_chain *chain, const int32_t *tokens, int32_t n,
                           const struct kv_use *use, struct kv_seq *seq);
 /* Holds full pages like kv_prefix_get, but counts as no use: for whoever will use them later and must not lose them until then. */
-enum status kv_prefix_hold(struct kv_prefix *p, const struct kv_key *root, const int32_t *tokens, int32_t n,
+enum status kv_prefix_hold(struct kv_prefix *p, struct kv_chain *chain, const int32_t *tokens, int32_t n,
                            struct kv_seq *seq);
 /*
  * Indexes the full pages of seq from page `first` on; pages before it are indexed already or the call indexes nothing. A page whose
  * content is indexed under another number is replaced in seq by that one, so that equal prefixes end up sharing memory.
  * Returns the number of leading pages of seq that are indexed now.
  */
-int32_t kv_prefix_put(struct kv_prefix *p, const struct kv_key *root, const int32_t *tokens, struct kv_seq *seq, int32_t first,
+int32_t kv_prefix_put(struct kv_prefix *p, struct kv_chain *chain, const int32_t *tokens, struct kv_seq *seq, int32_t first,
                       const struct kv_use *use);
 /*
  * Indexes the last page of seq where it is not full, as kv_prefix_put() does full ones; tokens: all of seq. seq must not be written

@@ -141,3 +141,37 @@ def test_a_narrow_tier_says_what_it_is(disk):
         assert t["bytes_used"] < t["pages"] * PAGE * 0.65
         _, _, cached = complete(d, text)
         assert cached >= n - 17
+
+
+def chat(d, session, messages):
+    body = {"messages": messages, "max_tokens": 4, "temperature": 0, "session_id": session}
+    r = httpx.post(d.url + "/v1/chat/completions", json=body, timeout=120 * SLOW)
+    assert r.status_code == 200, r.text
+    return r.json()
+
+
+def test_a_session_outlives_a_restart(disk):
+    args = ("--kv-disk", f"{disk}:256M", "--session-heartbeat", "200s", "--session-ttl", "200s")
+    turns = [{"role": "user", "content": prompt("mine", 45)}]
+    with Daemon(*POOL, *args) as d:
+        for name, ttl in (("tea", 200), ("brief", 1)):
+            made = httpx.post(d.url + "/v1/sessions", json={"id": name, "ttl": ttl})
+            assert made.status_code == 200, made.text
+        first = chat(d, "tea", turns)
+        born = httpx.get(d.url + "/v1/sessions/tea").json()
+    assert sorted(os.listdir(disk)) == ["kvasir-kv.0", "kvasir-sessions"]
+    assert all(os.stat(os.path.join(disk, f)).st_mode & 0o777 == 0o600 for f in os.listdir(disk))
+    time.sleep(1.1)
+    with Daemon(*POOL, *args) as d:
+        assert httpx.get(d.url + "/v1/sessions/brief").status_code == 404, "its TTL has passed meanwhile"
+        now = httpx.get(d.url + "/v1/sessions/tea").json()
+        assert now["age"] >= born["age"] + 1 and now["requests"] == 1
+        turns += [first["choices"][0]["message"], {"role": "user", "content": "Go on."}]
+        usage = chat(d, "tea", turns)["usage"]
+        kept = first["usage"]["prompt_tokens"]
+        assert usage["prompt_tokens_details"]["cached_tokens"] >= kept, "the tail came back as well"
+        # The sessions were of one moment: what ends from now on does not come back.
+        assert sorted(os.listdir(disk)) == ["kvasir-kv.0"]
+        httpx.delete(d.url + "/v1/sessions/tea")
+    with Daemon(*POOL, *args) as d:
+        assert httpx.get(d.url + "/v1/sessions/tea").status_code == 404

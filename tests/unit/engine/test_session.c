@@ -157,15 +157,16 @@ static void talk(struct fixture *f, struct session *s, int32_t first_token, int3
 {
 	int32_t tokens[256];
 	struct kv_seq kv = KV_SEQ_INIT;
-	struct kv_key root = {{0}};
+	struct kv_chain chain = {.n_keys = 0};
 	struct kv_use use = {.now_ms = clock_now_ms(&now), .n_prompt = n, .claim = s->claim};
 	for (int32_t i = 0; i < n; i++)
 		tokens[i] = first_token + i;
 	assert_int_equal(kv_seq_prepare(f->pool, &kv, n), STATUS_OK);
 	kv.n_tokens = n;
-	kv_prefix_put(f->prefix, &root, tokens, &kv, 0, &use);
+	kv_prefix_put(f->prefix, &chain, tokens, &kv, 0, &use);
 	kv_prefix_put_tail(f->prefix, tokens, &kv, &use);
 	session_keep(&f->table, s, &kv);
+	kv_chain_free(&chain);
 	kv_seq_release(f->pool, &kv);
 }
 

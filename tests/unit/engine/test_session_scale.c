@@ -106,7 +106,7 @@ static void simulate(int n)
 	uint64_t rng = 5, n_expired = 0, n_touched = 0, n_changed;
 	memset(model, 0, sizeof model);
 	clock_manual_init(&now, 1000000000);
-	assert_int_equal(tenant_table_init(&tenants, 1), STATUS_OK);
+	assert_int_equal(tenant_table_init(&tenants, 4096), STATUS_OK);
 	assert_int_equal(session_table_init(&t, &tenants, NULL, &now, 30000, 300000, n), STATUS_OK);
 	for (int i = 0; i < n; i++)
 		make(&t, i, &rng);

@@ -104,7 +104,7 @@ static struct client *client_of(struct soak *k, const struct request *r)
 static int salt_of(const struct soak *k, const struct request *r)
 {
 	int salt = 0;
-	while (memcmp(&k->roots[salt], &r->root, sizeof r->root) != 0)
+	while (memcmp(&k->roots[salt], &r->chain.root, sizeof r->chain.root) != 0)
 		salt++;
 	return salt;
 }
@@ -122,7 +122,7 @@ static void submit(struct soak *k, const struct client *c, int salt, const int32
 		assert_true(token_buf_add(&r->tokens, tokens[i]));
 	r->n_prompt = n;
 	r->max_total = n + max_tokens;
-	r->root = k->roots[salt];
+	r->chain = kv_chain_of(&k->roots[salt]);
 	r->tenant = tenant_find(&k->tenants, 0);
 	if (c) {
 		strcpy(r->spec->session, c->id);
