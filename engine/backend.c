@@ -1,7 +1,9 @@
 #include "engine/backend.h"
 
+#include <stdlib.h>
 #include <string.h>
 
+#include "cuda/cuda.h"
 #include "engine/cpu/cpu.h"
 
 /* How wide an element of a KV page is; 0 when the type has no KV form. */
@@ -33,19 +35,42 @@ enum status kv_layout_init(struct kv_layout *layout, int32_t n_layer, int32_t n_
 	return STATUS_OK;
 }
 
-/* Kinds of device, the fastest first. `general` is the name that stands for the first of its kinds this machine can run. */
+/*
+ * Kinds of device, the fastest first. `general` is the name that stands for the first of its kinds this machine can run. A kind with
+ * an ordinal is also chosen as "name:N". `create` is NULL when the build lacks the kind (see cuda/cuda.h).
+ */
 static const struct device_kind {
 	const char *name;
 	const char *general;
-	/* UNSUPPORTED when the machine lacks something. */
-	enum status (*create)(int32_t n_threads, struct backend **out, struct error *err);
+	bool has_ordinal;
+	/* `number` is the ordinal, or else the number of threads. UNSUPPORTED when the machine lacks something. */
+	enum status (*create)(int32_t number, struct backend **out, struct error *err);
 } device_kinds[] = {
 #if defined(__x86_64__)
-        {"cpu-avx512", "cpu", cpu_avx512_create},
-        {"cpu-avx2", "cpu", cpu_avx2_create},
+        {"cpu-avx512", "cpu", false, cpu_avx512_create},
+        {"cpu-avx2", "cpu", false, cpu_avx2_create},
 #endif
-        {"cpu-reference", "cpu", cpu_reference_create},
+        {"cpu-reference", "cpu", false, cpu_reference_create},
+        {"cuda", NULL, true, cuda_create},
+        {"cuda-host", NULL, true, cuda_host_create},
 };
+
+/* Whether `device` names the kind; its ordinal, 0 when not given. */
+static bool names_kind(const char *device, const struct device_kind *kind, int32_t *ordinal)
+{
+	size_t n = strlen(kind->name);
+	char *end;
+	*ordinal = 0;
+	if (strncmp(device, kind->name, n) != 0)
+		return false;
+	if (device[n] == '\0')
+		return true;
+	if (!kind->has_ordinal || device[n] != ':' || device[n + 1] < '0' || device[n + 1] > '9')
+		return false;
+	long v = strtol(device + n + 1, &end, 10);
+	*ordinal = (int32_t)v;
+	return *end == '\0' && v <= 1023;
+}
 
 enum status backend_create(const struct backend_options *options, struct backend **out, struct error *err)
 {
@@ -55,9 +80,13 @@ enum status backend_create(const struct backend_options *options, struct backend
 		return error_set(err, STATUS_INVALID, "%d threads: must be 0 to 4096", options->n_threads);
 	for (size_t i = 0; i < sizeof device_kinds / sizeof device_kinds[0]; i++) {
 		const struct device_kind *kind = &device_kinds[i];
-		if (strcmp(device, kind->name) == 0)
-			return kind->create(options->n_threads, out, err);
-		if (strcmp(device, kind->general) != 0)
+		int32_t ordinal;
+		if (names_kind(device, kind, &ordinal)) {
+			if (!kind->create)
+				return error_set(err, STATUS_UNSUPPORTED, "this build has no device \"%s\"", kind->name);
+			return kind->create(kind->has_ordinal ? ordinal : options->n_threads, out, err);
+		}
+		if (!kind->general || strcmp(device, kind->general) != 0)
 			continue;
 		s = kind->create(options->n_threads, out, err);
 		if (s != STATUS_UNSUPPORTED)

@@ -11,6 +11,9 @@
  * Determinism. What an operation computes for a row depends on that row alone: not on which rows share the batch, how a prompt was
  * cut into chunks, how many threads there are, or where its pages lie.
  *
+ * Failures. NOMEM and INTERNAL fail an operation, and the step it belongs to; the next may go well. DEVICE: the device is lost, and every
+ * later operation fails with it.
+ *
  * Threads. One thread, the worker that owns the device, calls a backend.
  */
 #pragma once
@@ -43,6 +46,7 @@ enum { KV_PAGE_TOKENS = 16 };
  * each layer, K or V, and head. V is [token][head_dim] in all of them.
  */
 struct kv_order {
+	bool known;       /* false: pages have another order, and can only be kept as they are */
 	bool pairs;       /* blocks are [layer][head][K, V]; else [layer][K, V][head] */
 	bool keys_by_dim; /* K is [head_dim][token]; else [token][head_dim] */
 };
@@ -86,6 +90,24 @@ struct matmul {
 	bool precise; /* worth more than eight bits of every activation, where the backend quantises them: the logits */
 };
 
+/* A change of one logit x: x > 0 ? x / repeat : x * repeat, then x - minus, then x + plus. 1, 0 and 0 change nothing. */
+struct sample_edit {
+	int32_t token;
+	float repeat, minus, plus;
+};
+
+/* One choice of a token, as engine/sample/sampler.h describes it; what its sampler knows of the past is in the edits. */
+struct sample_row {
+	int32_t output; /* row of the logits */
+	float temperature;
+	int32_t top_k;
+	float top_p, min_p;
+	double unit;    /* uniform in [0, 1): the draw */
+	/* [n_edits] host memory. The first n_first name each token once at most, the others too; they come after the first. */
+	const struct sample_edit *edit;
+	int32_t n_first, n_edits;
+};
+
 enum rope_pairing {
 	ROPE_INTERLEAVED, /* rotates (x[2i], x[2i+1]): llama files */
 	ROPE_HALVES,      /* rotates (x[i], x[i + n_dims/2]): qwen files ("neox") */
@@ -116,6 +138,8 @@ struct backend_ops {
 	void (*mem_free)(struct backend *b, void *p, size_t bytes);
 	enum status (*mem_write)(struct backend *b, void *dst, const void *host, size_t bytes);
 	enum status (*mem_read)(struct backend *b, void *host, const void *src, size_t bytes);
+	/* Bytes that mem_alloc() could still give; 0 when that is not known. NULL where device memory is the machine's. */
+	size_t (*mem_available)(struct backend *b);
 
 	enum status (*weight_create)(struct backend *b, const struct weight_desc *desc, struct weight **out, struct error *err);
 	void (*weight_destroy)(struct backend *b, struct weight *w);
@@ -153,10 +177,19 @@ struct backend_ops {
 	enum status (*swiglu)(struct backend *b, float *gate, const float *up, int64_t n, int32_t dim);
 	/* out[i] = x[rows[i]], rows of dim floats; rows is host memory. */
 	enum status (*gather_rows)(struct backend *b, const float *x, int32_t dim, const int32_t *rows, int32_t n, float *out);
+	/*
+	 * Chooses tokens[n] (host memory) from logits[..][stride], of which the first n_vocab elements of a row are tokens, as a
+	 * sampler would with the same draws; changes the logits. A negative token t stands for ~t, chosen without using the draw.
+	 * Waits. NULL where the logits are the host's anyway.
+	 */
+	enum status (*sample)(struct backend *b, float *logits, int32_t n_vocab, int32_t stride, const struct sample_row *rows,
+	                      int32_t n, int32_t *tokens);
 	/* Copies whole pages within the slab: to[i] = from[i]; the pairs do not overlap. */
 	enum status (*page_copy)(struct backend *b, void *kv, const struct kv_layout *layout, const int32_t *from,
 	                         const int32_t *to, int32_t n);
 	enum status (*sync)(struct backend *b);
+	/* One phrase about what failed last, "" when nothing has; valid until the next failure. NULL where nothing is known. */
+	const char *(*last_failure)(const struct backend *b);
 };
 
 /* Every implementation begins with this. */

@@ -90,7 +90,7 @@ void engine_destroy(struct engine *e);
 
 enum engine_state engine_state(const struct engine *e);            /* [any] */
 const struct engine_info *engine_info(const struct engine *e);     /* [any], NULL unless READY */
-/* Why loading failed; valid when the state is FAILED. */
+/* Why loading failed, or what was wrong with the device that has been lost since; valid when the state is FAILED. */
 const struct error *engine_load_error(const struct engine *e);     /* [any] */
 /* A fresh id for a command; never 0. */
 uint64_t engine_next_id(struct engine *e);                         /* [any] */
@@ -258,7 +258,7 @@ struct engine_usage {
 };
 
 enum engine_event_type {
-	ENGINE_EVENT_STATE,    /* loading ended */
+	ENGINE_EVENT_STATE,    /* loading ended, or the device was lost */
 	ENGINE_EVENT_PROMPT,
 	ENGINE_EVENT_TOKEN,
 	ENGINE_EVENT_DONE,

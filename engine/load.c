@@ -13,8 +13,8 @@
 
 /* Outputs of a step beyond one per running request: rows of prompts whose own log-probabilities were asked for. */
 enum { EXTRA_OUTPUTS = 64 };
-/* Without --kv-memory: at most this part of the memory that is available, and at most max_running full contexts. */
-enum { MEMORY_SHARE_PERCENT = 50 };
+/* Without --kv-memory: at most this part of the machine's or the device's memory that is available, and max_running full contexts. */
+enum { MEMORY_SHARE_PERCENT = 50, DEVICE_SHARE_PERCENT = 90 };
 
 int32_t engine_max_outputs(int32_t max_running, int32_t step_tokens)
 {
@@ -88,6 +88,23 @@ static enum status load_text(struct engine *e, struct error *err)
 	return STATUS_OK;
 }
 
+/*
+ * Memory the pool may take when nobody has said how much: part of the machine's, or nearly all that a device has left once the
+ * activations of a step are in it. The rest is for what the backend and others allocate later.
+ */
+static uint64_t default_kv_bytes(struct engine *e, const struct model_params *p)
+{
+	const struct engine_options *o = &e->options;
+	const struct backend_ops *ops = e->backend->ops;
+	uint64_t available = ops->mem_available ? ops->mem_available(e->backend) : 0;
+	if (available) {
+		uint64_t step = model_step_bytes(p, o->step_tokens, engine_max_outputs(o->max_running, o->step_tokens));
+		return available > step ? (available - step) / 100 * DEVICE_SHARE_PERCENT : 0;
+	}
+	available = available_memory();
+	return available == UINT64_MAX ? UINT64_C(1) << 30 : available / 100 * MEMORY_SHARE_PERCENT;
+}
+
 /* Bytes of KV the pool gets, and the context that fits in them. */
 static enum status size_pool(struct engine *e, const struct model_params *p, int32_t *n_pages, int32_t *n_ctx, struct error *err)
 {
@@ -102,8 +119,7 @@ static enum status size_pool(struct engine *e, const struct model_params *p, int
 	if (o->kv_bytes) {
 		pages = o->kv_bytes / stride;
 	} else {
-		uint64_t available = available_memory();
-		pages = (available == UINT64_MAX ? UINT64_C(1) << 30 : available / 100 * MEMORY_SHARE_PERCENT) / stride;
+		pages = default_kv_bytes(e, p) / stride;
 		if (pages > full * (uint64_t)o->max_running)
 			pages = full * (uint64_t)o->max_running;
 	}

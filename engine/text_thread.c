@@ -166,7 +166,7 @@ static void handle(struct engine *e, struct command *c, struct list *out)
 		return;
 	}
 	if (engine_state(e) != ENGINE_READY) {
-		error_set(&err, STATUS_BUSY, engine_state(e) == ENGINE_LOADING ? "the model is still loading" : "the model could not be loaded");
+		error_set(&err, STATUS_BUSY, engine_state(e) == ENGINE_LOADING ? "the model is still loading" : "the model is not available");
 		command_fail(e, c, &err, out);
 		return;
 	}

@@ -31,8 +31,15 @@ struct worker {
 	bool census_stale;      /* something may have changed since */
 	int64_t next_gc_ms;
 	struct list out; /* events of this turn of the loop; they leave together, after the figures that belong to them */
+	/* Of a step, by part, [max_running] each: the logits it needs here, or the token that the backend has chosen. */
+	float **part_logits;
+	int32_t *part_token;
+	struct sample_row *choice; /* [max_running] what the backend chooses */
+	int32_t *chosen;           /* [max_running] and what comes back */
 	struct engine_stats stats; /* counters; gauges are filled in at publication */
 	bool stopping;
+	bool lost;               /* the device is: nothing can be computed any more */
+	struct error lost_error; /* what was wrong with it */
 };
 
 /* ---- Endings ---- */
@@ -392,8 +399,11 @@ static void read_prompt_logprobs(struct worker *w, struct request *r, const floa
 		                 &r->prompt_logprobs[first + i + 1]);
 }
 
-/* Chooses the next token, sends it, and ends the request if it was the last. */
-static void take_token(struct worker *w, struct request *r, float *logits)
+/* `token` where the backend has chosen (as `sample` of backend.h marks it), and else this. */
+enum { NOT_CHOSEN = INT32_MAX };
+
+/* Chooses the next token, unless that is done, sends it, and ends the request if it was the last. */
+static void take_token(struct worker *w, struct request *r, float *logits, int32_t chosen)
 {
 	struct engine *e = w->e;
 	const char *detail;
@@ -401,7 +411,10 @@ static void take_token(struct worker *w, struct request *r, float *logits)
 	struct engine_event *ev = event_create(ENGINE_EVENT_TOKEN, r->id);
 	if (!ev)
 		goto nomem;
-	sampler_sample(r->sampler, logits, &ev->sample);
+	if (chosen == NOT_CHOSEN)
+		sampler_sample(r->sampler, logits, &ev->sample);
+	else
+		ev->sample = (struct sample_result){.token = sampler_take(r->sampler, chosen), .logprob = NAN};
 	int32_t token = ev->sample.token;
 	if (!r->first_token_ns) {
 		r->first_token_ns = clock_now_ns(e->clock);
@@ -438,11 +451,11 @@ nomem:
 	fail_request(w, r, &err);
 }
 
-static void take_part(struct worker *w, const struct step_part *part, float *logits)
+/* mine: the logits of the part's outputs, if they are needed here. */
+static void take_part(struct worker *w, const struct step_part *part, float *mine, int32_t chosen)
 {
 	struct request *r = part->request;
 	struct error err;
-	float *mine = logits + (size_t)part->first_output * (size_t)w->e->info.n_vocab;
 	int32_t first = r->kv.n_tokens;
 	r->kv.n_tokens += part->n_rows;
 	sched_index(&w->sched, r);
@@ -461,24 +474,86 @@ static void take_part(struct worker *w, const struct step_part *part, float *log
 		finish_request(w, r, ENGINE_FINISH_LENGTH, "length");
 		return;
 	}
-	take_token(w, r, mine + (size_t)(part->n_outputs - 1) * (size_t)w->e->info.n_vocab);
+	take_token(w, r, mine + (size_t)(part->n_outputs - 1) * (size_t)w->e->info.n_vocab, chosen);
+}
+
+/* The sentence for requests that a failed device leaves without an answer. */
+static void explain_failure(const struct worker *w, enum status st, struct error *err)
+{
+	const struct backend *b = w->e->backend;
+	const char *why = b->ops->last_failure ? b->ops->last_failure(b) : "";
+	error_set(err, st, "the device failed: %s", why[0] ? why : status_text(st));
+}
+
+/*
+ * A step has failed: its requests end. Memory that ran short or a kernel that could not start concerns them alone; a device
+ * that is lost is the end of all of them.
+ */
+static void fail_step(struct worker *w, enum status st)
+{
+	const struct batch *b = &w->sched.batch;
+	struct error err;
+	int32_t n_seqs = b->n_seqs;
+	explain_failure(w, st, &err);
+	log_msg(LOG_ERROR, "step", "a step of %" PRId32 " rows failed: %s", b->n_rows, err.message);
+	for (int32_t i = 0; i < n_seqs; i++)
+		fail_request(w, w->sched.part[i].request, &err);
+	if (st == STATUS_DEVICE) {
+		w->lost = true;
+		w->lost_error = err;
+	}
+}
+
+/* Whether a part's only output is the next token, chosen by the backend: then *row says how. */
+static bool chosen_on_device(const struct worker *w, const struct step_part *part, struct sample_row *row)
+{
+	const struct request *r = part->request;
+	if (!model_samples(w->e->model) || part->n_outputs != 1 || (r->prompt_logprobs && !r->prompt_done) ||
+	    !sampler_offload(r->sampler, row))
+		return false;
+	row->output = part->first_output;
+	return true;
+}
+
+/* What the step gave: tokens where the backend can choose them, so that no logits cross the bus, and logits where not. */
+static enum status fetch_outputs(struct worker *w)
+{
+	struct model *m = w->e->model;
+	int32_t n_seqs = w->sched.batch.n_seqs, n = 0;
+	for (int32_t i = 0; i < n_seqs; i++) {
+		const struct step_part *part = &w->sched.part[i];
+		w->part_logits[i] = NULL;
+		w->part_token[i] = NOT_CHOSEN;
+		if (chosen_on_device(w, part, &w->choice[n])) {
+			w->part_token[i] = n++; /* for now: which choice */
+			continue;
+		}
+		enum status st = model_logits(m, part->first_output, part->n_outputs, &w->part_logits[i]);
+		if (st != STATUS_OK)
+			return st;
+	}
+	if (n == 0)
+		return STATUS_OK;
+	enum status st = model_sample(m, tokenizer_n_vocab(w->e->tokenizer), w->choice, n, w->chosen);
+	for (int32_t i = 0; i < n_seqs; i++) {
+		if (w->part_token[i] != NOT_CHOSEN)
+			w->part_token[i] = w->chosen[w->part_token[i]];
+	}
+	return st;
 }
 
 static void run_step(struct worker *w)
 {
 	struct engine *e = w->e;
 	const struct batch *b = &w->sched.batch;
-	float *logits = NULL;
 	int64_t start = clock_now_ns(clock_system());
-	enum status st = model_forward(e->model, b, kv_pool_slab(e->pool), &logits);
+	enum status st = model_run(e->model, b, kv_pool_slab(e->pool));
+	if (st == STATUS_OK)
+		st = fetch_outputs(w);
 	int64_t took = clock_now_ns(clock_system()) - start;
 	int32_t n_seqs = b->n_seqs;
 	if (st != STATUS_OK) {
-		struct error err;
-		error_set(&err, st, "the device failed: %s", status_text(st));
-		log_msg(LOG_ERROR, "step", "a step of %" PRId32 " rows failed: %s", b->n_rows, status_text(st));
-		for (int32_t i = 0; i < n_seqs; i++)
-			fail_request(w, w->sched.part[i].request, &err);
+		fail_step(w, st);
 		return;
 	}
 	w->stats.steps++;
@@ -486,7 +561,7 @@ static void run_step(struct worker *w)
 	w->stats.step_ns += took;
 	sched_measure(&w->sched, b->n_rows, b->n_rows > n_seqs, took);
 	for (int32_t i = 0; i < n_seqs; i++)
-		take_part(w, &w->sched.part[i], logits);
+		take_part(w, &w->sched.part[i], w->part_logits[i], w->part_token[i]);
 }
 
 /* ---- The loop ---- */
@@ -584,39 +659,70 @@ static void collect_when_due(struct worker *w)
 	w->next_gc_ms = now + w->e->options.session_gc_ms;
 }
 
+/* Nothing can be computed although somebody waits: perhaps because copying a page has failed, which looks like a full pool. */
+static void look_at_device(struct worker *w)
+{
+	struct backend *b = w->e->backend;
+	if (w->sched.n_running + w->sched.n_waiting == 0 || b->ops->sync(b) != STATUS_DEVICE)
+		return;
+	w->lost = true;
+	explain_failure(w, STATUS_DEVICE, &w->lost_error);
+}
+
+/* Ends everything for good with one error, and tells why the engine answers nothing from now on. */
+static void give_up(struct worker *w)
+{
+	struct engine *e = w->e;
+	struct engine_event *ev = event_create(ENGINE_EVENT_STATE, 0);
+	log_msg(LOG_ERROR, "device_lost", "no more requests are taken: %s", w->lost_error.message);
+	e->load_error = w->lost_error; /* nobody reads it before the state says so */
+	atomic_store_explicit(&e->state, ENGINE_FAILED, memory_order_release);
+	for (struct list *l; (l = w->sched.running.next) != &w->sched.running;)
+		fail_request(w, list_entry(l, struct request, link), &w->lost_error);
+	for (struct list *l; (l = w->sched.waiting.next) != &w->sched.waiting;)
+		fail_request(w, list_entry(l, struct request, link), &w->lost_error);
+	if (ev)
+		list_push_back(&w->out, &ev->link);
+}
+
+/* Until the stop, or until the device is lost. */
 static void serve(struct worker *w)
 {
 	struct engine *e = w->e;
 	bool idle = false;
-	while (!w->stopping) {
+	while (!w->stopping && !w->lost) {
 		take_commands(w, idle);
 		collect_when_due(w);
 		idle = !sched_build(&w->sched);
 		if (!idle) {
 			run_step(w);
 			w->census_stale = true;
+		} else {
+			look_at_device(w);
 		}
 		publish(w);
 	}
+	if (w->lost)
+		give_up(w);
 	for (struct list *l; (l = w->sched.running.next) != &w->sched.running;)
 		finish_request(w, list_entry(l, struct request, link), ENGINE_FINISH_CANCELLED, "shutdown");
 	for (struct list *l; (l = w->sched.waiting.next) != &w->sched.waiting;)
 		finish_request(w, list_entry(l, struct request, link), ENGINE_FINISH_CANCELLED, "shutdown");
-	if (e->tiers && e->options.kv_disk_dir)
+	if (e->tiers && e->options.kv_disk_dir && !w->lost)
 		restart_save(e->options.kv_disk_dir, &e->identity, &w->sessions, e->tiers, SAVE_MS);
 	while (w->sessions.n_sessions > 0)
 		session_remove(&w->sessions, w->sessions.heap[0]);
 	publish(w);
 }
 
-/* Loading failed, or there is no memory to serve: answer everything until the stop. */
+/* Loading failed, there is no memory to serve, or the device is lost: answer everything until the stop. */
 static void refuse(struct engine *e)
 {
 	struct error err;
 	struct list commands, out;
 	list_init(&commands);
 	list_init(&out);
-	error_set(&err, STATUS_BUSY, "the model could not be loaded");
+	error_set(&err, STATUS_BUSY, "the model is not available: %.400s", e->load_error.message);
 	for (bool stop = false; !stop;) {
 		mailbox_wait(&e->worker_box, &commands, -1);
 		for (struct list *l; (l = list_pop_front(&commands));) {
@@ -678,6 +784,13 @@ static enum status start(struct worker *w, struct error *err)
 	if (st != STATUS_OK)
 		return error_set(err, st, "no memory to count %" PRId32 " pages", kv_pool_n_pages(e->pool));
 	take_census(w);
+	size_t n = (size_t)o->max_running;
+	w->part_logits = calloc(n, sizeof *w->part_logits);
+	w->part_token = calloc(n, sizeof *w->part_token);
+	w->choice = calloc(n, sizeof *w->choice);
+	w->chosen = calloc(n, sizeof *w->chosen);
+	if (!w->part_logits || !w->part_token || !w->choice || !w->chosen)
+		return error_set(err, STATUS_NOMEM, "no memory for the outputs of a step");
 	w->sched.tiers = e->tiers;
 	if (e->tiers) {
 		measure_prefill(w);
@@ -702,9 +815,13 @@ void *worker_thread_main(void *engine)
 		mailbox_post(&e->events, &loaded->link);
 	if (st == STATUS_OK)
 		serve(&w);
-	else
+	if (!w.stopping)
 		refuse(e);
 	census_free(&w.census);
+	free(w.part_logits);
+	free(w.part_token);
+	free(w.choice);
+	free(w.chosen);
 	sched_free(&w.sched);
 	session_table_free(&w.sessions);
 	tenant_table_free(&w.tenants);

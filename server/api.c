@@ -55,7 +55,7 @@ bool app_accepts(const struct app *a, struct failure *f)
 	case ENGINE_FAILED:
 		break;
 	}
-	failure_set(f, FAILURE_LOAD_FAILED, NULL, "The model could not be loaded: %s",
+	failure_set(f, FAILURE_LOAD_FAILED, NULL, "The model is not available: %s",
 		    engine_load_error(a->engine)->message);
 	return false;
 }

@@ -172,6 +172,14 @@ enum status kv_tier_ram_create(const struct kv_tier_device *device, const struct
 		return error_set_param(err, STATUS_INVALID, "kv-ram", "a RAM tier of %llu bytes holds no page of %zu",
 		                       (unsigned long long)bytes, wide);
 	struct ram *r = calloc(1, sizeof *r);
+	struct backend_info info = {.kv_order = {.known = true}};
+	if (device->backend->ops->info)
+		device->backend->ops->info(device->backend, &info);
+	if (type != KV_CODEC_F16 && !info.kv_order.known) {
+		free(r);
+		return error_set_param(err, STATUS_UNSUPPORTED, "kv-ram-dtype", "kv-ram-dtype: %s has pages that can only be kept as f16",
+		                       info.name);
+	}
 	if (!r || kv_tier_init(&r->base, &ops, device, clock, most, NULL) != STATUS_OK) {
 		free(r);
 		return error_set(err, STATUS_NOMEM, "no memory for a RAM tier of %llu bytes", (unsigned long long)bytes);

@@ -330,7 +330,7 @@ static bool batch_fits(const struct model *m, const struct batch *b)
 	return next == b->n_rows;
 }
 
-enum status model_forward(struct model *m, const struct batch *batch, void *kv, float **logits)
+enum status model_run(struct model *m, const struct batch *batch, void *kv)
 {
 	const struct backend_ops *ops = m->backend->ops;
 	if (!batch_fits(m, batch))
@@ -338,13 +338,33 @@ enum status model_forward(struct model *m, const struct batch *batch, void *kv, 
 	TRY(ops->step_begin(m->backend, batch));
 	enum status st = run(m, batch, kv);
 	enum status end = ops->step_end(m->backend);
-	if (st != STATUS_OK || end != STATUS_OK)
-		return st != STATUS_OK ? st : end;
-	*logits = m->act.logits;
-	if (m->host_logits && batch->n_outputs > 0) {
-		size_t bytes = (size_t)batch->n_outputs * (size_t)m->params.n_vocab * sizeof **logits;
-		TRY(ops->mem_read(m->backend, m->host_logits, m->act.logits, bytes));
-		*logits = m->host_logits;
-	}
-	return STATUS_OK;
+	return st != STATUS_OK ? st : end;
+}
+
+enum status model_logits(struct model *m, int32_t first, int32_t n, float **logits)
+{
+	size_t at = (size_t)first * (size_t)m->params.n_vocab;
+	if (first < 0 || n < 0 || n > m->max_outputs - first)
+		return STATUS_INVALID;
+	*logits = (m->host_logits ? m->host_logits : m->act.logits) + at;
+	if (!m->host_logits || n == 0)
+		return STATUS_OK;
+	size_t bytes = (size_t)n * (size_t)m->params.n_vocab * sizeof **logits;
+	return m->backend->ops->mem_read(m->backend, *logits, m->act.logits + at, bytes);
+}
+
+bool model_samples(const struct model *m)
+{
+	return m->backend->ops->sample != NULL;
+}
+
+enum status model_sample(struct model *m, int32_t n_vocab, const struct sample_row *rows, int32_t n, int32_t *tokens)
+{
+	return m->backend->ops->sample(m->backend, m->act.logits, n_vocab, m->params.n_vocab, rows, n, tokens);
+}
+
+enum status model_forward(struct model *m, const struct batch *batch, void *kv, float **logits)
+{
+	enum status st = model_run(m, batch, kv);
+	return st == STATUS_OK ? model_logits(m, 0, batch->n_outputs, logits) : st;
 }

@@ -20,9 +20,19 @@ enum status model_reserve(struct model *m, int32_t max_rows, int32_t max_outputs
 /* Bytes of device memory that model_reserve() takes for such steps; SIZE_MAX when they overflow. */
 size_t model_step_bytes(const struct model_params *p, int32_t max_rows, int32_t max_outputs);
 /*
- * Runs one step: writes the KV of every row into its page and computes logits[n_outputs][n_vocab] (host memory, owned
- * by the model, valid until the next call; the caller may overwrite it) for batch->output_row. kv is the slab of the
- * pool the block tables refer to. INVALID for a batch that does not fit what was reserved or does not hold together;
- * else what the backend reports.
+ * Runs one step: writes the KV of every row into its page and computes logits[n_outputs][n_vocab] for batch->output_row, which stay
+ * on the device until the next step. kv is the slab of the pool the block tables refer to. INVALID for a batch that does not fit
+ * what was reserved or does not hold together; else what the backend reports.
  */
+enum status model_run(struct model *m, const struct batch *batch, void *kv);
+/*
+ * The logits of the last step's outputs first .. first + n - 1, in host memory: *logits is row `first`. The memory is the model's, valid
+ * until the next step; the caller may overwrite it.
+ */
+enum status model_logits(struct model *m, int32_t first, int32_t n, float **logits);
+/* Whether model_sample() can be used. */
+bool model_samples(const struct model *m);
+/* Chooses a token for each row where the logits are; see `sample` in backend.h. n_vocab: the tokenizer's tokens. */
+enum status model_sample(struct model *m, int32_t n_vocab, const struct sample_row *rows, int32_t n, int32_t *tokens);
+/* model_run(), then model_logits() of all outputs. */
 enum status model_forward(struct model *m, const struct batch *batch, void *kv, float **logits);

@@ -30,6 +30,9 @@ struct sampler {
 	struct penalties penalties;
 	float *raw;        /* [n_vocab] the logits as they came, when log-probabilities are wanted */
 	float *score;      /* [n_vocab] distance from the entropy, when typical_p is on */
+	struct sample_edit *edit; /* [cap_edits] for sampler_offload() */
+	int32_t cap_edits;
+	bool bias_repeats;        /* a token has more than one bias: they are added in order */
 	double *block_sum; /* [n_blocks] weight of each block of BLOCK tokens */
 	float *block_max;  /* [n_blocks] largest logit of each block, when top_k is on */
 	int32_t n_blocks;
@@ -152,6 +155,27 @@ static bool penalties_init(struct penalties *pen, const struct sampling_params *
 	return pen->ring != NULL;
 }
 
+static int compare_tokens(const void *a, const void *b)
+{
+	const struct logit_bias *x = a, *y = b;
+	return (x->token > y->token) - (x->token < y->token);
+}
+
+/* Whether a token appears twice; the entries keep their order. False as well when there is no memory to find out. */
+static bool each_once(const struct logit_bias *bias, size_t n)
+{
+	struct logit_bias *sorted = n ? malloc(n * sizeof *sorted) : NULL;
+	bool once = n == 0 || sorted;
+	if (!sorted)
+		return once;
+	memcpy(sorted, bias, n * sizeof *sorted);
+	qsort(sorted, n, sizeof *sorted, compare_tokens);
+	for (size_t i = 1; i < n; i++)
+		once = once && sorted[i].token != sorted[i - 1].token;
+	free(sorted);
+	return once;
+}
+
 enum status sampler_create(const struct sampling_params *p, int32_t n_vocab, struct sampler **out)
 {
 	struct sampler *s = n_vocab > 0 ? calloc(1, sizeof *s) : NULL;
@@ -160,6 +184,7 @@ enum status sampler_create(const struct sampling_params *p, int32_t n_vocab, str
 	s->p = *p;
 	s->p.bias = NULL;
 	s->n_vocab = n_vocab;
+	s->bias_repeats = !each_once(p->bias, p->n_bias);
 	uint64_t seed = p->seed;
 	for (int i = 0; i < 4; i++)
 		s->rng[i] = splitmix64(&seed);
@@ -196,6 +221,7 @@ void sampler_destroy(struct sampler *s)
 	free(s->penalties.tokens);
 	free(s->penalties.ring);
 	free(s->p.bias);
+	free(s->edit);
 	free(s->raw);
 	free(s->score);
 	free(s->block_sum);
@@ -480,6 +506,64 @@ void sampler_sample(struct sampler *s, float *logits, struct sample_result *out)
 	}
 	memcpy(s->raw, logits, (size_t)s->n_vocab * sizeof *logits);
 	sampler_logprobs(s->raw, s->n_vocab, choose(s, logits), s->p.n_logprobs, out);
+}
+
+/* ---- A choice made elsewhere ---- */
+
+static bool grow_edits(struct sampler *s, size_t n)
+{
+	if (n <= (size_t)s->cap_edits)
+		return true;
+	size_t cap = n + n / 2;
+	struct sample_edit *p = cap <= INT32_MAX ? realloc(s->edit, cap * sizeof *p) : NULL;
+	if (!p)
+		return false;
+	s->edit = p;
+	s->cap_edits = (int32_t)cap;
+	return true;
+}
+
+bool sampler_offload(struct sampler *s, struct sample_row *row)
+{
+	const struct sampling_params *p = &s->p;
+	const struct penalties *pen = &s->penalties;
+	int32_t n = pen->active ? pen->n_tokens : 0, at = 0;
+	if (p->n_logprobs >= 0 || p->typical_p < 1.0f || s->bias_repeats || !grow_edits(s, (size_t)n + p->n_bias))
+		return false;
+	for (int32_t i = 0; i < n; i++) {
+		const struct seen *seen = &pen->seen[pen->tokens[i]];
+		float repeat = p->penalty_last_n != 0 && seen->window > 0 ? p->repeat_penalty : 1.0f;
+		float minus = seen->generated > 0 ? p->presence_penalty + p->frequency_penalty * (float)seen->generated : 0.0f;
+		if (repeat != 1.0f || minus != 0.0f)
+			s->edit[at++] = (struct sample_edit){pen->tokens[i], repeat, minus, 0.0f};
+	}
+	int32_t n_first = at;
+	for (size_t i = 0; i < p->n_bias; i++) {
+		float plus = p->bias[i].bias <= -100.0f ? -INFINITY : p->bias[i].bias;
+		s->edit[at++] = (struct sample_edit){p->bias[i].token, 1.0f, 0.0f, plus};
+	}
+	/* The next number, without using it up. */
+	uint64_t rng[4];
+	memcpy(rng, s->rng, sizeof rng);
+	*row = (struct sample_row){
+		.temperature = p->temperature,
+		.top_k = p->top_k,
+		.top_p = p->top_p,
+		.min_p = p->min_p,
+		.unit = rng_unit(rng),
+		.edit = s->edit,
+		.n_first = n_first,
+		.n_edits = at,
+	};
+	return true;
+}
+
+int32_t sampler_take(struct sampler *s, int32_t token)
+{
+	if (token < 0)
+		return ~token;
+	rng_unit(s->rng);
+	return token;
 }
 
 /* ---- Log-probabilities ---- */

@@ -12,6 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "engine/backend.h"
 #include "engine/base/status.h"
 
 struct logit_bias {
@@ -67,6 +68,15 @@ void sampler_accept(struct sampler *s, int32_t token, bool generated);
  * logit is above -infinity, the answer is the first token that is not NaN, or token 0.
  */
 void sampler_sample(struct sampler *s, float *logits, struct sample_result *out);
+
+/*
+ * For a backend that samples: fills *row (all but `output`) with what the choice depends on, valid until the sampler's next call.
+ * False when the choice must be made here: log-probabilities are wanted, or something that backends do not have. The backend's token
+ * goes to sampler_take(), which returns it without the mark and moves the random numbers on; like sampler_sample(), it
+ * does not accept the token.
+ */
+bool sampler_offload(struct sampler *s, struct sample_row *row);
+int32_t sampler_take(struct sampler *s, int32_t token);
 
 /*
  * log softmax(logits)[token], and the n_top (0-20) most likely tokens, lowest id first among equals; used for a

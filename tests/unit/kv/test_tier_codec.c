@@ -35,7 +35,7 @@ static void check_bound(enum kv_codec_type type)
 {
 	static uint16_t page[ELEMENTS], back[ELEMENTS];
 	struct kv_layout l = layout_of();
-	struct kv_order rows = {false, false};
+	struct kv_order rows = {true, false, false};
 	void *packed = malloc(kv_codec_bytes(&l, type));
 	double square = 0, total = 0;
 	fill(page, 7);
@@ -76,7 +76,7 @@ static void f16_is_exact(void **state)
 	(void)state;
 	static uint16_t page[ELEMENTS], packed[ELEMENTS], back[ELEMENTS];
 	struct kv_layout l = layout_of();
-	struct kv_order rows = {false, false};
+	struct kv_order rows = {true, false, false};
 	fill(page, 3);
 	page[5] = 0x7C00; /* even what is no number */
 	assert_int_equal(kv_codec_bytes(&l, KV_CODEC_F16), sizeof page);
@@ -105,8 +105,8 @@ static void every_inner_order_gives_the_same_elements(void **state)
 {
 	(void)state;
 	static uint16_t plain[ELEMENTS], plain_back[ELEMENTS], page[ELEMENTS], back[ELEMENTS];
-	static const struct kv_order orders[] = {{false, true}, {true, false}, {true, true}};
-	struct kv_order rows = {false, false};
+	static const struct kv_order orders[] = {{true, false, true}, {true, true, false}, {true, true, true}};
+	struct kv_order rows = {true, false, false};
 	struct kv_layout l = layout_of();
 	void *packed = malloc(kv_codec_bytes(&l, KV_CODEC_INT8));
 	fill(plain, 11);
@@ -133,7 +133,7 @@ static void what_is_no_number_is_refused_wherever_it_stands(void **state)
 	static uint16_t page[ELEMENTS];
 	static const uint16_t bad[] = {0x7C00, 0xFC00, 0x7E00};
 	struct kv_layout l = layout_of();
-	struct kv_order rows = {false, false};
+	struct kv_order rows = {true, false, false};
 	void *packed = malloc(kv_codec_bytes(&l, KV_CODEC_INT8));
 	for (int i = 0; i < ELEMENTS; i += 997) {
 		fill(page, 5);
@@ -149,7 +149,7 @@ static void the_largest_and_the_smallest_halves_have_a_form(void **state)
 	(void)state;
 	static uint16_t page[ELEMENTS], back[ELEMENTS];
 	struct kv_layout l = layout_of();
-	struct kv_order rows = {false, false};
+	struct kv_order rows = {true, false, false};
 	void *packed = malloc(kv_codec_bytes(&l, KV_CODEC_INT8));
 	for (int type = KV_CODEC_INT8; type < KV_CODEC_N; type++) {
 		memset(page, 0, sizeof page);

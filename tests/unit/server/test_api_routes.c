@@ -216,7 +216,7 @@ static void work_waits_for_the_model(void **state)
 		fake_engine_set_state(s->engine, ENGINE_FAILED, "tensor blk.0 lies outside the file");
 		x = http_fake_post(s, paths[i], "{}");
 		assert_json(http_fake_body(x), "error.message",
-			    "\"The model could not be loaded: tensor blk.0 lies outside the file\"");
+			    "\"The model is not available: tensor blk.0 lies outside the file\"");
 	}
 	fake_engine_set_state(s->engine, ENGINE_READY, NULL);
 }

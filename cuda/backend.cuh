@@ -1,0 +1,123 @@
+/*
+ * The CUDA backend's state, shared by backend_cuda.cu (the vtable), step.cu (what a step needs) and weights.cu (loading).
+ */
+#pragma once
+
+#include "cuda/kernels.cuh"
+
+extern "C" {
+#include "cuda/cuda.h"
+#include "engine/base/log.h"
+}
+
+namespace GPU_NS {
+
+/* A matrix on the device. rows_only: as in the file; else packed for products, and embed() reads that. */
+struct matrix {
+	enum quant_type type;
+	int n_in, n_out, n_units;
+	size_t row_bytes; /* in the file */
+	uint8_t *raw;     /* or NULL */
+	uint8_t *packed;  /* or NULL */
+	size_t bytes;
+};
+
+/* Memory from mem_alloc(): what cudaMalloc() gave, and the aligned address in it. */
+struct allocation {
+	struct allocation *next;
+	void *base, *aligned;
+};
+
+/* Device memory that grows between steps and is reused in all of them. */
+struct growing {
+	void *p;
+	size_t bytes;
+};
+
+/* Small arrays of the host's for kernels: put together in pinned memory, then sent by one copy. Offsets are valid in both. */
+struct upload {
+	uint8_t *host, *device;
+	size_t capacity, used, sent;
+};
+
+/* The attention work of a step, which depends on the batch and on the model's heads. Offsets into the upload. */
+struct attention_plan {
+	bool made;
+	int n_head, n_head_kv, head_dim;
+	size_t parts, whole, merges;
+	int n_parts, n_whole, n_merges;
+};
+
+struct cuda_backend {
+	struct backend base;
+	int ordinal;
+	char detail[128];
+	cudaStream_t stream;
+	bool lost; /* the device answers every call with an error from now on */
+	char failure[192]; /* what failed last */
+	struct allocation *allocations;
+
+	/* Loading: two buffers take turns, so that copying from the file overlaps copying to the device. Freed by reserve(). */
+	struct {
+		uint8_t *host[2], *device[2];
+		size_t bytes;
+		cudaEvent_t free[2];
+		int next;
+	} stage;
+
+	/* The step. */
+	const struct batch *batch; /* NULL outside */
+	enum status step_status;
+	struct upload upload;
+	size_t token, position, row_seq, seq_table, table; /* offsets into it */
+	struct attention_plan plan;
+	struct growing halves_x, halves_scale, partial, rope;
+	int halves_rows, halves_stride;
+	/* Whose halves halves_x has: made beside the floats by whatever wrote them. NULL: nobody's. */
+	const float *halves_of;
+	int halves_n, halves_dim;
+	/* What rope.p has, so that one table serves all layers of a step. */
+	const float *rope_freq;
+	float rope_magnitude;
+	int rope_pairs;
+	/* rope() waits for kv_write(), so that one launch does both. */
+	bool rope_waits;
+	struct rope_args rope_args;
+};
+
+/*
+ * OK, or a status, with a line in the log that says what failed. NOMEM: memory. DEVICE: the device is lost. INTERNAL: this
+ * call failed, and others may yet work.
+ */
+enum status check(struct cuda_backend *b, cudaError_t e, const char *what);
+
+/* ---- step.cu ---- */
+
+/* At least `bytes`; the content is lost when it grows, after all queued work. */
+enum status grow(struct cuda_backend *b, struct growing *g, size_t bytes);
+/* Room for halves of n_rows rows of dim. */
+enum status grow_halves(struct cuda_backend *b, int64_t n_rows, int64_t dim);
+void upload_free(struct upload *u);
+/* Sends the batch, and the attention plan if the last step's heads are this one's. */
+enum status step_upload(struct cuda_backend *b, const struct batch *batch);
+/* The plan for these heads, made and sent if step_upload() has not. */
+enum status plan_attention(struct cuda_backend *b, int n_head, int n_head_kv, int head_dim);
+
+template <typename T> T *uploaded(const struct cuda_backend *b, size_t offset)
+{
+	return reinterpret_cast<T *>(b->upload.device + offset);
+}
+
+/* ---- weights.cu ---- */
+
+enum status weight_create(struct backend *backend, const struct weight_desc *desc, struct weight **out, struct error *err);
+void weight_destroy(struct backend *backend, struct weight *w);
+size_t weight_bytes(const struct backend *backend, const struct weight *w);
+void stage_free(struct cuda_backend *b);
+
+inline const struct matrix *matrix_of(const struct weight *w)
+{
+	return reinterpret_cast<const struct matrix *>(w);
+}
+
+} // namespace GPU_NS

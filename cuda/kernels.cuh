@@ -1,0 +1,170 @@
+/*
+ * The kernels' launchers: what backend_cuda.cu calls. Each queues work on a stream and returns what the launch reported. Pointers are
+ * device addresses.
+ */
+#pragma once
+
+#include "cuda/gpu.cuh"
+
+extern "C" {
+#include "engine/backend.h"
+}
+
+namespace GPU_NS {
+
+/* ---- Weights (pack.cu) ---- */
+
+/* Geometry of a format's packed form: inputs and bytes of a unit of 16 outputs. */
+struct packed_form {
+	int unit;
+	int unit_bytes;
+};
+struct packed_form packed_form(enum quant_type type);
+
+/* n_rows rows as they lie in the file become n_tiles tiles of n_units units. */
+struct pack_args {
+	const uint8_t *rows;
+	size_t row_bytes;
+	int n_rows, n_in, n_units, n_tiles;
+	uint8_t *out;
+};
+cudaError_t pack(enum quant_type type, const struct pack_args &a, cudaStream_t stream);
+
+struct embed_args {
+	const uint8_t *raw; /* rows as in the file; NULL: read `packed` */
+	size_t row_bytes;
+	const uint8_t *packed;
+	int n_units, n_in;
+	const int32_t *token; /* [n_rows] */
+	int n_rows;
+	float *out; /* [n_rows][n_in] */
+};
+cudaError_t embed(enum quant_type type, const struct embed_args &a, cudaStream_t stream);
+
+/* ---- Activations as products read them ---- */
+
+/*
+ * Rows of halves times a power of two that keeps the row's largest element between 16 and 32: eleven bits of every element, and no
+ * overflow. Elements between a row's length and the stride, a multiple of 256, are zeros where a product may read them.
+ */
+struct halves {
+	__half *x;    /* [n_rows][stride] */
+	float *scale; /* [n_rows] what to multiply a product by */
+	int stride;
+};
+
+/* ---- Products (product.cu) ---- */
+
+enum { MAX_PRODUCTS = 4 };
+
+struct product {
+	const uint8_t *packed;
+	const float *bias; /* or NULL */
+	float *y;          /* [n_rows][n_out] */
+	int n_out;
+	int first_block; /* filled in by product() */
+	int accumulate;
+};
+
+struct products {
+	struct product p[MAX_PRODUCTS];
+	int n;
+};
+
+/* y = x W^T (+ bias) (+ y) for products of one format and one width of input, n_units packed units long. */
+cudaError_t product(enum quant_type type, struct products &ps, int n_units, const struct halves &x, int n_rows, cudaStream_t stream);
+
+/* ---- Rows (rows.cu) ---- */
+
+/* x[n_rows][dim] to halves. */
+cudaError_t to_halves(const float *x, int n_rows, int dim, const struct halves &h, cudaStream_t stream);
+/* h.x NULL: floats only. */
+cudaError_t rms_norm(const float *x, int64_t n, int dim, const float *gain, float eps, float *out, const struct halves &h,
+                     cudaStream_t stream);
+cudaError_t swiglu(float *gate, const float *up, int n_rows, int dim, const struct halves &h, cudaStream_t stream);
+/* rows, from and to: host memory, free after the call. */
+cudaError_t gather_rows(const float *x, int dim, const int32_t *rows, int n, float *out, cudaStream_t stream);
+cudaError_t copy_pages(uint8_t *kv, size_t page_stride, size_t page_bytes, const int32_t *from, const int32_t *to, int n,
+                       cudaStream_t stream);
+
+/* A step's rows as the kernels see them, made by step_begin. */
+struct step_rows {
+	const int32_t *position;  /* [n_rows] */
+	const int32_t *row_seq;   /* [n_rows] */
+	const int32_t *seq_table; /* [n_seqs] where a sequence's block table begins in `table` */
+	const int32_t *table;
+	int n_rows;
+};
+
+enum { ROPE_MAX_PAIRS = 128 };
+
+/* table[n_rows][pairs] = cosine and sine of each row's angles, times magnitude. inv_freq: host memory, at most ROPE_MAX_PAIRS. */
+cudaError_t rope_table(const float *inv_freq, float magnitude, int pairs, const int32_t *position, int n_rows, float2 *table,
+                       cudaStream_t stream);
+
+struct rope_args {
+	float *q; /* [n_rows][n_head][head_dim], or NULL */
+	float *k; /* [n_rows][n_head_kv][head_dim], or NULL */
+	int n_head, n_head_kv, head_dim;
+	int pairs;       /* 0: nothing is rotated */
+	int interleaved; /* pairs are neighbours; else they are `pairs` apart */
+	const float2 *table;
+};
+
+struct kv_args {
+	uint8_t *kv; /* the pool's slab, or NULL: nothing is stored */
+	size_t page_stride;
+	size_t layer_offset; /* bytes from a page's beginning to the layer */
+	const float *v;      /* [n_rows][n_head_kv][head_dim] */
+};
+
+/* Rotates q and k in place, then stores k and v in their pages. */
+cudaError_t rope_and_store(const struct rope_args &r, const struct kv_args &kv, const struct step_rows &rows, cudaStream_t stream);
+
+/* ---- Attention (attention.cu) ---- */
+
+enum { SPLIT_TOKENS = 128 };
+
+/* Some rows of one sequence. */
+struct attention_item {
+	int32_t seq;
+	int32_t first_row;
+	int32_t n_rows;
+	int32_t first_position; /* of first_row */
+	int32_t first_split;    /* of a part: which split; else 0 */
+	int32_t partial;        /* of a part: where its first row's partial results are */
+};
+
+/* Where a row's partial results are: splits follow each other by `stride` slots. */
+struct merge_item {
+	int32_t row;
+	int32_t first_slot, stride;
+	int32_t n_splits;
+};
+
+struct attention_args {
+	const uint8_t *kv;
+	size_t page_stride, layer_offset;
+	int n_head, n_head_kv, head_dim;
+	float scale;
+	const float *q; /* [n_rows][n_head][head_dim] */
+	float *out;     /* likewise */
+	struct halves h; /* the same in halves, scale 1; x NULL: not wanted */
+	const int32_t *seq_table, *table;
+	const struct attention_item *parts; /* one split of the keys each, their results to be merged */
+	int n_parts;
+	const struct attention_item *whole; /* all keys, by tiles of rows */
+	int n_whole;
+	const struct merge_item *merges;
+	int n_merges;
+	float *partial; /* [slots][n_head][2 + head_dim]: largest score, sum of weights, weighted values */
+};
+
+/* Rows of one item of `parts` and of `whole` for a model's heads. */
+int part_rows(int n_head, int n_head_kv);
+int whole_rows(int n_head, int n_head_kv, int head_dim);
+/* head_dim must be a multiple of 8 up to 256, and a KV head serve at most 64 query heads. */
+bool attention_supports(int n_head, int n_head_kv, int head_dim);
+cudaError_t attention(const struct attention_args &a, cudaStream_t stream);
+
+} // namespace GPU_NS

@@ -1,0 +1,292 @@
+/*
+ * Operations on rows: norms, rotation, storing keys and values, gates, and the copies between forms of activations.
+ * A row is the work of one block or warp, in an order that depends on its length alone.
+ */
+#include "cuda/kv_page.cuh"
+
+namespace GPU_NS {
+
+enum { ROW_THREADS = 256, WIDE_THREADS = 512, LANES = 32, LIST_MAX = 512 };
+
+static constexpr unsigned ALL = 0xffffffffu;
+
+template <int threads> __device__ __forceinline__ float block_sum(float v, shared_span<float> scratch)
+{
+	for (int apart = 16; apart; apart /= 2)
+		v += __shfl_xor_sync(ALL, v, apart);
+	__syncthreads();
+	if (threadIdx.x % 32 == 0)
+		scratch[threadIdx.x / 32] = v;
+	__syncthreads();
+	v = scratch[0];
+	for (int i = 1; i < threads / 32; i++)
+		v += scratch[i];
+	return v;
+}
+
+template <int threads> __device__ __forceinline__ float block_max(float v, shared_span<float> scratch)
+{
+	for (int apart = 16; apart; apart /= 2)
+		v = fmaxf(v, __shfl_xor_sync(ALL, v, apart));
+	__syncthreads();
+	if (threadIdx.x % 32 == 0)
+		scratch[threadIdx.x / 32] = v;
+	__syncthreads();
+	v = scratch[0];
+	for (int i = 1; i < threads / 32; i++)
+		v = fmaxf(v, scratch[i]);
+	return v;
+}
+
+/* The row's part of struct halves, from a row of floats that this block's threads have, each its own elements i = thread + k * threads. */
+template <int threads>
+__device__ __forceinline__ void write_halves(const float *x, int dim, float largest, const struct halves &h, int row,
+                                             shared_span<float> scratch)
+{
+	largest = block_max<threads>(largest, scratch);
+	/* Of the largest element's exponent; infinities and NaN go through as they are. */
+	int exponent = static_cast<int>(__float_as_uint(largest) >> 23 & 255) - 127 - 4;
+	exponent = largest == 0.0f ? 0 : max(-120, min(exponent, 120));
+	const float down = __int_as_float((127 - exponent) << 23);
+	__half *to = h.x + static_cast<size_t>(row) * h.stride;
+	const int end = (dim + 255) / 256 * 256;
+	for (int i = threadIdx.x; i < end; i += threads)
+		to[i] = __float2half_rn(i < dim ? x[i] * down : 0.0f);
+	if (threadIdx.x == 0)
+		h.scale[row] = __int_as_float((127 + exponent) << 23);
+}
+
+__global__ void __launch_bounds__(ROW_THREADS) convert_rows(const float *x, int dim, struct halves h)
+{
+	GPU_SHARED(float, scratch, ROW_THREADS / 32);
+	const int row = blockIdx.x;
+	float largest = 0;
+	x += static_cast<size_t>(row) * dim;
+	for (int i = threadIdx.x; i < dim; i += ROW_THREADS)
+		largest = fmaxf(largest, fabsf(x[i]));
+	write_halves<ROW_THREADS>(x, dim, largest, h, row, scratch);
+}
+
+cudaError_t to_halves(const float *x, int n_rows, int dim, const struct halves &h, cudaStream_t stream)
+{
+	GPU_LAUNCH(convert_rows, dim3(static_cast<unsigned>(n_rows)), dim3(ROW_THREADS), 0, stream, x, dim, h);
+	return cudaGetLastError();
+}
+
+/* ---- Norm ---- */
+
+__global__ void __launch_bounds__(ROW_THREADS)
+        norm_rows(const float *x, int dim, const float *gain, float eps, float *out, struct halves h)
+{
+	GPU_SHARED(float, scratch, ROW_THREADS / 32);
+	const int row = blockIdx.x;
+	float sum = 0, largest = 0;
+	x += static_cast<size_t>(row) * dim;
+	out += static_cast<size_t>(row) * dim;
+	for (int i = threadIdx.x; i < dim; i += ROW_THREADS)
+		sum += x[i] * x[i];
+	sum = block_sum<ROW_THREADS>(sum, scratch);
+	const float scale = 1.0f / sqrtf(sum / dim + eps);
+	for (int i = threadIdx.x; i < dim; i += ROW_THREADS) {
+		const float y = x[i] * scale * gain[i];
+		out[i] = y;
+		largest = fmaxf(largest, fabsf(y));
+	}
+	if (h.x)
+		write_halves<ROW_THREADS>(out, dim, largest, h, row, scratch);
+}
+
+/* Short rows, heads: a warp each. */
+__global__ void __launch_bounds__(ROW_THREADS)
+        norm_short_rows(const float *x, long long n, int dim, const float *gain, float eps, float *out)
+{
+	const long long row = static_cast<long long>(blockIdx.x) * (ROW_THREADS / 32) + threadIdx.x / 32;
+	const int lane = threadIdx.x % 32;
+	if (row >= n)
+		return;
+	float sum = 0;
+	x += row * dim;
+	out += row * dim;
+	for (int i = lane; i < dim; i += LANES)
+		sum += x[i] * x[i];
+	for (int apart = 16; apart; apart /= 2)
+		sum += __shfl_xor_sync(ALL, sum, apart);
+	const float scale = 1.0f / sqrtf(sum / dim + eps);
+	for (int i = lane; i < dim; i += LANES)
+		out[i] = x[i] * scale * gain[i];
+}
+
+cudaError_t rms_norm(const float *x, int64_t n, int dim, const float *gain, float eps, float *out, const struct halves &h,
+                     cudaStream_t stream)
+{
+	if (h.x)
+		GPU_LAUNCH(norm_rows, dim3(static_cast<unsigned>(n)), dim3(ROW_THREADS), 0, stream, x, dim, gain, eps, out, h);
+	else
+		GPU_LAUNCH(norm_short_rows, dim3(static_cast<unsigned>((n + ROW_THREADS / 32 - 1) / (ROW_THREADS / 32))),
+		           dim3(ROW_THREADS), 0, stream, x, static_cast<long long>(n), dim, gain, eps, out);
+	return cudaGetLastError();
+}
+
+/* ---- Gate ---- */
+
+__global__ void __launch_bounds__(WIDE_THREADS) swiglu_rows(float *gate, const float *up, int dim, struct halves h)
+{
+	GPU_SHARED(float, scratch, WIDE_THREADS / 32);
+	const int row = blockIdx.x;
+	float largest = 0;
+	gate += static_cast<size_t>(row) * dim;
+	up += static_cast<size_t>(row) * dim;
+	for (int i = threadIdx.x; i < dim; i += WIDE_THREADS) {
+		const float x = gate[i], y = x / (1.0f + expf(-x)) * up[i];
+		gate[i] = y;
+		largest = fmaxf(largest, fabsf(y));
+	}
+	if (h.x)
+		write_halves<WIDE_THREADS>(gate, dim, largest, h, row, scratch);
+}
+
+cudaError_t swiglu(float *gate, const float *up, int n_rows, int dim, const struct halves &h, cudaStream_t stream)
+{
+	GPU_LAUNCH(swiglu_rows, dim3(static_cast<unsigned>(n_rows)), dim3(WIDE_THREADS), 0, stream, gate, up, dim, h);
+	return cudaGetLastError();
+}
+
+/* ---- Rotation, keys and values ---- */
+
+/* Frequencies travel with the launch: they are the host's. */
+struct rope_frequencies {
+	float inv_freq[ROPE_MAX_PAIRS];
+};
+
+/* In double, as the CPU does: a float has no bits left for the angle of a late position. */
+__global__ void make_rope_table(struct rope_frequencies f, float magnitude, int pairs, const int32_t *position, int n_rows, float2 *table)
+{
+	const int i = blockIdx.x * ROW_THREADS + threadIdx.x;
+	if (i >= n_rows * pairs)
+		return;
+	const double angle = static_cast<double>(position[i / pairs]) * static_cast<double>(f.inv_freq[i % pairs]);
+	table[i] = {static_cast<float>(cos(angle) * magnitude), static_cast<float>(sin(angle) * magnitude)};
+}
+
+cudaError_t rope_table(const float *inv_freq, float magnitude, int pairs, const int32_t *position, int n_rows, float2 *table,
+                       cudaStream_t stream)
+{
+	struct rope_frequencies f = {};
+	memcpy(f.inv_freq, inv_freq, static_cast<size_t>(pairs) * sizeof *inv_freq);
+	GPU_LAUNCH(make_rope_table, dim3(static_cast<unsigned>((n_rows * pairs + ROW_THREADS - 1) / ROW_THREADS)), dim3(ROW_THREADS), 0,
+	           stream, f, magnitude, pairs, position, n_rows, table);
+	return cudaGetLastError();
+}
+
+enum { HEAD_THREADS = 64 };
+
+/* A block is a head of a row: query heads first, then KV heads. */
+__global__ void __launch_bounds__(HEAD_THREADS) rotate_and_store(struct rope_args r, struct kv_args kv, struct step_rows rows)
+{
+	const int row = blockIdx.x, n_query = r.q ? r.n_head : 0;
+	const bool is_key = static_cast<int>(blockIdx.y) >= n_query;
+	const int head = is_key ? blockIdx.y - n_query : blockIdx.y;
+	const int head_dim = r.head_dim;
+	float *x = is_key ? r.k + (static_cast<size_t>(row) * r.n_head_kv + head) * head_dim
+	                  : r.q + (static_cast<size_t>(row) * r.n_head + head) * head_dim;
+	const int between = r.interleaved ? 1 : r.pairs, step = r.interleaved ? 2 : 1;
+	for (int i = threadIdx.x; i < r.pairs; i += HEAD_THREADS) {
+		const float2 turn = r.table[static_cast<size_t>(row) * r.pairs + i];
+		const float x0 = x[i * step], x1 = x[i * step + between];
+		x[i * step] = x0 * turn.x - x1 * turn.y;
+		x[i * step + between] = x0 * turn.y + x1 * turn.x;
+	}
+	if (!is_key || !kv.kv)
+		return;
+	__syncthreads();
+	const int position = rows.position[row];
+	const int32_t page = rows.table[rows.seq_table[rows.row_seq[row]] + position / PAGE_TOKENS];
+	uint8_t *data = kv.kv + static_cast<size_t>(page) * kv.page_stride + kv.layer_offset;
+	uint8_t *keys = data + head_offset(r.n_head_kv, head_dim, 0, head);
+	uint8_t *values = data + head_offset(r.n_head_kv, head_dim, 1, head);
+	const float *v = kv.v + (static_cast<size_t>(row) * r.n_head_kv + head) * head_dim;
+	const int token = position % PAGE_TOKENS;
+	for (int i = threadIdx.x; i < head_dim / 8; i += HEAD_THREADS) {
+		union {
+			__half2 h[4];
+			uint4 u;
+		} key;
+		for (int j = 0; j < 4; j++)
+			key.h[j] = __floats2half2_rn(x[8 * i + 2 * j], x[8 * i + 2 * j + 1]);
+		stg<uint4>(keys + key_offset(head_dim, token, 8 * i), key.u);
+	}
+	for (int d = threadIdx.x; d < head_dim; d += HEAD_THREADS)
+		stg<__half>(values + value_offset(head_dim, token, d), __float2half_rn(v[d]));
+}
+
+cudaError_t rope_and_store(const struct rope_args &r, const struct kv_args &kv, const struct step_rows &rows, cudaStream_t stream)
+{
+	const int heads = (r.q ? r.n_head : 0) + (r.k ? r.n_head_kv : 0);
+	GPU_LAUNCH(rotate_and_store, dim3(static_cast<unsigned>(rows.n_rows), static_cast<unsigned>(heads)), dim3(HEAD_THREADS), 0,
+	           stream, r, kv, rows);
+	return cudaGetLastError();
+}
+
+/* ---- Copies whose lists are the host's: they travel with the launch ---- */
+
+struct row_list {
+	int32_t row[LIST_MAX];
+};
+
+__global__ void __launch_bounds__(ROW_THREADS) gather(const float *x, int dim, struct row_list list, float *out)
+{
+	const float *from = x + static_cast<size_t>(list.row[blockIdx.x]) * dim;
+	float *to = out + static_cast<size_t>(blockIdx.x) * dim;
+	for (int i = threadIdx.x; i < dim; i += ROW_THREADS)
+		to[i] = from[i];
+}
+
+cudaError_t gather_rows(const float *x, int dim, const int32_t *rows, int n, float *out, cudaStream_t stream)
+{
+	for (int first = 0; first < n; first += LIST_MAX) {
+		struct row_list list = {};
+		const int some = n - first < LIST_MAX ? n - first : static_cast<int>(LIST_MAX);
+		memcpy(list.row, rows + first, static_cast<size_t>(some) * sizeof *rows);
+		GPU_LAUNCH(gather, dim3(static_cast<unsigned>(some)), dim3(ROW_THREADS), 0, stream, x, dim, list,
+		           out + static_cast<size_t>(first) * dim);
+		const cudaError_t e = cudaGetLastError();
+		if (e != cudaSuccess)
+			return e;
+	}
+	return cudaSuccess;
+}
+
+enum { PAGE_LIST_MAX = LIST_MAX / 2, PAGE_BLOCKS = 16 };
+
+struct page_list {
+	int32_t from[PAGE_LIST_MAX], to[PAGE_LIST_MAX];
+};
+
+__global__ void __launch_bounds__(ROW_THREADS)
+        copy_listed_pages(uint8_t *kv, size_t page_stride, size_t page_bytes, struct page_list list)
+{
+	const uint8_t *from = kv + static_cast<size_t>(list.from[blockIdx.x]) * page_stride;
+	uint8_t *to = kv + static_cast<size_t>(list.to[blockIdx.x]) * page_stride;
+	for (size_t i = (static_cast<size_t>(blockIdx.y) * ROW_THREADS + threadIdx.x) * 16; i < page_bytes;
+	     i += static_cast<size_t>(gridDim.y) * ROW_THREADS * 16)
+		stg<uint4>(to + i, ld_global<uint4>(from + i));
+}
+
+cudaError_t copy_pages(uint8_t *kv, size_t page_stride, size_t page_bytes, const int32_t *from, const int32_t *to, int n,
+                       cudaStream_t stream)
+{
+	for (int first = 0; first < n; first += PAGE_LIST_MAX) {
+		struct page_list list = {};
+		const int some = n - first < PAGE_LIST_MAX ? n - first : static_cast<int>(PAGE_LIST_MAX);
+		memcpy(list.from, from + first, static_cast<size_t>(some) * sizeof *from);
+		memcpy(list.to, to + first, static_cast<size_t>(some) * sizeof *to);
+		GPU_LAUNCH(copy_listed_pages, dim3(static_cast<unsigned>(some), PAGE_BLOCKS), dim3(ROW_THREADS), 0, stream, kv, page_stride,
+		           page_bytes, list);
+		const cudaError_t e = cudaGetLastError();
+		if (e != cudaSuccess)
+			return e;
+	}
+	return cudaSuccess;
+}
+
+} // namespace GPU_NS

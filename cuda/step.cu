@@ -1,0 +1,238 @@
+/*
+ * What a step needs before its kernels: the batch on the device, the attention work divided, scratch memory large enough. Memory
+ * grows to what the largest step so far has needed and stays, so that ordinary steps allocate nothing.
+ */
+#include "cuda/backend.cuh"
+
+#include <string.h>
+
+namespace GPU_NS {
+
+enum status grow(struct cuda_backend *b, struct growing *g, size_t bytes)
+{
+	void *p;
+	if (bytes <= g->bytes)
+		return STATUS_OK;
+	bytes += bytes / 4;
+	enum status s = check(b, cudaStreamSynchronize(b->stream), "waiting before scratch memory grows");
+	if (s == STATUS_OK)
+		s = check(b, cudaMalloc(&p, bytes), "allocating scratch memory");
+	if (s != STATUS_OK)
+		return s;
+	cudaFree(g->p);
+	g->p = p;
+	g->bytes = bytes;
+	return STATUS_OK;
+}
+
+enum status grow_halves(struct cuda_backend *b, int64_t n_rows, int64_t dim)
+{
+	const int64_t stride = (dim + 255) / 256 * 256;
+	if (n_rows <= b->halves_rows && stride <= b->halves_stride)
+		return STATUS_OK;
+	const int64_t rows = n_rows > b->halves_rows ? n_rows : b->halves_rows;
+	const int64_t width = stride > b->halves_stride ? stride : b->halves_stride;
+	if (rows > INT32_MAX || width > INT32_MAX || rows > static_cast<int64_t>(PTRDIFF_MAX / sizeof(__half)) / width)
+		return STATUS_NOMEM;
+	b->halves_of = NULL;
+	enum status s = grow(b, &b->halves_x, static_cast<size_t>(rows * width) * sizeof(__half));
+	if (s == STATUS_OK)
+		s = grow(b, &b->halves_scale, static_cast<size_t>(rows) * sizeof(float));
+	if (s != STATUS_OK)
+		return s;
+	b->halves_rows = static_cast<int>(rows);
+	b->halves_stride = static_cast<int>(width);
+	return STATUS_OK;
+}
+
+/* ---- Upload ---- */
+
+void upload_free(struct upload *u)
+{
+	cudaFreeHost(u->host);
+	cudaFree(u->device);
+	*u = {};
+}
+
+/* Room for `bytes` more. What is there already moves along, offsets stay, and all of it is sent again. */
+static enum status upload_room(struct cuda_backend *b, size_t bytes)
+{
+	struct upload *u = &b->upload, bigger = {};
+	const size_t need = u->used + bytes;
+	if (need <= u->capacity)
+		return STATUS_OK;
+	bigger.capacity = need + need / 2 + 65536;
+	bigger.used = u->used;
+	enum status s = check(b, cudaStreamSynchronize(b->stream), "waiting before the step's memory grows");
+	if (s == STATUS_OK)
+		s = check(b, cudaMallocHost(reinterpret_cast<void **>(&bigger.host), bigger.capacity), "allocating pinned memory");
+	if (s == STATUS_OK)
+		s = check(b, cudaMalloc(reinterpret_cast<void **>(&bigger.device), bigger.capacity), "allocating the step's memory");
+	if (s != STATUS_OK) {
+		upload_free(&bigger);
+		return s;
+	}
+	if (u->used)
+		memcpy(bigger.host, u->host, u->used);
+	upload_free(u);
+	*u = bigger;
+	return STATUS_OK;
+}
+
+/* Reserves n elements, 16-byte aligned; upload_room() has made room. */
+template <typename T> static T *put(struct cuda_backend *b, size_t n, size_t *offset)
+{
+	struct upload *u = &b->upload;
+	*offset = u->used;
+	u->used += (n * sizeof(T) + 15) & ~static_cast<size_t>(15);
+	return reinterpret_cast<T *>(u->host + *offset);
+}
+
+static enum status send(struct cuda_backend *b)
+{
+	struct upload *u = &b->upload;
+	if (u->sent == u->used)
+		return STATUS_OK;
+	const enum status s = check(b, cudaMemcpyAsync(u->device + u->sent, u->host + u->sent, u->used - u->sent, cudaMemcpyHostToDevice, b->stream),
+	                            "sending the batch");
+	u->sent = u->used;
+	return s;
+}
+
+/* ---- Attention ---- */
+
+/* Chunks of fewer queries than this per KV head are spread over splits as decode rows are. */
+enum { WHOLE_QUERIES = 64 };
+
+static int ceil_div(int a, int b)
+{
+	return (a + b - 1) / b;
+}
+
+static int min_int(int a, int b)
+{
+	return a < b ? a : b;
+}
+
+static bool is_whole(const struct batch_seq *q, int group)
+{
+	return static_cast<int64_t>(q->n_rows) * group >= WHOLE_QUERIES;
+}
+
+/* Counts items, or, when the arrays are given, fills them in. Returns the partial results' slots. */
+static size_t divide(const struct batch *batch, struct attention_plan *plan, struct attention_item *parts,
+                     struct attention_item *whole, struct merge_item *merges)
+{
+	const int group = plan->n_head / plan->n_head_kv;
+	const int rows_part = part_rows(plan->n_head, plan->n_head_kv);
+	const int rows_whole = whole_rows(plan->n_head, plan->n_head_kv, plan->head_dim);
+	size_t slots = 0;
+	plan->n_parts = plan->n_whole = plan->n_merges = 0;
+	for (int i = 0; i < batch->n_seqs; i++) {
+		const struct batch_seq *q = &batch->seq[i];
+		const bool in_whole = is_whole(q, group);
+		for (int row = 0; row < q->n_rows; row += in_whole ? rows_whole : rows_part) {
+			struct attention_item item = {};
+			item.seq = i;
+			item.first_row = q->first_row + row;
+			item.n_rows = min_int(q->n_rows - row, in_whole ? rows_whole : rows_part);
+			item.first_position = q->first_position + row;
+			if (in_whole) {
+				if (whole)
+					whole[plan->n_whole] = item;
+				plan->n_whole++;
+				continue;
+			}
+			const int n_splits = ceil_div(item.first_position + item.n_rows, SPLIT_TOKENS);
+			for (int r = 0; r < item.n_rows; r++) {
+				if (merges)
+					merges[plan->n_merges] = {item.first_row + r, static_cast<int32_t>(slots) + r, item.n_rows, n_splits};
+				plan->n_merges++;
+			}
+			for (int split = 0; split < n_splits; split++) {
+				item.first_split = split;
+				item.partial = static_cast<int32_t>(slots);
+				if (parts)
+					parts[plan->n_parts] = item;
+				plan->n_parts++;
+				slots += static_cast<size_t>(item.n_rows);
+			}
+		}
+	}
+	return slots;
+}
+
+static enum status put_plan(struct cuda_backend *b)
+{
+	struct attention_plan *plan = &b->plan;
+	const size_t slots = divide(b->batch, plan, NULL, NULL, NULL);
+	const size_t n_parts = static_cast<size_t>(plan->n_parts), n_whole = static_cast<size_t>(plan->n_whole);
+	const size_t n_merges = static_cast<size_t>(plan->n_merges);
+	if (slots > INT32_MAX)
+		return STATUS_NOMEM;
+	enum status s = upload_room(b, (n_parts + n_whole) * sizeof(struct attention_item) + n_merges * sizeof(struct merge_item) + 64);
+	if (s == STATUS_OK)
+		s = grow(b, &b->partial, slots * static_cast<size_t>(plan->n_head) * static_cast<size_t>(2 + plan->head_dim) * sizeof(float));
+	if (s != STATUS_OK)
+		return s;
+	struct attention_item *parts = put<struct attention_item>(b, n_parts, &plan->parts);
+	struct attention_item *whole = put<struct attention_item>(b, n_whole, &plan->whole);
+	struct merge_item *merges = put<struct merge_item>(b, n_merges, &plan->merges);
+	divide(b->batch, plan, parts, whole, merges);
+	plan->made = true;
+	return STATUS_OK;
+}
+
+enum status plan_attention(struct cuda_backend *b, int n_head, int n_head_kv, int head_dim)
+{
+	struct attention_plan *plan = &b->plan;
+	if (plan->made && plan->n_head == n_head && plan->n_head_kv == n_head_kv && plan->head_dim == head_dim)
+		return STATUS_OK;
+	*plan = {};
+	plan->n_head = n_head;
+	plan->n_head_kv = n_head_kv;
+	plan->head_dim = head_dim;
+	const enum status s = put_plan(b);
+	return s == STATUS_OK ? send(b) : s;
+}
+
+/* ---- The batch ---- */
+
+enum status step_upload(struct cuda_backend *b, const struct batch *batch)
+{
+	const size_t n_rows = static_cast<size_t>(batch->n_rows), n_seqs = static_cast<size_t>(batch->n_seqs);
+	size_t n_pages = 0;
+	for (size_t i = 0; i < n_seqs; i++)
+		n_pages += static_cast<size_t>(ceil_div(batch->seq[i].first_position + batch->seq[i].n_rows, KV_PAGE_TOKENS));
+	b->upload.used = b->upload.sent = 0;
+	b->plan.made = false;
+	enum status s = upload_room(b, (3 * n_rows + n_seqs + n_pages) * sizeof(int32_t) + 128);
+	if (s != STATUS_OK)
+		return s;
+	int32_t *token = put<int32_t>(b, n_rows, &b->token);
+	int32_t *position = put<int32_t>(b, n_rows, &b->position);
+	int32_t *row_seq = put<int32_t>(b, n_rows, &b->row_seq);
+	int32_t *seq_table = put<int32_t>(b, n_seqs, &b->seq_table);
+	int32_t *table = put<int32_t>(b, n_pages, &b->table);
+	if (batch->token)
+		memcpy(token, batch->token, n_rows * sizeof *token);
+	memcpy(position, batch->position, n_rows * sizeof *position);
+	n_pages = 0;
+	for (size_t i = 0; i < n_seqs; i++) {
+		const struct batch_seq *q = &batch->seq[i];
+		const size_t n = static_cast<size_t>(ceil_div(q->first_position + q->n_rows, KV_PAGE_TOKENS));
+		seq_table[i] = static_cast<int32_t>(n_pages);
+		memcpy(table + n_pages, q->block_table, n * sizeof *table);
+		n_pages += n;
+		for (int r = 0; r < q->n_rows; r++)
+			row_seq[q->first_row + r] = static_cast<int32_t>(i);
+	}
+	if (b->plan.n_head) {
+		s = put_plan(b);
+		if (s != STATUS_OK)
+			return s;
+	}
+	return send(b);
+}
+
+} // namespace GPU_NS

@@ -1,0 +1,258 @@
+/*
+ * A whole engine on the CUDA backend, its kernels run by the execution model on the CPU: the answers are those of the reference
+ * backend, do not depend on how work is cut into steps, and a device that fails costs the requests it had and not the daemon.
+ */
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cuda/host_cuda/control.h"
+#include "engine/engine.h"
+#include "tests/support/tiny_model.h"
+#include "tests/unit/unit.h"
+
+enum { PROMPT_MAX = 200, ANSWER_MAX = 24 };
+
+static char model_path[64];
+
+static int write_model(void **state)
+{
+	(void)state;
+	return tiny_model_write(model_path, 512, tiny_chat_template, 3) ? 0 : -1;
+}
+
+static int remove_model(void **state)
+{
+	(void)state;
+	return unlink(model_path);
+}
+
+static int forget_failures(void **state)
+{
+	(void)state;
+	host_cuda_reset();
+	return 0;
+}
+
+struct answer {
+	struct error error; /* status OK: it ended well */
+	int32_t token[ANSWER_MAX];
+	int32_t n;
+	bool ended;
+};
+
+static void wait_for_state(struct engine *e, enum engine_state state)
+{
+	struct list events;
+	list_init(&events);
+	while (engine_state(e) != state) {
+		assert_true(engine_wait(e, &events, 20000));
+		for (struct list *l; (l = list_pop_front(&events));)
+			engine_event_free(list_entry(l, struct engine_event, link));
+	}
+}
+
+static struct engine *start(const char *device, int32_t step_tokens)
+{
+	struct engine *e;
+	struct error err;
+	struct engine_options o = {
+		.model_path = model_path, .device = device, .n_threads = 1, .step_tokens = step_tokens, .max_running = 4, .kv_bytes = 1 << 20};
+	assert_int_equal(engine_create(&o, &e, &err), STATUS_OK);
+	struct list events;
+	list_init(&events);
+	assert_true(engine_wait(e, &events, 20000));
+	for (struct list *l; (l = list_pop_front(&events));)
+		engine_event_free(list_entry(l, struct engine_event, link));
+	if (engine_state(e) != ENGINE_READY)
+		fail_msg("%s", engine_load_error(e)->message);
+	return e;
+}
+
+static uint64_t submit(struct engine *e, const char *prompt, int32_t max_tokens, float temperature)
+{
+	struct engine_request *r = engine_request_create(e);
+	assert_non_null(r);
+	uint64_t id = r->id;
+	r->text = strdup(prompt);
+	r->text_n = strlen(prompt);
+	r->max_tokens = max_tokens;
+	r->sampling.temperature = temperature;
+	r->sampling.seed = 7;
+	r->ignore_eos = true;
+	engine_submit(e, r);
+	return id;
+}
+
+static void await(struct engine *e, const uint64_t *ids, struct answer *answers, size_t n)
+{
+	size_t ended = 0;
+	memset(answers, 0, n * sizeof *answers);
+	while (ended < n) {
+		struct list events;
+		list_init(&events);
+		assert_true(engine_wait(e, &events, 60000));
+		for (struct list *l; (l = list_pop_front(&events));) {
+			struct engine_event *ev = list_entry(l, struct engine_event, link);
+			for (size_t i = 0; i < n; i++) {
+				struct answer *a = &answers[i];
+				if (ids[i] != ev->request_id)
+					continue;
+				assert_false(a->ended);
+				if (ev->type == ENGINE_EVENT_TOKEN) {
+					assert_in_range(a->n, 0, ANSWER_MAX - 1);
+					a->token[a->n++] = ev->sample.token;
+				}
+				a->ended = ev->type == ENGINE_EVENT_DONE || ev->type == ENGINE_EVENT_ERROR;
+				if (ev->type == ENGINE_EVENT_ERROR)
+					a->error = ev->error;
+				ended += a->ended;
+			}
+			engine_event_free(ev);
+		}
+	}
+}
+
+static struct answer ask(struct engine *e, const char *prompt, int32_t max_tokens, float temperature)
+{
+	struct answer a;
+	uint64_t id = submit(e, prompt, max_tokens, temperature);
+	await(e, &id, &a, 1);
+	return a;
+}
+
+static void long_prompt(char out[PROMPT_MAX])
+{
+	for (int i = 0; i < PROMPT_MAX - 1; i++)
+		out[i] = (char)('a' + i * i % 23);
+	out[PROMPT_MAX - 1] = '\0';
+}
+
+static void assert_same(const struct answer *a, const struct answer *b)
+{
+	assert_int_equal(a->error.status, STATUS_OK);
+	assert_int_equal(b->error.status, STATUS_OK);
+	assert_int_equal(a->n, b->n);
+	assert_memory_equal(a->token, b->token, sizeof *a->token * (size_t)a->n);
+}
+
+static void greedy_answers_are_those_of_the_reference(void **state)
+{
+	(void)state;
+	char prompt[PROMPT_MAX];
+	long_prompt(prompt);
+	struct engine *cuda = start("cuda-host", 64), *cpu = start("cpu-reference", 64);
+	const char *const prompts[] = {"x", "hello, world", prompt};
+	for (size_t i = 0; i < sizeof prompts / sizeof *prompts; i++) {
+		struct answer a = ask(cuda, prompts[i], 20, 0), b = ask(cpu, prompts[i], 20, 0);
+		assert_same(&a, &b);
+	}
+	assert_string_equal(host_cuda_report(), "");
+	engine_destroy(cuda);
+	engine_destroy(cpu);
+}
+
+/* Alone in steps of 7 rows, then beside others in large ones: sampled tokens show any difference in the logits' last bits soon. */
+static void answers_do_not_depend_on_steps_or_neighbours(void **state)
+{
+	(void)state;
+	char prompt[PROMPT_MAX];
+	long_prompt(prompt);
+	struct engine *e = start("cuda-host", 7);
+	struct answer alone = ask(e, prompt, 16, 1.5f);
+	engine_destroy(e);
+	e = start("cuda-host", 256);
+	uint64_t ids[3] = {submit(e, "something else", 16, 1.0f), submit(e, prompt, 16, 1.5f), submit(e, prompt + 3, 16, 1.0f)};
+	struct answer beside[3];
+	await(e, ids, beside, 3);
+	assert_same(&alone, &beside[1]);
+	engine_destroy(e);
+}
+
+static void a_lost_device_ends_requests_and_readiness_but_not_the_engine(void **state)
+{
+	(void)state;
+	struct engine *e = start("cuda-host", 64);
+	assert_true(host_cuda_fail("launch:60:cudaErrorIllegalAddress"));
+	uint64_t ids[2] = {submit(e, "one", 20, 0), submit(e, "two", 20, 0)};
+	struct answer a[2];
+	await(e, ids, a, 2);
+	for (int i = 0; i < 2; i++) {
+		assert_int_equal(a[i].error.status, STATUS_DEVICE);
+		assert_non_null(strstr(a[i].error.message, "cudaErrorIllegalAddress"));
+	}
+	wait_for_state(e, ENGINE_FAILED);
+	assert_non_null(strstr(engine_load_error(e)->message, "the device is lost"));
+	struct answer late = ask(e, "three", 1, 0);
+	assert_int_equal(late.error.status, STATUS_BUSY);
+	engine_destroy(e);
+}
+
+static void a_kernel_that_cannot_start_costs_its_step_alone(void **state)
+{
+	(void)state;
+	struct engine *e = start("cuda-host", 64);
+	struct answer before = ask(e, "one", 8, 0);
+	assert_true(host_cuda_fail("launch:40:cudaErrorLaunchOutOfResources"));
+	struct answer a = ask(e, "another", 20, 0);
+	assert_int_equal(a.error.status, STATUS_INTERNAL);
+	assert_non_null(strstr(a.error.message, "cudaErrorLaunchOutOfResources"));
+	assert_int_equal(engine_state(e), ENGINE_READY);
+	struct answer after = ask(e, "one", 8, 0);
+	assert_same(&before, &after);
+	engine_destroy(e);
+}
+
+static void memory_that_runs_out_in_a_step_costs_its_requests_alone(void **state)
+{
+	(void)state;
+	struct engine *e = start("cuda-host", 64);
+	/* The first step allocates what steps need. */
+	assert_true(host_cuda_fail("cudaMalloc:1:cudaErrorMemoryAllocation"));
+	struct answer a = ask(e, "one", 8, 0);
+	assert_int_equal(a.error.status, STATUS_NOMEM);
+	struct answer b = ask(e, "one", 8, 0);
+	assert_int_equal(b.error.status, STATUS_OK);
+	assert_int_equal(b.n, 8);
+	engine_destroy(e);
+}
+
+/* What fails to load leaves nothing behind and says which device and why. */
+static void a_device_too_small_for_the_model_is_a_start_up_error(void **state)
+{
+	(void)state;
+	struct engine *e;
+	struct engine_options o = {.model_path = model_path, .device = "cuda-host", .n_threads = 1};
+	size_t before = host_cuda_allocated();
+	host_cuda_memory(64 << 10);
+	assert_int_equal(engine_create(&o, &e, NULL), STATUS_OK);
+	wait_for_state(e, ENGINE_FAILED);
+	assert_int_equal(engine_load_error(e)->status, STATUS_NOMEM);
+	engine_destroy(e);
+	assert_int_equal(host_cuda_allocated(), before);
+}
+
+static void ordinary_steps_allocate_nothing(void **state)
+{
+	(void)state;
+	struct engine *e = start("cuda-host", 64);
+	ask(e, "to begin with", 20, 0);
+	uint64_t calls = host_cuda_calls("cudaMalloc") + host_cuda_calls("cudaMallocHost");
+	ask(e, "and again", 20, 0);
+	assert_int_equal(host_cuda_calls("cudaMalloc") + host_cuda_calls("cudaMallocHost"), calls);
+	engine_destroy(e);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_teardown(greedy_answers_are_those_of_the_reference, forget_failures),
+		cmocka_unit_test_teardown(answers_do_not_depend_on_steps_or_neighbours, forget_failures),
+		cmocka_unit_test_teardown(a_lost_device_ends_requests_and_readiness_but_not_the_engine, forget_failures),
+		cmocka_unit_test_teardown(a_kernel_that_cannot_start_costs_its_step_alone, forget_failures),
+		cmocka_unit_test_teardown(memory_that_runs_out_in_a_step_costs_its_requests_alone, forget_failures),
+		cmocka_unit_test_teardown(a_device_too_small_for_the_model_is_a_start_up_error, forget_failures),
+		cmocka_unit_test_teardown(ordinary_steps_allocate_nothing, forget_failures),
+	};
+	return cmocka_run_group_tests(tests, write_model, remove_model);
+}
