@@ -4,8 +4,8 @@
  *
  * A page is known by its chain key (prefix.h), which binds the model, the layout, the tenant's salt and all tokens before it. On a
  * hit its own tokens and its predecessor's key are compared as well. Pages come from the end of a chain, since the device evicts
- * leaves first; so a tier keeps no tree: the page that was touched longest ago goes first, and whoever walks a chain
- * touches its end first.
+ * leaves first; so a tier keeps no tree: the page that was touched longest ago goes first, which is the end of
+ * a chain as long as it is put again, from its end, whenever the device evicts it.
  *
  * Two kinds: memory (tier_ram.c), which may keep pages in a narrower type, and files (tier_disk.c). A tier never fails a request:
  * what it cannot take it drops, what it cannot give it does not have, and each is counted by its reason.
