@@ -1,28 +1,34 @@
 /*
  * Causal attention over paged keys and values, on the tensor cores, for any mix of decode rows and prompt chunks.
  *
- * What a row gets does not depend on how its prompt was cut into chunks nor on the rows beside it. Keys are taken in splits of 128
- * tokens. A split runs a page of 16 tokens at a time with a running maximum, and results (largest score m, sum of weights l,
- * weighted values o) are merged from the first split to the last. Scores are in base 2 and every maximum is rounded up to an
- * integer, so that going over to a larger maximum multiplies by a power of two and rounds nothing: only the order of additions
- * matters, and it is the same in both kernels:
+ * What a row gets does not depend on how its prompt was cut into chunks nor on the rows beside it. Keys are taken in
+ * splits of 128 tokens. A split runs a page of 16 tokens at a time with a running maximum, and results (largest score
+ * m, sum of weights l, weighted values o) are merged from the first split to the last. Scores are in base 2 and every
+ * maximum is rounded up to an integer, so that going over to a larger maximum multiplies by a power of two and rounds
+ * nothing: only the order of additions matters, and it is the same in both kernels:
  *
- *   parts:  a warp takes one split for a few rows and writes m, l and o; merge_parts adds them up. For decode and short chunks: the work
- *           is spread over the splits, and all query heads of a KV head use a key once it is loaded.
- *   whole:  a block takes some rows of a chunk through all their keys, which pass through shared memory.
+ *   parts:  a warp takes one split for a few rows and writes m, l and o; merge_parts adds them up. For decode and short
+ * chunks: the work is spread over the splits, and all query heads of a KV head use a key once it is loaded. whole:  a
+ * block takes some rows of a chunk through all their keys, which pass through shared memory.
  *
- * Queries are columns of the products: S^T[token][query] = K Q^T and O^T[d][query] = V^T P^T. A query is a pair of a row and one
- * of the query heads that share a KV head.
+ * Queries are columns of the products: S^T[token][query] = K Q^T and O^T[d][query] = V^T P^T. A query is a pair of a
+ * row and one of the query heads that share a KV head.
  */
+#include "cuda/block.cuh"
 #include "cuda/kv_page.cuh"
 #include "cuda/packed.cuh"
 
-namespace GPU_NS {
+namespace GPU_NS
+{
 
 static constexpr float NO_SCORE = -1e30f, LOG2_E = 1.44269504f;
-static constexpr unsigned ALL = 0xffffffffu;
-
-enum { SPLIT_PAGES = SPLIT_TOKENS / PAGE_TOKENS, PART_WARPS = 4, WHOLE_WARPS = 8, WHOLE_STAGES = 3, MERGE_THREADS = 128 };
+enum {
+	SPLIT_PAGES = SPLIT_TOKENS / PAGE_TOKENS,
+	PART_WARPS = 4,
+	WHOLE_WARPS = 8,
+	WHOLE_STAGES = 3,
+	MERGE_THREADS = 128
+};
 
 /* 2^n for an integer n <= 0. */
 __device__ __forceinline__ float power_of_two(float n)
@@ -31,14 +37,15 @@ __device__ __forceinline__ float power_of_two(float n)
 }
 
 /*
- * Keys and values of a page as left operands, from memory or from shared memory: load(byte offset) gives 16 bytes, load_narrow() 8. dim
- * is head_dim rounded up to a template's size.
+ * Keys and values of a page as left operands, from memory or from shared memory: load(byte offset) gives 16 bytes,
+ * load_narrow() 8. dim is head_dim rounded up to a template's size.
  */
 struct key_block {
 	uint4 token[2]; /* tokens g and g + 8, 8 of 32 elements */
 };
 
-template <typename Load> __device__ __forceinline__ struct key_block load_key(int block, int head_dim, int lane, const Load &load)
+template <typename Load>
+__device__ __forceinline__ struct key_block load_key(int block, int head_dim, int lane, const Load &load)
 {
 	const int g = lane / 4, d = 32 * block + lane % 4 * 8;
 	struct key_block k = {{{0, 0, 0, 0}, {0, 0, 0, 0}}};
@@ -50,7 +57,8 @@ template <typename Load> __device__ __forceinline__ struct key_block load_key(in
 }
 
 template <typename Load, typename LoadNarrow>
-__device__ __forceinline__ uint4 load_value(int block, int head_dim, int lane, const Load &load, const LoadNarrow &load_narrow)
+__device__ __forceinline__ uint4 load_value(int block, int head_dim, int lane, const Load &load,
+					    const LoadNarrow &load_narrow)
 {
 	uint4 v = {0, 0, 0, 0};
 	if (16 * block + 16 <= head_dim) {
@@ -79,22 +87,43 @@ __device__ __forceinline__ uint4 hide_later(uint4 v, int first_token, int last, 
 	return v;
 }
 
+/* Largest score, sum of weights and weighted sum of values before the first key. */
+template <int blocks, int n8>
+__device__ __forceinline__ void nothing_seen(float (&m)[n8][2], float (&l)[n8][2], float (&o)[blocks][n8][4])
+{
+#pragma unroll
+	for (int k = 0; k < n8; k++) {
+#pragma unroll
+		for (int c = 0; c < 2; c++) {
+			m[k][c] = NO_SCORE;
+			l[k][c] = 0;
+		}
+#pragma unroll
+		for (int b = 0; b < blocks; b++)
+#pragma unroll
+			for (int c = 0; c < 4; c++)
+				o[b][k][c] = 0;
+	}
+}
+
 /* Up to 8 * n8 queries of one KV head, and what a split has given them so far. */
 template <int dim, int n8> struct queries {
 	uint32_t q[n8][dim / 32][4]; /* right operand: query g, elements 8t .. 8t + 7 of a block of 32 */
-	int position[n8][2];         /* of queries 2t and 2t + 1; -1: there is none */
+	int position[n8][2];	     /* of queries 2t and 2t + 1; -1: there is none */
 	float m[n8][2], l[n8][2];    /* likewise; l has this lane's tokens only until reduce() */
 	float o[dim / 16][n8][4];    /* element g or g + 8 of queries 2t, 2t + 1 */
 
 	/* Query i of the warp is head i % group of row i / group. n: how many there are. */
-	__device__ __forceinline__ void load(const float *from, int n_head, int head_dim, int first_head, int group, int first_row,
-	                                     int first_position, int first, int n, float scale, int lane)
+	__device__ __forceinline__ void load(const float *from, int n_head, int head_dim, int first_head, int group,
+					     int first_row, int first_position, int first, int n, float scale, int lane)
 	{
 		const int g = lane / 4, t = lane % 4;
 #pragma unroll
 		for (int k = 0; k < n8; k++) {
 			const int i = first + 8 * k + g;
-			const float *x = from + (static_cast<size_t>(first_row + i / group) * n_head + first_head + i % group) * head_dim;
+			const float *x =
+				from + (static_cast<size_t>(first_row + i / group) * n_head + first_head + i % group) *
+					       head_dim;
 #pragma unroll
 			for (int b = 0; b < dim / 32; b++) {
 				float4 lo = {0, 0, 0, 0}, hi = {0, 0, 0, 0};
@@ -119,22 +148,11 @@ template <int dim, int n8> struct queries {
 
 	__device__ __forceinline__ void clear()
 	{
-#pragma unroll
-		for (int k = 0; k < n8; k++) {
-#pragma unroll
-			for (int c = 0; c < 2; c++) {
-				m[k][c] = NO_SCORE;
-				l[k][c] = 0;
-			}
-#pragma unroll
-			for (int b = 0; b < dim / 16; b++)
-#pragma unroll
-				for (int c = 0; c < 4; c++)
-					o[b][k][c] = 0;
-		}
+		nothing_seen(m, l, o);
 	}
 
-	/* Weights of a page's tokens: s[k][c] for token g (c < 2) or g + 8 and query 2t + c % 2 becomes the right operand of P V. */
+	/* Weights of a page's tokens: s[k][c] for token g (c < 2) or g + 8 and query 2t + c % 2 becomes the right
+	 * operand of P V. */
 	__device__ __forceinline__ void weigh(float (&s)[n8][4], int first_token, int lane, uint32_t (&p)[n8][2])
 	{
 		const int g = lane / 4, t = lane % 4;
@@ -183,7 +201,8 @@ template <int dim, int n8> struct queries {
 #pragma unroll
 			for (int h = 0; h < 2; h++) {
 				const uint32_t pair = as_u32(__floats2half2_rn(s[k][2 * h], s[k][2 * h + 1]));
-				const uint32_t even = __shfl_sync(ALL, pair, from), odd = __shfl_sync(ALL, pair, from + 4);
+				const uint32_t even = __shfl_sync(ALL, pair, from),
+					       odd = __shfl_sync(ALL, pair, from + 4);
 				p[k][h] = __byte_perm(even, odd, pick);
 			}
 		}
@@ -214,7 +233,8 @@ template <int dim, int n8> struct queries {
 
 	/* value(b) gives block b of a page's values, whose tokens after `last` do not count. */
 	template <typename Value>
-	__device__ __forceinline__ void add_values(const uint32_t (&p)[n8][2], int first_token, int last, int lane, const Value &value)
+	__device__ __forceinline__ void add_values(const uint32_t (&p)[n8][2], int first_token, int last, int lane,
+						   const Value &value)
 	{
 		const bool hide = first_token + PAGE_TOKENS - 1 > last;
 #pragma unroll
@@ -246,8 +266,8 @@ template <int dim, int n8> struct queries {
 /* ---- Parts ---- */
 
 /*
- * blockIdx.y: the KV head and, when an item has more than 8 * n8 queries, which of them. Keys of the next page are on their way
- * while a page is computed, unless that takes more registers than there are.
+ * blockIdx.y: the KV head and, when an item has more than 8 * n8 queries, which of them. Keys of the next page are on
+ * their way while a page is computed, unless that takes more registers than there are.
  */
 template <int dim, bool exact, int n8> /* exact: head_dim is dim */
 __global__ void __launch_bounds__(32 * PART_WARPS, 2) attend_parts(struct attention_args a)
@@ -260,26 +280,31 @@ __global__ void __launch_bounds__(32 * PART_WARPS, 2) attend_parts(struct attent
 	if (index >= a.n_parts)
 		return;
 	const struct attention_item item = a.parts[index];
+	if (item.n_rows == 0)
+		return;
 	const int32_t *table = a.table + a.seq_table[item.seq];
 	const int last = item.first_position + item.n_rows - 1, n = item.n_rows * group;
 	const int first_page = item.first_split * SPLIT_PAGES;
 	const int n_pages = min(static_cast<int>(SPLIT_PAGES), last / PAGE_TOKENS + 1 - first_page);
 
 	queries<dim, n8> x;
-	x.load(a.q, a.n_head, head_dim, head_kv * group, group, item.first_row, item.first_position, first, n, a.scale * LOG2_E, lane);
+	x.load(a.q, a.n_head, head_dim, head_kv * group, group, item.first_row, item.first_position, first, n,
+	       a.scale * LOG2_E, lane);
 
 	const int32_t my_page = table[first_page + min(lane, n_pages - 1)];
 	const size_t keys_at = a.layer_offset + head_offset(a.n_head_kv, head_dim, 0, head_kv);
 	const size_t values_at = a.layer_offset + head_offset(a.n_head_kv, head_dim, 1, head_kv);
-	const auto page_data = [&](int i) { return a.kv + static_cast<size_t>(__shfl_sync(ALL, my_page, i)) * a.page_stride; };
+	const auto page_data = [&](int i) {
+		return a.kv + static_cast<size_t>(__shfl_sync(ALL, my_page, i)) * a.page_stride;
+	};
 	const uint8_t *data = page_data(0);
 	const auto load_key_block = [&](int block) {
 		return load_key(block, head_dim, lane, [&](int at) { return ldg_stream<uint4>(data + keys_at + at); });
 	};
 	const auto load_value_block = [&](int block) {
 		return load_value(
-		        block, head_dim, lane, [&](int at) { return ldg_stream<uint4>(data + values_at + at); },
-		        [&](int at) { return ldg_stream<uint2>(data + values_at + at); });
+			block, head_dim, lane, [&](int at) { return ldg_stream<uint4>(data + values_at + at); },
+			[&](int at) { return ldg_stream<uint2>(data + values_at + at); });
 	};
 	struct key_block key[ahead ? dim / 32 : 1];
 	uint4 value[ahead ? dim / 16 : 1];
@@ -321,8 +346,9 @@ __global__ void __launch_bounds__(32 * PART_WARPS, 2) attend_parts(struct attent
 			const int i = first + 8 * k + 2 * t + c;
 			if (i >= n)
 				continue;
-			float *to = a.partial + (static_cast<size_t>(item.partial + i / group) * a.n_head + head_kv * group + i % group) *
-			                                (2 + head_dim);
+			float *to = a.partial + (static_cast<size_t>(item.partial + i / group) * a.n_head +
+						 head_kv * group + i % group) *
+							(2 + head_dim);
 			if (g == 0) {
 				to[0] = x.m[k][c];
 				to[1] = x.l[k][c];
@@ -334,20 +360,6 @@ __global__ void __launch_bounds__(32 * PART_WARPS, 2) attend_parts(struct attent
 					if (16 * b + 8 * h < head_dim)
 						to[2 + 16 * b + 8 * h + g] = x.o[b][k][c + 2 * h];
 		}
-}
-
-/* The largest of all threads' values, in every thread. */
-__device__ __forceinline__ float block_max(float v, shared_span<float> scratch)
-{
-	for (int apart = 16; apart; apart /= 2)
-		v = fmaxf(v, __shfl_xor_sync(ALL, v, apart));
-	if (threadIdx.x % 32 == 0)
-		scratch[threadIdx.x / 32] = v;
-	__syncthreads();
-	v = scratch[0];
-	for (int i = 1; i < MERGE_THREADS / 32; i++)
-		v = fmaxf(v, scratch[i]);
-	return v;
 }
 
 /* One row and head: out = (sum of 2^(m_i - M) o_i) / (sum of 2^(m_i - M) l_i), from the first split to the last. */
@@ -365,7 +377,7 @@ __global__ void __launch_bounds__(MERGE_THREADS) merge_parts(struct attention_ar
 	float top = NO_SCORE;
 	for (int i = threadIdx.x; i < item.n_splits; i += MERGE_THREADS)
 		top = fmaxf(top, first[i * apart]);
-	top = block_max(top, scratch);
+	top = block_max<MERGE_THREADS>(top, scratch);
 
 	float l = 0, o[PER_THREAD] = {0};
 	for (int begin = 0; begin < item.n_splits; begin += AT_ONCE) {
@@ -423,20 +435,9 @@ __global__ void __launch_bounds__(32 * WHOLE_WARPS, 1) attend_whole(struct atten
 
 	queries<dim, n8> x;
 	float total_m[n8][2], total_l[n8][2], total_o[dim / 16][n8][4];
-	x.load(a.q, a.n_head, head_dim, head_kv * group, group, item.first_row, item.first_position, first, n, a.scale * LOG2_E, lane);
-#pragma unroll
-	for (int k = 0; k < n8; k++) {
-#pragma unroll
-		for (int c = 0; c < 2; c++) {
-			total_m[k][c] = NO_SCORE;
-			total_l[k][c] = 0;
-		}
-#pragma unroll
-		for (int b = 0; b < dim / 16; b++)
-#pragma unroll
-			for (int c = 0; c < 4; c++)
-				total_o[b][k][c] = 0;
-	}
+	x.load(a.q, a.n_head, head_dim, head_kv * group, group, item.first_row, item.first_position, first, n,
+	       a.scale * LOG2_E, lane);
+	nothing_seen(total_m, total_l, total_o);
 	const auto fold = [&]() {
 		x.reduce();
 #pragma unroll
@@ -493,8 +494,8 @@ __global__ void __launch_bounds__(32 * WHOLE_WARPS, 1) attend_whole(struct atten
 		x.weigh(s, first_token, lane, p);
 		x.add_values(p, first_token, last, lane, [&](int block) {
 			return load_value(
-			        block, head_dim, lane, [&](int at) { return ld_shared<uint4>(stage + (bytes + at)); },
-			        [&](int at) { return ld_shared<uint2>(stage + (bytes + at)); });
+				block, head_dim, lane, [&](int at) { return ld_shared<uint4>(stage + (bytes + at)); },
+				[&](int at) { return ld_shared<uint2>(stage + (bytes + at)); });
 		});
 	}
 	cp_async_wait<0>();
@@ -561,21 +562,23 @@ template <int dim, bool exact> static cudaError_t launch(const struct attention_
 		constexpr int most = dim > 128 ? 1 : 2;
 		const unsigned group = static_cast<unsigned>(a.n_head / a.n_head_kv);
 		if (group <= 8 || most == 1)
-			GPU_LAUNCH((attend_parts<dim, exact, 1>), dim3(blocks, heads * ((group + 7) / 8)), dim3(32 * PART_WARPS), 0, stream, a);
+			GPU_LAUNCH((attend_parts<dim, exact, 1>), dim3(blocks, heads * ((group + 7) / 8)),
+				   dim3(32 * PART_WARPS), 0, stream, a);
 		else
-			GPU_LAUNCH((attend_parts<dim, exact, most>), dim3(blocks, heads * ((group + 15) / 16)), dim3(32 * PART_WARPS), 0,
-			           stream, a);
+			GPU_LAUNCH((attend_parts<dim, exact, most>), dim3(blocks, heads * ((group + 15) / 16)),
+				   dim3(32 * PART_WARPS), 0, stream, a);
 		e = cudaGetLastError();
 		if (e == cudaSuccess) {
-			GPU_LAUNCH(merge_parts, dim3(static_cast<unsigned>(a.n_merges), static_cast<unsigned>(a.n_head)),
-			           dim3(MERGE_THREADS), 0, stream, a);
+			GPU_LAUNCH(merge_parts,
+				   dim3(static_cast<unsigned>(a.n_merges), static_cast<unsigned>(a.n_head)),
+				   dim3(MERGE_THREADS), 0, stream, a);
 			e = cudaGetLastError();
 		}
 	}
 	if (e == cudaSuccess && a.n_whole) {
 		const size_t shared = WHOLE_STAGES * 2 * head_bytes(a.head_dim);
-		GPU_LAUNCH((attend_whole<dim, exact, (dim > 128 ? 1 : 2)>), dim3(static_cast<unsigned>(a.n_whole), heads),
-		           dim3(32 * WHOLE_WARPS), shared, stream, a);
+		GPU_LAUNCH((attend_whole<dim, exact, (dim > 128 ? 1 : 2)>),
+			   dim3(static_cast<unsigned>(a.n_whole), heads), dim3(32 * WHOLE_WARPS), shared, stream, a);
 		e = cudaGetLastError();
 	}
 	return e;
@@ -593,9 +596,9 @@ cudaError_t attention(const struct attention_args &a, cudaStream_t stream)
 	case 256:
 		return launch<256, true>(a, stream);
 	}
-	return a.head_dim < 64    ? launch<64, false>(a, stream)
+	return a.head_dim < 64	  ? launch<64, false>(a, stream)
 	       : a.head_dim < 128 ? launch<128, false>(a, stream)
-	                          : launch<256, false>(a, stream);
+				  : launch<256, false>(a, stream);
 }
 
 } // namespace GPU_NS

@@ -1,5 +1,6 @@
 /*
- * The CUDA backend's state, shared by backend_cuda.cu (the vtable), step.cu (what a step needs) and weights.cu (loading).
+ * The CUDA backend's state, shared by backend_cuda.cu (the vtable), step.cu (what a step needs) and weights.cu
+ * (loading).
  */
 #pragma once
 
@@ -10,14 +11,23 @@ extern "C" {
 #include "engine/base/log.h"
 }
 
-namespace GPU_NS {
+/* Returns from the function it stands in with what went wrong. */
+#define TRY(call)                                                                                                      \
+	do {                                                                                                           \
+		const enum status try_st = (call);                                                                     \
+		if (try_st != STATUS_OK)                                                                               \
+			return try_st;                                                                                 \
+	} while (0)
+
+namespace GPU_NS
+{
 
 /* A matrix on the device. rows_only: as in the file; else packed for products, and embed() reads that. */
 struct matrix {
 	enum quant_type type;
 	int n_in, n_out, n_units;
 	size_t row_bytes; /* in the file */
-	uint8_t *raw;     /* or NULL */
+	uint8_t *raw;	  /* or NULL */
 	uint8_t *packed;  /* or NULL */
 	size_t bytes;
 };
@@ -34,7 +44,8 @@ struct growing {
 	size_t bytes;
 };
 
-/* Small arrays of the host's for kernels: put together in pinned memory, then sent by one copy. Offsets are valid in both. */
+/* Small arrays of the host's for kernels: put together in pinned memory, then sent by one copy. Offsets are valid in
+ * both. */
 struct upload {
 	uint8_t *host, *device;
 	size_t capacity, used, sent;
@@ -48,16 +59,50 @@ struct attention_plan {
 	int n_parts, n_whole, n_merges;
 };
 
+/*
+ * Steps of decode rows alone, of one shape, launch the same kernels with the same arguments: what differs lies in the
+ * uploaded arrays. They are recorded once as a graph, and later steps launch that.
+ */
+enum graph_mode { GRAPH_OFF, GRAPH_RECORD, GRAPH_REPLAY };
+
+/* The shape: sizes of the uploaded arrays, rounded up so that a shape lasts for many steps. */
+struct graph_key {
+	int n_rows, n_pages, n_parts;
+};
+
+struct graph_record {
+	struct graph_key key;
+	int seen; /* steps of this shape so far; 0: the place is free */
+	uint64_t last_used;
+	cudaGraphExec_t exec;  /* NULL: not recorded yet */
+	struct operation *ops; /* [n_ops] what it does */
+	int n_ops, cap_ops;
+};
+
+enum { GRAPHS_MAX = 12 };
+
+struct graphs {
+	enum graph_mode mode;
+	bool disabled; /* recording has failed once */
+	bool fits;     /* the open step can be a graph, of shape `key` */
+	struct graph_key key;
+	struct graph_record *open; /* the one that is recorded or replayed */
+	int next;		   /* REPLAY: operations found so far */
+	uint64_t clock;
+	struct graph_record record[GRAPHS_MAX];
+};
+
 struct cuda_backend {
 	struct backend base;
 	int ordinal;
 	char detail[128];
 	cudaStream_t stream;
-	bool lost; /* the device answers every call with an error from now on */
+	bool lost;	   /* the device answers every call with an error from now on */
 	char failure[192]; /* what failed last */
 	struct allocation *allocations;
 
-	/* Loading: two buffers take turns, so that copying from the file overlaps copying to the device. Freed by reserve(). */
+	/* Loading: two buffers take turns, so that copying from the file overlaps copying to the device. Freed by
+	 * reserve(). */
 	struct {
 		uint8_t *host[2], *device[2];
 		size_t bytes;
@@ -83,13 +128,17 @@ struct cuda_backend {
 	/* rope() waits for kv_write(), so that one launch does both. */
 	bool rope_waits;
 	struct rope_args rope_args;
+	struct graphs graphs;
 };
 
 /*
- * OK, or a status, with a line in the log that says what failed. NOMEM: memory. DEVICE: the device is lost. INTERNAL: this
- * call failed, and others may yet work.
+ * OK, or a status, with a line in the log that says what failed. NOMEM: memory. DEVICE: the device is lost. INTERNAL:
+ * this call failed, and others may yet work.
  */
 enum status check(struct cuda_backend *b, cudaError_t e, const char *what);
+
+/* Memory that graphs point to has moved or gone. */
+void graphs_forget(struct cuda_backend *b);
 
 /* ---- step.cu ---- */
 
@@ -103,6 +152,10 @@ enum status step_upload(struct cuda_backend *b, const struct batch *batch);
 /* The plan for these heads, made and sent if step_upload() has not. */
 enum status plan_attention(struct cuda_backend *b, int n_head, int n_head_kv, int head_dim);
 
+/* The `sample` of backend.h. */
+enum status step_sample(struct cuda_backend *b, float *logits, int32_t n_vocab, int32_t stride,
+			const struct sample_row *rows, int32_t n, int32_t *tokens);
+
 template <typename T> T *uploaded(const struct cuda_backend *b, size_t offset)
 {
 	return reinterpret_cast<T *>(b->upload.device + offset);
@@ -110,7 +163,8 @@ template <typename T> T *uploaded(const struct cuda_backend *b, size_t offset)
 
 /* ---- weights.cu ---- */
 
-enum status weight_create(struct backend *backend, const struct weight_desc *desc, struct weight **out, struct error *err);
+enum status weight_create(struct backend *backend, const struct weight_desc *desc, struct weight **out,
+			  struct error *err);
 void weight_destroy(struct backend *backend, struct weight *w);
 size_t weight_bytes(const struct backend *backend, const struct weight *w);
 void stage_free(struct cuda_backend *b);

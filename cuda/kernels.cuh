@@ -1,6 +1,6 @@
 /*
- * The kernels' launchers: what backend_cuda.cu calls. Each queues work on a stream and returns what the launch reported. Pointers are
- * device addresses.
+ * The kernels' launchers: what backend_cuda.cu calls. Each queues work on a stream and returns what the launch
+ * reported. Pointers are device addresses.
  */
 #pragma once
 
@@ -10,7 +10,8 @@ extern "C" {
 #include "engine/backend.h"
 }
 
-namespace GPU_NS {
+namespace GPU_NS
+{
 
 /* ---- Weights (pack.cu) ---- */
 
@@ -44,8 +45,9 @@ cudaError_t embed(enum quant_type type, const struct embed_args &a, cudaStream_t
 /* ---- Activations as products read them ---- */
 
 /*
- * Rows of halves times a power of two that keeps the row's largest element between 16 and 32: eleven bits of every element, and no
- * overflow. Elements between a row's length and the stride, a multiple of 256, are zeros where a product may read them.
+ * Rows of halves times a power of two that keeps the row's largest element between 16 and 32: eleven bits of every
+ * element, and no overflow. Elements between a row's length and the stride, a multiple of 256, are zeros where a
+ * product may read them.
  */
 struct halves {
 	__half *x;    /* [n_rows][stride] */
@@ -60,7 +62,7 @@ enum { MAX_PRODUCTS = 4 };
 struct product {
 	const uint8_t *packed;
 	const float *bias; /* or NULL */
-	float *y;          /* [n_rows][n_out] */
+	float *y;	   /* [n_rows][n_out] */
 	int n_out;
 	int first_block; /* filled in by product() */
 	int accumulate;
@@ -72,25 +74,26 @@ struct products {
 };
 
 /* y = x W^T (+ bias) (+ y) for products of one format and one width of input, n_units packed units long. */
-cudaError_t product(enum quant_type type, struct products &ps, int n_units, const struct halves &x, int n_rows, cudaStream_t stream);
+cudaError_t product(enum quant_type type, struct products &ps, int n_units, const struct halves &x, int n_rows,
+		    cudaStream_t stream);
 
 /* ---- Rows (rows.cu) ---- */
 
 /* x[n_rows][dim] to halves. */
 cudaError_t to_halves(const float *x, int n_rows, int dim, const struct halves &h, cudaStream_t stream);
 /* h.x NULL: floats only. */
-cudaError_t rms_norm(const float *x, int64_t n, int dim, const float *gain, float eps, float *out, const struct halves &h,
-                     cudaStream_t stream);
+cudaError_t rms_norm(const float *x, int64_t n, int dim, const float *gain, float eps, float *out,
+		     const struct halves &h, cudaStream_t stream);
 cudaError_t swiglu(float *gate, const float *up, int n_rows, int dim, const struct halves &h, cudaStream_t stream);
 /* rows, from and to: host memory, free after the call. */
 cudaError_t gather_rows(const float *x, int dim, const int32_t *rows, int n, float *out, cudaStream_t stream);
-cudaError_t copy_pages(uint8_t *kv, size_t page_stride, size_t page_bytes, const int32_t *from, const int32_t *to, int n,
-                       cudaStream_t stream);
+cudaError_t copy_pages(uint8_t *kv, size_t page_stride, size_t page_bytes, const int32_t *from, const int32_t *to,
+		       int n, cudaStream_t stream);
 
 /* A step's rows as the kernels see them, made by step_begin. */
 struct step_rows {
 	const int32_t *position;  /* [n_rows] */
-	const int32_t *row_seq;   /* [n_rows] */
+	const int32_t *row_seq;	  /* [n_rows] */
 	const int32_t *seq_table; /* [n_seqs] where a sequence's block table begins in `table` */
 	const int32_t *table;
 	int n_rows;
@@ -98,15 +101,16 @@ struct step_rows {
 
 enum { ROPE_MAX_PAIRS = 128 };
 
-/* table[n_rows][pairs] = cosine and sine of each row's angles, times magnitude. inv_freq: host memory, at most ROPE_MAX_PAIRS. */
-cudaError_t rope_table(const float *inv_freq, float magnitude, int pairs, const int32_t *position, int n_rows, float2 *table,
-                       cudaStream_t stream);
+/* table[n_rows][pairs] = cosine and sine of each row's angles, times magnitude. inv_freq: host memory, at most
+ * ROPE_MAX_PAIRS. */
+cudaError_t rope_table(const float *inv_freq, float magnitude, int pairs, const int32_t *position, int n_rows,
+		       float2 *table, cudaStream_t stream);
 
 struct rope_args {
 	float *q; /* [n_rows][n_head][head_dim], or NULL */
 	float *k; /* [n_rows][n_head_kv][head_dim], or NULL */
 	int n_head, n_head_kv, head_dim;
-	int pairs;       /* 0: nothing is rotated */
+	int pairs;	 /* 0: nothing is rotated */
 	int interleaved; /* pairs are neighbours; else they are `pairs` apart */
 	const float2 *table;
 };
@@ -115,11 +119,12 @@ struct kv_args {
 	uint8_t *kv; /* the pool's slab, or NULL: nothing is stored */
 	size_t page_stride;
 	size_t layer_offset; /* bytes from a page's beginning to the layer */
-	const float *v;      /* [n_rows][n_head_kv][head_dim] */
+	const float *v;	     /* [n_rows][n_head_kv][head_dim] */
 };
 
 /* Rotates q and k in place, then stores k and v in their pages. */
-cudaError_t rope_and_store(const struct rope_args &r, const struct kv_args &kv, const struct step_rows &rows, cudaStream_t stream);
+cudaError_t rope_and_store(const struct rope_args &r, const struct kv_args &kv, const struct step_rows &rows,
+			   cudaStream_t stream);
 
 /* ---- Attention (attention.cu) ---- */
 
@@ -131,8 +136,8 @@ struct attention_item {
 	int32_t first_row;
 	int32_t n_rows;
 	int32_t first_position; /* of first_row */
-	int32_t first_split;    /* of a part: which split; else 0 */
-	int32_t partial;        /* of a part: where its first row's partial results are */
+	int32_t first_split;	/* of a part: which split; else 0 */
+	int32_t partial;	/* of a part: where its first row's partial results are */
 };
 
 /* Where a row's partial results are: splits follow each other by `stride` slots. */
@@ -147,8 +152,8 @@ struct attention_args {
 	size_t page_stride, layer_offset;
 	int n_head, n_head_kv, head_dim;
 	float scale;
-	const float *q; /* [n_rows][n_head][head_dim] */
-	float *out;     /* likewise */
+	const float *q;	 /* [n_rows][n_head][head_dim] */
+	float *out;	 /* likewise */
 	struct halves h; /* the same in halves, scale 1; x NULL: not wanted */
 	const int32_t *seq_table, *table;
 	const struct attention_item *parts; /* one split of the keys each, their results to be merged */
@@ -166,5 +171,19 @@ int whole_rows(int n_head, int n_head_kv, int head_dim);
 /* head_dim must be a multiple of 8 up to 256, and a KV head serve at most 64 query heads. */
 bool attention_supports(int n_head, int n_head_kv, int head_dim);
 cudaError_t attention(const struct attention_args &a, cudaStream_t stream);
+
+/* ---- Sampling (sample.cu) ---- */
+
+/* struct sample_row on the device. */
+struct choice {
+	int32_t output, top_k;
+	float temperature, top_p, min_p;
+	int32_t first_edit, n_first, n_edits; /* in the array of all rows' edits */
+	double unit;
+};
+
+/* tokens[n] from rows of logits[..][stride], which change; n_vocab at most 524,288. */
+cudaError_t choose_tokens(float *logits, int n_vocab, int stride, const struct choice *choices,
+			  const struct sample_edit *edits, int n, int32_t *tokens, cudaStream_t stream);
 
 } // namespace GPU_NS

@@ -1,19 +1,21 @@
 /*
- * Inner order of a KV page: for each layer, the keys of each head, then the values of each head, 16 * head_dim halves a head.
+ * Inner order of a KV page: for each layer, the keys of each head, then the values of each head, 16 * head_dim halves a
+ * head.
  *
- * Attention multiplies keys and values as left operands of m16n8k16, 16 tokens (one page) by 16 elements. They lie so that a lane's
- * 16-byte load is its part of an operand and a warp's load is 512 contiguous bytes:
+ * Attention multiplies keys and values as left operands of m16n8k16, 16 tokens (one page) by 16 elements. They lie so
+ * that a lane's 16-byte load is its part of an operand and a warp's load is 512 contiguous bytes:
  *
- *   keys    [d / 32][token][d % 32]: lane (g, t) = (lane / 4, lane % 4) loads elements 8t .. 8t + 7 of tokens g and g + 8; a product
- *           takes two neighbouring pairs of them. In the last block, rows are as long as what is left of head_dim.
- *   values  transposed, [d / 16][lane][8]: elements d = g and g + 8 of tokens 2t, 2t + 1, 2t + 8, 2t + 9 in the operand's own order. When
- *           head_dim / 8 is odd, the last block is [lane][4] and has d = g only.
+ *   keys    [d / 32][token][d % 32]: lane (g, t) = (lane / 4, lane % 4) loads elements 8t .. 8t + 7 of tokens g and g +
+ * 8; a product takes two neighbouring pairs of them. In the last block, rows are as long as what is left of head_dim.
+ *   values  transposed, [d / 16][lane][8]: elements d = g and g + 8 of tokens 2t, 2t + 1, 2t + 8, 2t + 9 in the
+ * operand's own order. When head_dim / 8 is odd, the last block is [lane][4] and has d = g only.
  */
 #pragma once
 
 #include "cuda/kernels.cuh"
 
-namespace GPU_NS {
+namespace GPU_NS
+{
 
 enum { PAGE_TOKENS = KV_PAGE_TOKENS };
 

@@ -1,13 +1,13 @@
 /*
- * The block formats of model files as device code: one struct per format, reading an element's parts from a row as it lies in the
- * file. Only loading and the embedding read files' blocks; products read the packed form of packed.cuh, which is made from these.
- * Layouts and formulas: engine/model/quant.c.
+ * The block formats of model files as device code: one struct per format, reading an element's parts from a row as it
+ * lies in the file. Only loading and the embedding read files' blocks; products read the packed form of packed.cuh,
+ * which is made from these. Layouts and formulas: engine/model/quant.c.
  *
  *   q(row, k)       the integer of element k, without its zero point
  *   value(row, k)   the element, in float, rounded as the reference dequantiser rounds
  *
- * and for packing, depending on the format's `scales` (see packed.cuh): d(), m() of a block of 32, or d(), dmin(), scale() and min()
- * of a block of 256 and a group in it.
+ * and for packing, depending on the format's `scales` (see packed.cuh): d(), m() of a block of 32, or d(), dmin(),
+ * scale() and min() of a block of 256 and a group in it.
  */
 #pragma once
 
@@ -17,7 +17,8 @@ extern "C" {
 #include "engine/model/quant.h"
 }
 
-namespace GPU_NS {
+namespace GPU_NS
+{
 
 __device__ __forceinline__ uint32_t load_u16(const uint8_t *p)
 {
@@ -185,7 +186,9 @@ template <> struct raw<QUANT_Q3_K> {
 	{
 		const uint8_t *scales = block(row, k) + 96;
 		const int i = k % 256 / 16;
-		return static_cast<int>((scales[i % 8] >> 4 * (i / 8) & 15) | (scales[8 + i % 4] >> 2 * (i / 4) & 3) << 4) - 32;
+		return static_cast<int>((scales[i % 8] >> 4 * (i / 8) & 15) | (scales[8 + i % 4] >> 2 * (i / 4) & 3)
+										      << 4) -
+		       32;
 	}
 	static __device__ __forceinline__ uint32_t q(const uint8_t *row, int k)
 	{
@@ -283,19 +286,32 @@ template <> struct raw<QUANT_Q6_K> {
 template <typename F> auto with_type(enum quant_type type, const F &f)
 {
 	switch (type) {
-	case QUANT_F32: return f.template run<QUANT_F32>();
-	case QUANT_F16: return f.template run<QUANT_F16>();
-	case QUANT_BF16: return f.template run<QUANT_BF16>();
-	case QUANT_Q4_0: return f.template run<QUANT_Q4_0>();
-	case QUANT_Q4_1: return f.template run<QUANT_Q4_1>();
-	case QUANT_Q5_0: return f.template run<QUANT_Q5_0>();
-	case QUANT_Q5_1: return f.template run<QUANT_Q5_1>();
-	case QUANT_Q8_0: return f.template run<QUANT_Q8_0>();
-	case QUANT_Q2_K: return f.template run<QUANT_Q2_K>();
-	case QUANT_Q3_K: return f.template run<QUANT_Q3_K>();
-	case QUANT_Q4_K: return f.template run<QUANT_Q4_K>();
-	case QUANT_Q5_K: return f.template run<QUANT_Q5_K>();
-	case QUANT_Q6_K: break;
+	case QUANT_F32:
+		return f.template run<QUANT_F32>();
+	case QUANT_F16:
+		return f.template run<QUANT_F16>();
+	case QUANT_BF16:
+		return f.template run<QUANT_BF16>();
+	case QUANT_Q4_0:
+		return f.template run<QUANT_Q4_0>();
+	case QUANT_Q4_1:
+		return f.template run<QUANT_Q4_1>();
+	case QUANT_Q5_0:
+		return f.template run<QUANT_Q5_0>();
+	case QUANT_Q5_1:
+		return f.template run<QUANT_Q5_1>();
+	case QUANT_Q8_0:
+		return f.template run<QUANT_Q8_0>();
+	case QUANT_Q2_K:
+		return f.template run<QUANT_Q2_K>();
+	case QUANT_Q3_K:
+		return f.template run<QUANT_Q3_K>();
+	case QUANT_Q4_K:
+		return f.template run<QUANT_Q4_K>();
+	case QUANT_Q5_K:
+		return f.template run<QUANT_Q5_K>();
+	case QUANT_Q6_K:
+		break;
 	}
 	return f.template run<QUANT_Q6_K>();
 }

@@ -2,46 +2,21 @@
  * Operations on rows: norms, rotation, storing keys and values, gates, and the copies between forms of activations.
  * A row is the work of one block or warp, in an order that depends on its length alone.
  */
+#include "cuda/block.cuh"
 #include "cuda/kv_page.cuh"
 
-namespace GPU_NS {
+namespace GPU_NS
+{
 
 enum { ROW_THREADS = 256, WIDE_THREADS = 512, LANES = 32, LIST_MAX = 512 };
 
-static constexpr unsigned ALL = 0xffffffffu;
-
-template <int threads> __device__ __forceinline__ float block_sum(float v, shared_span<float> scratch)
-{
-	for (int apart = 16; apart; apart /= 2)
-		v += __shfl_xor_sync(ALL, v, apart);
-	__syncthreads();
-	if (threadIdx.x % 32 == 0)
-		scratch[threadIdx.x / 32] = v;
-	__syncthreads();
-	v = scratch[0];
-	for (int i = 1; i < threads / 32; i++)
-		v += scratch[i];
-	return v;
-}
-
-template <int threads> __device__ __forceinline__ float block_max(float v, shared_span<float> scratch)
-{
-	for (int apart = 16; apart; apart /= 2)
-		v = fmaxf(v, __shfl_xor_sync(ALL, v, apart));
-	__syncthreads();
-	if (threadIdx.x % 32 == 0)
-		scratch[threadIdx.x / 32] = v;
-	__syncthreads();
-	v = scratch[0];
-	for (int i = 1; i < threads / 32; i++)
-		v = fmaxf(v, scratch[i]);
-	return v;
-}
-
-/* The row's part of struct halves, from a row of floats that this block's threads have, each its own elements i = thread + k * threads. */
-template <int threads>
-__device__ __forceinline__ void write_halves(const float *x, int dim, float largest, const struct halves &h, int row,
-                                             shared_span<float> scratch)
+/*
+ * The row's part of struct halves; value(i) is element i, asked for once by the thread that has it, i = thread + k *
+ * threads, and `largest` the largest magnitude among a thread's own.
+ */
+template <int threads, typename Value>
+__device__ __forceinline__ void write_halves(int dim, float largest, const struct halves &h, int row,
+					     shared_span<float> scratch, const Value &value)
 {
 	largest = block_max<threads>(largest, scratch);
 	/* Of the largest element's exponent; infinities and NaN go through as they are. */
@@ -51,7 +26,7 @@ __device__ __forceinline__ void write_halves(const float *x, int dim, float larg
 	__half *to = h.x + static_cast<size_t>(row) * h.stride;
 	const int end = (dim + 255) / 256 * 256;
 	for (int i = threadIdx.x; i < end; i += threads)
-		to[i] = __float2half_rn(i < dim ? x[i] * down : 0.0f);
+		to[i] = __float2half_rn(i < dim ? value(i) * down : 0.0f);
 	if (threadIdx.x == 0)
 		h.scale[row] = __int_as_float((127 + exponent) << 23);
 }
@@ -64,7 +39,7 @@ __global__ void __launch_bounds__(ROW_THREADS) convert_rows(const float *x, int 
 	x += static_cast<size_t>(row) * dim;
 	for (int i = threadIdx.x; i < dim; i += ROW_THREADS)
 		largest = fmaxf(largest, fabsf(x[i]));
-	write_halves<ROW_THREADS>(x, dim, largest, h, row, scratch);
+	write_halves<ROW_THREADS>(dim, largest, h, row, scratch, [&](int i) { return x[i]; });
 }
 
 cudaError_t to_halves(const float *x, int n_rows, int dim, const struct halves &h, cudaStream_t stream)
@@ -75,30 +50,31 @@ cudaError_t to_halves(const float *x, int n_rows, int dim, const struct halves &
 
 /* ---- Norm ---- */
 
-__global__ void __launch_bounds__(ROW_THREADS)
-        norm_rows(const float *x, int dim, const float *gain, float eps, float *out, struct halves h)
+/* out may be x: a thread reads and writes its own elements alone, and writes them last. */
+__global__ void __launch_bounds__(WIDE_THREADS)
+	norm_rows(const float *x, int dim, const float *gain, float eps, float *out, struct halves h)
 {
-	GPU_SHARED(float, scratch, ROW_THREADS / 32);
+	GPU_SHARED(float, scratch, WIDE_THREADS / 32);
 	const int row = blockIdx.x;
 	float sum = 0, largest = 0;
 	x += static_cast<size_t>(row) * dim;
 	out += static_cast<size_t>(row) * dim;
-	for (int i = threadIdx.x; i < dim; i += ROW_THREADS)
+	for (int i = threadIdx.x; i < dim; i += WIDE_THREADS)
 		sum += x[i] * x[i];
-	sum = block_sum<ROW_THREADS>(sum, scratch);
+	sum = block_sum<WIDE_THREADS>(sum, scratch);
 	const float scale = 1.0f / sqrtf(sum / dim + eps);
-	for (int i = threadIdx.x; i < dim; i += ROW_THREADS) {
+	for (int i = threadIdx.x; i < dim; i += WIDE_THREADS)
+		largest = fmaxf(largest, fabsf(x[i] * scale * gain[i]));
+	write_halves<WIDE_THREADS>(dim, largest, h, row, scratch, [&](int i) {
 		const float y = x[i] * scale * gain[i];
 		out[i] = y;
-		largest = fmaxf(largest, fabsf(y));
-	}
-	if (h.x)
-		write_halves<ROW_THREADS>(out, dim, largest, h, row, scratch);
+		return y;
+	});
 }
 
 /* Short rows, heads: a warp each. */
 __global__ void __launch_bounds__(ROW_THREADS)
-        norm_short_rows(const float *x, long long n, int dim, const float *gain, float eps, float *out)
+	norm_short_rows(const float *x, long long n, int dim, const float *gain, float eps, float *out)
 {
 	const long long row = static_cast<long long>(blockIdx.x) * (ROW_THREADS / 32) + threadIdx.x / 32;
 	const int lane = threadIdx.x % 32;
@@ -116,18 +92,25 @@ __global__ void __launch_bounds__(ROW_THREADS)
 		out[i] = x[i] * scale * gain[i];
 }
 
-cudaError_t rms_norm(const float *x, int64_t n, int dim, const float *gain, float eps, float *out, const struct halves &h,
-                     cudaStream_t stream)
+cudaError_t rms_norm(const float *x, int64_t n, int dim, const float *gain, float eps, float *out,
+		     const struct halves &h, cudaStream_t stream)
 {
 	if (h.x)
-		GPU_LAUNCH(norm_rows, dim3(static_cast<unsigned>(n)), dim3(ROW_THREADS), 0, stream, x, dim, gain, eps, out, h);
+		GPU_LAUNCH(norm_rows, dim3(static_cast<unsigned>(n)), dim3(WIDE_THREADS), 0, stream, x, dim, gain, eps,
+			   out, h);
 	else
-		GPU_LAUNCH(norm_short_rows, dim3(static_cast<unsigned>((n + ROW_THREADS / 32 - 1) / (ROW_THREADS / 32))),
-		           dim3(ROW_THREADS), 0, stream, x, static_cast<long long>(n), dim, gain, eps, out);
+		GPU_LAUNCH(norm_short_rows,
+			   dim3(static_cast<unsigned>((n + ROW_THREADS / 32 - 1) / (ROW_THREADS / 32))),
+			   dim3(ROW_THREADS), 0, stream, x, static_cast<long long>(n), dim, gain, eps, out);
 	return cudaGetLastError();
 }
 
 /* ---- Gate ---- */
+
+__device__ __forceinline__ float gated(float gate, float up)
+{
+	return gate / (1.0f + expf(-gate)) * up;
+}
 
 __global__ void __launch_bounds__(WIDE_THREADS) swiglu_rows(float *gate, const float *up, int dim, struct halves h)
 {
@@ -136,13 +119,18 @@ __global__ void __launch_bounds__(WIDE_THREADS) swiglu_rows(float *gate, const f
 	float largest = 0;
 	gate += static_cast<size_t>(row) * dim;
 	up += static_cast<size_t>(row) * dim;
-	for (int i = threadIdx.x; i < dim; i += WIDE_THREADS) {
-		const float x = gate[i], y = x / (1.0f + expf(-x)) * up[i];
-		gate[i] = y;
-		largest = fmaxf(largest, fabsf(y));
+	if (!h.x) {
+		for (int i = threadIdx.x; i < dim; i += WIDE_THREADS)
+			gate[i] = gated(gate[i], up[i]);
+		return;
 	}
-	if (h.x)
-		write_halves<WIDE_THREADS>(gate, dim, largest, h, row, scratch);
+	for (int i = threadIdx.x; i < dim; i += WIDE_THREADS)
+		largest = fmaxf(largest, fabsf(gated(gate[i], up[i])));
+	write_halves<WIDE_THREADS>(dim, largest, h, row, scratch, [&](int i) {
+		const float y = gated(gate[i], up[i]);
+		gate[i] = y;
+		return y;
+	});
 }
 
 cudaError_t swiglu(float *gate, const float *up, int n_rows, int dim, const struct halves &h, cudaStream_t stream)
@@ -158,37 +146,60 @@ struct rope_frequencies {
 	float inv_freq[ROPE_MAX_PAIRS];
 };
 
+/*
+ * Cosine and sine of `turns` whole turns. The library's take local memory to reduce large angles, which is plain here:
+ * what is left of a quarter turn goes into the Taylor series.
+ */
+__device__ __forceinline__ void turn(double turns, double *c, double *s)
+{
+	const double quarter = rint(turns * 4.0), r = (turns * 4.0 - quarter) * 1.5707963267948966, z = r * r;
+	const int n = static_cast<int>(static_cast<long long>(quarter) & 3);
+	double sine = 1.0, cosine = 1.0;
+#pragma unroll
+	for (int k = 15; k >= 3; k -= 2) {
+		sine = 1.0 - z / (k * (k - 1)) * sine;
+		cosine = 1.0 - z / ((k - 1) * (k - 2)) * cosine;
+	}
+	sine *= r;
+	*c = n == 0 ? cosine : n == 1 ? -sine : n == 2 ? -cosine : sine;
+	*s = n == 0 ? sine : n == 1 ? cosine : n == 2 ? -sine : -cosine;
+}
+
 /* In double, as the CPU does: a float has no bits left for the angle of a late position. */
-__global__ void make_rope_table(struct rope_frequencies f, float magnitude, int pairs, const int32_t *position, int n_rows, float2 *table)
+__global__ void make_rope_table(struct rope_frequencies f, float magnitude, int pairs, const int32_t *position,
+				int n_rows, float2 *table)
 {
 	const int i = blockIdx.x * ROW_THREADS + threadIdx.x;
 	if (i >= n_rows * pairs)
 		return;
 	const double angle = static_cast<double>(position[i / pairs]) * static_cast<double>(f.inv_freq[i % pairs]);
-	table[i] = {static_cast<float>(cos(angle) * magnitude), static_cast<float>(sin(angle) * magnitude)};
+	double c, s;
+	turn(angle * 0.15915494309189535, &c, &s);
+	table[i] = {static_cast<float>(c * magnitude), static_cast<float>(s * magnitude)};
 }
 
-cudaError_t rope_table(const float *inv_freq, float magnitude, int pairs, const int32_t *position, int n_rows, float2 *table,
-                       cudaStream_t stream)
+cudaError_t rope_table(const float *inv_freq, float magnitude, int pairs, const int32_t *position, int n_rows,
+		       float2 *table, cudaStream_t stream)
 {
 	struct rope_frequencies f = {};
 	memcpy(f.inv_freq, inv_freq, static_cast<size_t>(pairs) * sizeof *inv_freq);
-	GPU_LAUNCH(make_rope_table, dim3(static_cast<unsigned>((n_rows * pairs + ROW_THREADS - 1) / ROW_THREADS)), dim3(ROW_THREADS), 0,
-	           stream, f, magnitude, pairs, position, n_rows, table);
+	GPU_LAUNCH(make_rope_table, dim3(static_cast<unsigned>((n_rows * pairs + ROW_THREADS - 1) / ROW_THREADS)),
+		   dim3(ROW_THREADS), 0, stream, f, magnitude, pairs, position, n_rows, table);
 	return cudaGetLastError();
 }
 
 enum { HEAD_THREADS = 64 };
 
 /* A block is a head of a row: query heads first, then KV heads. */
-__global__ void __launch_bounds__(HEAD_THREADS) rotate_and_store(struct rope_args r, struct kv_args kv, struct step_rows rows)
+__global__ void __launch_bounds__(HEAD_THREADS)
+	rotate_and_store(struct rope_args r, struct kv_args kv, struct step_rows rows)
 {
 	const int row = blockIdx.x, n_query = r.q ? r.n_head : 0;
 	const bool is_key = static_cast<int>(blockIdx.y) >= n_query;
 	const int head = is_key ? blockIdx.y - n_query : blockIdx.y;
 	const int head_dim = r.head_dim;
 	float *x = is_key ? r.k + (static_cast<size_t>(row) * r.n_head_kv + head) * head_dim
-	                  : r.q + (static_cast<size_t>(row) * r.n_head + head) * head_dim;
+			  : r.q + (static_cast<size_t>(row) * r.n_head + head) * head_dim;
 	const int between = r.interleaved ? 1 : r.pairs, step = r.interleaved ? 2 : 1;
 	for (int i = threadIdx.x; i < r.pairs; i += HEAD_THREADS) {
 		const float2 turn = r.table[static_cast<size_t>(row) * r.pairs + i];
@@ -219,11 +230,12 @@ __global__ void __launch_bounds__(HEAD_THREADS) rotate_and_store(struct rope_arg
 		stg<__half>(values + value_offset(head_dim, token, d), __float2half_rn(v[d]));
 }
 
-cudaError_t rope_and_store(const struct rope_args &r, const struct kv_args &kv, const struct step_rows &rows, cudaStream_t stream)
+cudaError_t rope_and_store(const struct rope_args &r, const struct kv_args &kv, const struct step_rows &rows,
+			   cudaStream_t stream)
 {
 	const int heads = (r.q ? r.n_head : 0) + (r.k ? r.n_head_kv : 0);
-	GPU_LAUNCH(rotate_and_store, dim3(static_cast<unsigned>(rows.n_rows), static_cast<unsigned>(heads)), dim3(HEAD_THREADS), 0,
-	           stream, r, kv, rows);
+	GPU_LAUNCH(rotate_and_store, dim3(static_cast<unsigned>(rows.n_rows), static_cast<unsigned>(heads)),
+		   dim3(HEAD_THREADS), 0, stream, r, kv, rows);
 	return cudaGetLastError();
 }
 
@@ -248,7 +260,7 @@ cudaError_t gather_rows(const float *x, int dim, const int32_t *rows, int n, flo
 		const int some = n - first < LIST_MAX ? n - first : static_cast<int>(LIST_MAX);
 		memcpy(list.row, rows + first, static_cast<size_t>(some) * sizeof *rows);
 		GPU_LAUNCH(gather, dim3(static_cast<unsigned>(some)), dim3(ROW_THREADS), 0, stream, x, dim, list,
-		           out + static_cast<size_t>(first) * dim);
+			   out + static_cast<size_t>(first) * dim);
 		const cudaError_t e = cudaGetLastError();
 		if (e != cudaSuccess)
 			return e;
@@ -263,7 +275,7 @@ struct page_list {
 };
 
 __global__ void __launch_bounds__(ROW_THREADS)
-        copy_listed_pages(uint8_t *kv, size_t page_stride, size_t page_bytes, struct page_list list)
+	copy_listed_pages(uint8_t *kv, size_t page_stride, size_t page_bytes, struct page_list list)
 {
 	const uint8_t *from = kv + static_cast<size_t>(list.from[blockIdx.x]) * page_stride;
 	uint8_t *to = kv + static_cast<size_t>(list.to[blockIdx.x]) * page_stride;
@@ -272,16 +284,16 @@ __global__ void __launch_bounds__(ROW_THREADS)
 		stg<uint4>(to + i, ld_global<uint4>(from + i));
 }
 
-cudaError_t copy_pages(uint8_t *kv, size_t page_stride, size_t page_bytes, const int32_t *from, const int32_t *to, int n,
-                       cudaStream_t stream)
+cudaError_t copy_pages(uint8_t *kv, size_t page_stride, size_t page_bytes, const int32_t *from, const int32_t *to,
+		       int n, cudaStream_t stream)
 {
 	for (int first = 0; first < n; first += PAGE_LIST_MAX) {
 		struct page_list list = {};
 		const int some = n - first < PAGE_LIST_MAX ? n - first : static_cast<int>(PAGE_LIST_MAX);
 		memcpy(list.from, from + first, static_cast<size_t>(some) * sizeof *from);
 		memcpy(list.to, to + first, static_cast<size_t>(some) * sizeof *to);
-		GPU_LAUNCH(copy_listed_pages, dim3(static_cast<unsigned>(some), PAGE_BLOCKS), dim3(ROW_THREADS), 0, stream, kv, page_stride,
-		           page_bytes, list);
+		GPU_LAUNCH(copy_listed_pages, dim3(static_cast<unsigned>(some), PAGE_BLOCKS), dim3(ROW_THREADS), 0,
+			   stream, kv, page_stride, page_bytes, list);
 		const cudaError_t e = cudaGetLastError();
 		if (e != cudaSuccess)
 			return e;

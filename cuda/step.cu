@@ -1,18 +1,22 @@
 /*
- * What a step needs before its kernels: the batch on the device, the attention work divided, scratch memory large enough. Memory
- * grows to what the largest step so far has needed and stays, so that ordinary steps allocate nothing.
+ * What a step needs before its kernels: the batch on the device, the attention work divided, scratch memory large
+ * enough. Memory grows to what the largest step so far has needed and stays, so that ordinary steps allocate nothing.
  */
 #include "cuda/backend.cuh"
 
 #include <string.h>
 
-namespace GPU_NS {
+namespace GPU_NS
+{
 
 enum status grow(struct cuda_backend *b, struct growing *g, size_t bytes)
 {
 	void *p;
 	if (bytes <= g->bytes)
 		return STATUS_OK;
+	if (b->graphs.mode == GRAPH_RECORD)
+		return STATUS_INTERNAL; /* the step before, of the same shape, has made room */
+	graphs_forget(b);
 	bytes += bytes / 4;
 	enum status s = check(b, cudaStreamSynchronize(b->stream), "waiting before scratch memory grows");
 	if (s == STATUS_OK)
@@ -61,13 +65,16 @@ static enum status upload_room(struct cuda_backend *b, size_t bytes)
 	const size_t need = u->used + bytes;
 	if (need <= u->capacity)
 		return STATUS_OK;
+	graphs_forget(b);
 	bigger.capacity = need + need / 2 + 65536;
 	bigger.used = u->used;
 	enum status s = check(b, cudaStreamSynchronize(b->stream), "waiting before the step's memory grows");
 	if (s == STATUS_OK)
-		s = check(b, cudaMallocHost(reinterpret_cast<void **>(&bigger.host), bigger.capacity), "allocating pinned memory");
+		s = check(b, cudaMallocHost(reinterpret_cast<void **>(&bigger.host), bigger.capacity),
+			  "allocating pinned memory");
 	if (s == STATUS_OK)
-		s = check(b, cudaMalloc(reinterpret_cast<void **>(&bigger.device), bigger.capacity), "allocating the step's memory");
+		s = check(b, cudaMalloc(reinterpret_cast<void **>(&bigger.device), bigger.capacity),
+			  "allocating the step's memory");
 	if (s != STATUS_OK) {
 		upload_free(&bigger);
 		return s;
@@ -93,8 +100,10 @@ static enum status send(struct cuda_backend *b)
 	struct upload *u = &b->upload;
 	if (u->sent == u->used)
 		return STATUS_OK;
-	const enum status s = check(b, cudaMemcpyAsync(u->device + u->sent, u->host + u->sent, u->used - u->sent, cudaMemcpyHostToDevice, b->stream),
-	                            "sending the batch");
+	const enum status s = check(b,
+				    cudaMemcpyAsync(u->device + u->sent, u->host + u->sent, u->used - u->sent,
+						    cudaMemcpyHostToDevice, b->stream),
+				    "sending the batch");
 	u->sent = u->used;
 	return s;
 }
@@ -121,7 +130,7 @@ static bool is_whole(const struct batch_seq *q, int group)
 
 /* Counts items, or, when the arrays are given, fills them in. Returns the partial results' slots. */
 static size_t divide(const struct batch *batch, struct attention_plan *plan, struct attention_item *parts,
-                     struct attention_item *whole, struct merge_item *merges)
+		     struct attention_item *whole, struct merge_item *merges)
 {
 	const int group = plan->n_head / plan->n_head_kv;
 	const int rows_part = part_rows(plan->n_head, plan->n_head_kv);
@@ -146,7 +155,8 @@ static size_t divide(const struct batch *batch, struct attention_plan *plan, str
 			const int n_splits = ceil_div(item.first_position + item.n_rows, SPLIT_TOKENS);
 			for (int r = 0; r < item.n_rows; r++) {
 				if (merges)
-					merges[plan->n_merges] = {item.first_row + r, static_cast<int32_t>(slots) + r, item.n_rows, n_splits};
+					merges[plan->n_merges] = {item.first_row + r, static_cast<int32_t>(slots) + r,
+								  item.n_rows, n_splits};
 				plan->n_merges++;
 			}
 			for (int split = 0; split < n_splits; split++) {
@@ -162,23 +172,46 @@ static size_t divide(const struct batch *batch, struct attention_plan *plan, str
 	return slots;
 }
 
+/* n rounded up to one of four sizes between powers of two. */
+static int rounded(int n)
+{
+	int step = 16;
+	while (n > 8 * step)
+		step *= 2;
+	return (n + step - 1) / step * step;
+}
+
 static enum status put_plan(struct cuda_backend *b)
 {
 	struct attention_plan *plan = &b->plan;
-	const size_t slots = divide(b->batch, plan, NULL, NULL, NULL);
+	size_t slots = divide(b->batch, plan, NULL, NULL, NULL);
+	const int n_real = plan->n_parts;
+	b->graphs.fits = b->graphs.fits && plan->n_whole == 0;
+	if (b->graphs.fits) {
+		/* Parts that are not there have no rows. */
+		plan->n_parts = b->graphs.key.n_parts = rounded(n_real);
+		slots = static_cast<size_t>(plan->n_parts);
+	}
 	const size_t n_parts = static_cast<size_t>(plan->n_parts), n_whole = static_cast<size_t>(plan->n_whole);
 	const size_t n_merges = static_cast<size_t>(plan->n_merges);
 	if (slots > INT32_MAX)
 		return STATUS_NOMEM;
-	enum status s = upload_room(b, (n_parts + n_whole) * sizeof(struct attention_item) + n_merges * sizeof(struct merge_item) + 64);
+	enum status s = upload_room(b, (n_parts + n_whole) * sizeof(struct attention_item) +
+					       n_merges * sizeof(struct merge_item) + 64);
 	if (s == STATUS_OK)
-		s = grow(b, &b->partial, slots * static_cast<size_t>(plan->n_head) * static_cast<size_t>(2 + plan->head_dim) * sizeof(float));
+		s = grow(b, &b->partial,
+			 slots * static_cast<size_t>(plan->n_head) * static_cast<size_t>(2 + plan->head_dim) *
+				 sizeof(float));
 	if (s != STATUS_OK)
 		return s;
 	struct attention_item *parts = put<struct attention_item>(b, n_parts, &plan->parts);
 	struct attention_item *whole = put<struct attention_item>(b, n_whole, &plan->whole);
 	struct merge_item *merges = put<struct merge_item>(b, n_merges, &plan->merges);
+	const int padded = plan->n_parts;
 	divide(b->batch, plan, parts, whole, merges);
+	if (padded > n_real)
+		memset(static_cast<void *>(parts + n_real), 0, static_cast<size_t>(padded - n_real) * sizeof *parts);
+	plan->n_parts = padded;
 	plan->made = true;
 	return STATUS_OK;
 }
@@ -203,9 +236,15 @@ enum status step_upload(struct cuda_backend *b, const struct batch *batch)
 	const size_t n_rows = static_cast<size_t>(batch->n_rows), n_seqs = static_cast<size_t>(batch->n_seqs);
 	size_t n_pages = 0;
 	for (size_t i = 0; i < n_seqs; i++)
-		n_pages += static_cast<size_t>(ceil_div(batch->seq[i].first_position + batch->seq[i].n_rows, KV_PAGE_TOKENS));
+		n_pages += static_cast<size_t>(
+			ceil_div(batch->seq[i].first_position + batch->seq[i].n_rows, KV_PAGE_TOKENS));
 	b->upload.used = b->upload.sent = 0;
 	b->plan.made = false;
+	b->graphs.fits = b->plan.n_head && batch->n_outputs == batch->n_rows && batch->n_seqs == batch->n_rows;
+	if (b->graphs.fits) {
+		b->graphs.key = {batch->n_rows, rounded(static_cast<int>(n_pages)), 0};
+		n_pages = static_cast<size_t>(b->graphs.key.n_pages);
+	}
 	enum status s = upload_room(b, (3 * n_rows + n_seqs + n_pages) * sizeof(int32_t) + 128);
 	if (s != STATUS_OK)
 		return s;
@@ -233,6 +272,54 @@ enum status step_upload(struct cuda_backend *b, const struct batch *batch)
 			return s;
 	}
 	return send(b);
+}
+
+/* ---- Sampling ---- */
+
+enum status step_sample(struct cuda_backend *b, float *logits, int32_t n_vocab, int32_t stride,
+			const struct sample_row *rows, int32_t n, int32_t *tokens)
+{
+	size_t n_edits = 0, choices_at, edits_at, tokens_at;
+	for (int32_t i = 0; i < n; i++)
+		n_edits += static_cast<size_t>(rows[i].n_edits);
+	if (n_edits > INT32_MAX)
+		return STATUS_NOMEM;
+	b->upload.used = b->upload.sent = 0; /* the step is over */
+	const size_t count = static_cast<size_t>(n);
+	enum status s = upload_room(b, count * (sizeof(struct choice) + sizeof(int32_t)) +
+					       n_edits * sizeof(struct sample_edit) + 64);
+	if (s != STATUS_OK)
+		return s;
+	struct choice *choices = put<struct choice>(b, count, &choices_at);
+	struct sample_edit *edits = put<struct sample_edit>(b, n_edits, &edits_at);
+	n_edits = 0;
+	for (int32_t i = 0; i < n; i++) {
+		const struct sample_row *r = &rows[i];
+		choices[i] = {r->output,  r->top_k,   r->temperature, r->top_p, r->min_p, static_cast<int32_t>(n_edits),
+			      r->n_first, r->n_edits, r->unit};
+		if (r->n_edits)
+			memcpy(edits + n_edits, r->edit, static_cast<size_t>(r->n_edits) * sizeof *edits);
+		n_edits += static_cast<size_t>(r->n_edits);
+	}
+	s = send(b);
+	if (s != STATUS_OK)
+		return s;
+	const int32_t *result = put<int32_t>(b, count, &tokens_at);
+	s = check(b,
+		  choose_tokens(logits, n_vocab, stride, uploaded<struct choice>(b, choices_at),
+				uploaded<struct sample_edit>(b, edits_at), n, uploaded<int32_t>(b, tokens_at),
+				b->stream),
+		  "choosing tokens");
+	if (s == STATUS_OK)
+		s = check(b,
+			  cudaMemcpyAsync(b->upload.host + tokens_at, b->upload.device + tokens_at,
+					  count * sizeof *tokens, cudaMemcpyDeviceToHost, b->stream),
+			  "reading tokens");
+	if (s == STATUS_OK)
+		s = check(b, cudaStreamSynchronize(b->stream), "choosing tokens");
+	if (s == STATUS_OK)
+		memcpy(tokens, result, count * sizeof *tokens);
+	return s;
 }
 
 } // namespace GPU_NS

@@ -87,6 +87,7 @@ static void count_session(struct census *c, const struct session *s, struct engi
 		int32_t page = s->kv.pages[i].page;
 		if (c->holder[page] < SESSION)
 			c->holder[page] = SESSION;
+		c->sequences[page] += c->sequences[page] < 2;
 		out->tokens_sessions += kv_prefix_page_tokens(c->sched->prefix, page);
 	}
 }

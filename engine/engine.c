@@ -35,7 +35,8 @@ static enum status check_options(struct engine_options *o, struct error *err)
 	if (!o->model_path || !o->model_path[0])
 		return error_set_param(err, STATUS_INVALID, "model", "no model file was given");
 	if (o->n_threads < 0 || o->context_tokens < 0 || o->max_running < 1 || o->max_queue < -1 || o->step_tokens < 1 ||
-	    o->max_sessions < 1 || o->session_tokens < 0 || o->heartbeat_timeout_ms < 0 || o->session_ttl_ms < 0 || o->session_gc_ms < 0)
+	    o->max_sessions < 1 || o->session_tokens < 0 || o->session_requests < 0 || o->request_timeout_ms < 0 ||
+	    o->heartbeat_timeout_ms < 0 || o->session_ttl_ms < 0 || o->session_gc_ms < 0)
 		return error_set(err, STATUS_INVALID, "an engine option is negative");
 	const char *policy = engine_kv_policy_find(o->kv_policy);
 	if (!policy)

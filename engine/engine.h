@@ -54,6 +54,8 @@ struct engine_options {
 	int64_t heartbeat_timeout_ms, session_ttl_ms, session_gc_ms; /* 0: 30 s, 300 s, 15 s */
 	int32_t max_sessions;      /* 0: default */
 	int32_t session_tokens;    /* most tokens that a session may hold KV for; 0: no limit */
+	int32_t session_requests;  /* generations of one session that may run or wait before LIMIT; 0: no limit */
+	int64_t request_timeout_ms; /* a generation that has not ended so long after its submission is TIMEOUT; 0: never */
 	const struct clock *clock; /* NULL: the system's */
 	/* Called from an engine thread when events wait; must only wake the loop (uv_async_send). NULL: engine_wait() is used. */
 	void (*wake)(void *arg);
@@ -72,6 +74,7 @@ struct engine_info {
 	uint64_t n_params, file_bytes;
 	int32_t n_ctx, n_ctx_train, n_vocab, n_embd, n_layer, n_threads;
 	uint64_t kv_bytes_per_token, kv_bytes;
+	uint64_t page_bytes; /* what a page takes of kv_bytes */
 	const char *kv_type;    /* of an element, "F16" */
 	int32_t page_tokens, n_pages;
 	int32_t bos_token, eos_token; /* -1: none */
@@ -159,6 +162,7 @@ struct engine_request {
 
 	struct sampling_params sampling; /* sampling.bias malloc'd */
 	int32_t max_tokens;              /* -1: until the context is full; 0: prompt only */
+	int64_t timeout_ms;              /* as engine_options.request_timeout_ms, which bounds it; 0: that one */
 	struct str *stops;               /* malloc'd array of malloc'd strings (free((char *)p)) */
 	size_t n_stops;
 	int32_t *stop_tokens;            /* malloc'd; end the answer like EOS, in addition to the model's own */
@@ -202,8 +206,8 @@ struct engine_session_info {
 	int32_t max_tokens;          /* that it may hold KV for; 0: no limit */
 	int32_t n_tokens;            /* tokens of its last request whose KV is there */
 	int32_t n_pages;
-	int32_t pages_exclusive;     /* of them, those that no other sequence holds; the prefix index may know them */
-	int32_t pages_indexed;       /* of them, those that would stay in the prefix index */
+	int32_t pages_exclusive;     /* of them, those that no other session or generation uses */
+	int32_t pages_indexed;       /* of them, those that the prefix index holds */
 	int64_t references;          /* on its pages, by whomever */
 	int32_t positions_unused;    /* in its pages */
 	uint64_t kv_bytes;
@@ -317,7 +321,7 @@ enum engine_room { ENGINE_ROOM_PROMPT, ENGINE_ROOM_DECODE, ENGINE_ROOM_CAP, ENGI
 struct engine_kv {
 	int32_t pages_total, pages_free;
 	int32_t pages_running, pages_queued, pages_sessions, pages_index; /* with pages_free they add up to pages_total */
-	int32_t pages_shared;     /* held by two or more sequences */
+	int32_t pages_shared;     /* used by two or more: generations, queued requests, sessions (one that runs only counts as such) */
 	int64_t refs_running, refs_queued, refs_index;
 	int64_t tokens_running, tokens_queued, tokens_sessions; /* positions that sequences see; shared ones as often as they are seen */
 	int32_t tails;            /* sequences that end within a page */
@@ -378,7 +382,8 @@ struct engine_stats {
 	int32_t pages_cached;   /* held by the prefix index alone: free for whoever needs them */
 	uint64_t prompt_tokens, cached_tokens, computed_prompt_tokens, generated_tokens;
 	uint64_t finished_stop, finished_length, cancelled, failed;
-	uint64_t prefix_queries, prefix_hits, prefix_evictions; /* pages asked of the prefix index, found, evicted from it */
+	uint64_t prefix_queries, prefix_hits; /* full pages of admitted prompts, and those that the index knew */
+	uint64_t prefix_evictions;            /* pages evicted from the index */
 	uint64_t prefix_evictions_decode; /* of these, for a running generation; the others for a prompt */
 	uint64_t prefix_inserted, prefix_collisions, prefix_revived; /* pages; found under an equal hash with other content; known as ghosts */
 	int32_t prefix_pages, prefix_tails, prefix_ghosts; /* pages indexed, those not full, evicted pages that the policy remembers */

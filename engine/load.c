@@ -324,6 +324,7 @@ static enum status fill_info(struct engine *e, int32_t n_pages, int32_t n_ctx, s
 	        .n_threads = e->backend_info.n_threads,
 	        .kv_bytes_per_token = e->layout.page_bytes / KV_PAGE_TOKENS,
 	        .kv_bytes = (uint64_t)n_pages * e->layout.page_stride,
+	        .page_bytes = e->layout.page_stride,
 	        .kv_type = quant_format(e->layout.type)->name,
 	        .page_tokens = KV_PAGE_TOKENS,
 	        .n_pages = n_pages,
@@ -351,6 +352,8 @@ enum status engine_load(struct engine *e, struct error *err)
 		return st;
 	struct backend_options bo = {.device = o->device, .n_threads = o->n_threads};
 	st = backend_create(&bo, &e->backend, err);
+	if (st == STATUS_INVALID || st == STATUS_UNSUPPORTED)
+		memcpy(err->param, "device", sizeof "device"); /* the option is wrong here, not the model */
 	if (st != STATUS_OK)
 		return st;
 	st = model_load(e->gguf, e->backend, &e->model, err);

@@ -54,6 +54,7 @@ struct request {
 
 	struct engine_usage usage;
 	int64_t submitted_ns, started_ns, first_token_ns;
+	int64_t deadline_ns;      /* when it has to have ended; INT64_MAX: whenever it does */
 	struct engine_event *last; /* the terminal event, made at arrival so that it cannot fail */
 };
 

@@ -55,33 +55,32 @@ static struct request *entry(struct list *l)
 	return list_entry(l, struct request, link);
 }
 
-static void insert_running(struct sched *s, struct request *r)
+/* Requests run in the order in which they arrived. */
+static bool arrived_after(const struct request *a, const struct request *b)
 {
-	struct list *after = s->running.prev;
-	while (after != &s->running && entry(after)->order > r->order)
-		after = after->prev;
-	list_insert_between(&r->link, after, after->next);
+	return a->order > b->order;
 }
 
+/* They wait for their turn. */
 static bool comes_after(const struct request *a, const struct request *b)
 {
-	return a->turn != b->turn ? a->turn > b->turn : a->order > b->order;
+	return a->turn != b->turn ? a->turn > b->turn : arrived_after(a, b);
 }
 
-/* New requests go behind those of their turn, preempted ones back to where they were. */
-static void insert_waiting(struct sched *s, struct request *r)
+/* New requests mostly go to the end, preempted ones back to where they were. */
+static void insert(struct list *head, struct request *r, bool (*after)(const struct request *a, const struct request *b))
 {
-	struct list *after = s->waiting.prev;
-	while (after != &s->waiting && comes_after(entry(after), r))
-		after = after->prev;
-	list_insert_between(&r->link, after, after->next);
+	struct list *before = head->prev;
+	while (before != head && after(entry(before), r))
+		before = before->prev;
+	list_insert_between(&r->link, before, before->next);
 }
 
 static void to_waiting(struct sched *s, struct request *r)
 {
 	r->state = REQUEST_WAITING;
 	kv_seq_label(s->pool, &r->kv, (struct kv_holder){KV_HOLDER_WAITING, r->id});
-	insert_waiting(s, r);
+	insert(&s->waiting, r, comes_after);
 	s->n_waiting++;
 	r->tenant->n_waiting++;
 	if (r->session)
@@ -155,14 +154,10 @@ void sched_remove(struct sched *s, struct request *r)
 	r->state = REQUEST_ENDED;
 	if (was_running)
 		leave_kv(s, r);
-	static const struct engine_usage none;
-	const struct engine_usage *usage = r->prompt_done ? &r->usage : &none;
-	r->tenant->requests++;
-	r->tenant->prompt_tokens += (uint64_t)usage->prompt_tokens;
-	r->tenant->cached_tokens += (uint64_t)usage->cached_tokens;
-	r->tenant->generated_tokens += (uint64_t)usage->completion_tokens;
+	const struct engine_usage *usage = r->prompt_done ? &r->usage : NULL;
+	ended_add(&r->tenant->ended, usage);
 	if (r->session) {
-		session_count(r->session, usage);
+		ended_add(&r->session->ended, usage);
 		session_touch(s->sessions, r->session);
 	}
 	kv_seq_release(s->pool, &r->kv);
@@ -233,7 +228,7 @@ static int64_t more_pages(const struct request *r, int32_t n)
 /* Whether the limit of r's tenant, which is charged for r's kv, allows n pages more. */
 static bool keeps_cap(const struct request *r, int64_t n)
 {
-	return n == 0 || r->tenant->kv.n_pages + n <= r->tenant->max_pages;
+	return r->tenant->kv.n_pages + n <= r->tenant->max_pages;
 }
 
 static struct request *youngest_of(const struct sched *s, const struct tenant *t)
@@ -251,7 +246,8 @@ static struct request *youngest_of(const struct sched *s, const struct tenant *t
 static bool make_room(struct sched *s, struct request *r)
 {
 	for (;;) {
-		bool allowed = keeps_cap(r, more_pages(r, 1));
+		int64_t more = more_pages(r, 1);
+		bool allowed = more == 0 || keeps_cap(r, more);
 		if (allowed && kv_seq_prepare(s->pool, &r->kv, 1) == STATUS_OK)
 			return true;
 		if (allowed && reclaim_one(s, r, EVICT_FOR_DECODE))
@@ -287,17 +283,17 @@ static void attach_kv(struct sched *s, struct request *r)
  */
 static bool could_admit(const struct sched *s, struct request *r)
 {
-	int32_t n = (int32_t)r->tokens.n, known = kv_prefix_match(s->prefix, &r->chain, r->tokens.ids, n);
-	int64_t need = (int64_t)kv_pages_for(n) - known + s->n_running;
+	int32_t n = (int32_t)r->tokens.n;
+	int64_t need = (int64_t)kv_pages_for(n) + s->n_running; /* without what the index knows, which takes a look */
 	int64_t can = kv_pool_n_free(s->pool);
 	if (s->n_running == 0 || need <= can)
 		return true;
 	struct kv_prefix_stats index;
+	struct kv_pool_counts held;
 	kv_prefix_stats(s->prefix, &index);
-	can += index.n_idle;
-	list_each(l, next, &s->waiting)
-		can += entry(l)->kv.n_pages;
-	return need <= can;
+	kv_pool_counts(s->pool, &held);
+	can += index.n_idle + held.pages[KV_HOLDER_WAITING];
+	return need <= can || need - kv_prefix_match(s->prefix, &r->chain, r->tokens.ids, n) <= can;
 }
 
 enum admission { ADMITTED, WAITS_FOR_MEMORY, WAITS_FOR_CAP };
@@ -322,7 +318,7 @@ static enum admission admit(struct sched *s, struct request *r)
 	leave_list(s, r);
 	r->state = REQUEST_PREFILL;
 	kv_seq_label(s->pool, &r->kv, (struct kv_holder){KV_HOLDER_RUNNING, r->id});
-	insert_running(s, r);
+	insert(&s->running, r, arrived_after);
 	s->n_running++;
 	r->tenant->n_running++;
 	if (r->turn > s->turn)
@@ -333,6 +329,8 @@ static enum admission admit(struct sched *s, struct request *r)
 		r->admitted_before = true;
 		r->started_ns = clock_now_ns(s->clock);
 		r->usage.cached_tokens = r->kv.n_tokens;
+		s->pages_wanted += (uint64_t)(r->n_prompt / KV_PAGE_TOKENS);
+		s->pages_found += (uint64_t)(r->kv.n_tokens / KV_PAGE_TOKENS);
 		r->usage.queue_ns = r->started_ns - r->submitted_ns;
 	}
 	return ADMITTED;
@@ -344,6 +342,18 @@ wait:
 	return why;
 }
 
+/* The running request that r waits for; NULL when there is none any more. A whole queue waits for the same one at times. */
+static const struct request *awaited_by(struct sched *s, const struct request *r)
+{
+	if (s->awaited && s->awaited->id == r->awaits_id)
+		return s->awaited;
+	list_each(l, next, &s->running) {
+		if (entry(l)->id == r->awaits_id)
+			return s->awaited = entry(l);
+	}
+	return NULL;
+}
+
 /*
  * True while a running request still computes a beginning that this one shares and the index does not know yet. Only a
  * request that is next in line asks, and it remembers whom it waits for, so a step looks at it in O(1).
@@ -352,11 +362,9 @@ static bool awaits_other(struct sched *s, struct request *r)
 {
 	if (r->prompt_logprobs && !r->prompt_done)
 		return false;
-	list_each(l, next, &s->running) {
-		const struct request *q = entry(l);
-		if (q->id == r->awaits_id && q->state == REQUEST_PREFILL && q->kv.n_tokens < r->awaits_tokens)
-			return true;
-	}
+	const struct request *awaited = r->awaits_id ? awaited_by(s, r) : NULL;
+	if (awaited && awaited->state == REQUEST_PREFILL && awaited->kv.n_tokens < r->awaits_tokens)
+		return true;
 	r->awaits_id = 0;
 	int32_t n = (int32_t)r->tokens.n, best = 0;
 	list_each(l, next, &s->running) {
@@ -420,6 +428,7 @@ static void advance_fetches(struct sched *s)
 static void admit_waiting(struct sched *s)
 {
 	s->pass++;
+	s->awaited = NULL;
 	if (s->tiers && kv_tiers_busy(s->tiers))
 		advance_fetches(s);
 	list_each(l, next, &s->waiting) {

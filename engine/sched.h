@@ -51,8 +51,10 @@ struct sched {
 	uint64_t next_order;
 	uint64_t turn;       /* of the request admitted last */
 	uint64_t pass;       /* of admission */
+	const struct request *awaited; /* during a pass of admission: whom the last one that waits for another waits for */
 	uint64_t n_preemptions, preempted[ENGINE_N_ROOMS]; /* in all, and by what needed the room */
 	uint64_t n_holds_dropped;
+	uint64_t pages_wanted, pages_found; /* full pages of the prompts admitted, and those of them that were known, to whomever */
 	double rows_per_s;   /* measured speed of steps with prompt rows; 0: not known yet */
 
 	/* The step under construction: host arrays that `batch` points to. */

@@ -129,11 +129,21 @@ static int64_t add_ms(int64_t from, int64_t ms)
 	return ms < 0 ? INT64_MAX : from > INT64_MAX - ms ? INT64_MAX : from + ms;
 }
 
+static int64_t ttl_end_ms(const struct session *s)
+{
+	return add_ms(s->created_ms, s->ttl_ms);
+}
+
+/* When its claim ends if no sign of life follows: a request that runs is none for the time after it. */
+static int64_t claim_end_ms(const struct session *s)
+{
+	int64_t by_ttl = ttl_end_ms(s), by_heartbeat = add_ms(s->seen_ms, s->heartbeat_ms);
+	return by_ttl < by_heartbeat ? by_ttl : by_heartbeat;
+}
+
 int64_t session_deadline_ms(const struct session *s)
 {
-	int64_t by_ttl = add_ms(s->created_ms, s->ttl_ms);
-	int64_t by_heartbeat = s->running || s->n_waiting ? INT64_MAX : add_ms(s->seen_ms, s->heartbeat_ms);
-	return by_ttl < by_heartbeat ? by_ttl : by_heartbeat;
+	return s->running || s->n_waiting ? ttl_end_ms(s) : claim_end_ms(s);
 }
 
 static bool id_is_valid(const char *id)
@@ -231,10 +241,7 @@ void session_save(const struct session_table *t, const struct session *s, int64_
 	out->heartbeat_ms = s->heartbeat_ms;
 	out->ttl_ms = s->ttl_ms;
 	out->max_tokens = s->max_tokens;
-	out->n_requests = s->n_requests;
-	out->prompt_tokens = s->prompt_tokens;
-	out->cached_tokens = s->cached_tokens;
-	out->generated_tokens = s->generated_tokens;
+	out->ended = s->ended;
 }
 
 enum status session_restore(struct session_table *t, const struct session_saved *saved, int64_t calendar_ms, struct error *err)
@@ -254,10 +261,7 @@ enum status session_restore(struct session_table *t, const struct session_saved 
 	if (st != STATUS_OK)
 		return st;
 	s->created_ms -= age_ms;
-	s->n_requests = saved->n_requests;
-	s->prompt_tokens = saved->prompt_tokens;
-	s->cached_tokens = saved->cached_tokens;
-	s->generated_tokens = saved->generated_tokens;
+	s->ended = saved->ended;
 	s->heap_deadline_ms = session_deadline_ms(s);
 	heap_up(t, s->heap_at);
 	session_touch(t, s);
@@ -268,13 +272,6 @@ struct session *session_find(struct session_table *t, int32_t tenant, const char
 {
 	struct session *s = lookup(t, tenant, id);
 	return s && session_deadline_ms(s) > clock_now_ms(t->clock) ? s : NULL;
-}
-
-/* When its claim ends if no sign of life follows: a request that runs is none for the time after it. */
-static int64_t claim_end_ms(const struct session *s)
-{
-	int64_t by_ttl = add_ms(s->created_ms, s->ttl_ms), by_heartbeat = add_ms(s->seen_ms, s->heartbeat_ms);
-	return by_ttl < by_heartbeat ? by_ttl : by_heartbeat;
 }
 
 void session_touch(struct session_table *t, struct session *s)
@@ -315,7 +312,7 @@ void session_remove(struct session_table *t, struct session *s)
 	heap_remove(t, s);
 	if (t->prefix)
 		kv_prefix_claim_close(t->prefix, s->claim);
-	kv_weak_free(&s->kv);
+	kv_weak_free(t->prefix, &s->kv);
 	s->tenant->n_sessions--;
 	free(s);
 }
@@ -328,40 +325,33 @@ void session_keep(struct session_table *t, struct session *s, const struct kv_se
 		kv_prefix_weaken(t->prefix, kv, &s->kv);
 }
 
-/* ---- Its account ---- */
-
-void session_count(struct session *s, const struct engine_usage *usage)
-{
-	s->n_requests++;
-	s->prompt_tokens += (uint64_t)usage->prompt_tokens;
-	s->cached_tokens += (uint64_t)usage->cached_tokens;
-	s->generated_tokens += (uint64_t)usage->completion_tokens;
-}
-
-static void describe_page(const struct kv_pool *pool, int32_t page, int32_t own, struct engine_session_info *out)
+/* own: references on it that are the session's, weak and strong. */
+static void describe_page(const struct session_table *t, const struct kv_pool *pool, int32_t page, int32_t own,
+                          struct engine_session_info *out)
 {
 	int32_t refs = kv_pool_refs(pool, page);
 	bool indexed = kv_pool_is_indexed(pool, page);
 	out->references += refs;
 	out->pages_indexed += indexed;
-	out->pages_exclusive += refs - indexed == own;
+	out->pages_exclusive += refs - indexed + (t->prefix ? kv_prefix_n_weak(t->prefix, page) : 0) == own;
 }
 
 /* The pages of its running request, or what is left in the index of those of its last one. */
 static void describe_pages(const struct session_table *t, const struct session *s, const struct kv_pool *pool,
                            struct engine_session_info *out)
 {
+	int32_t alive = t->prefix ? kv_weak_alive(t->prefix, &s->kv) : 0;
 	if (s->running) {
 		const struct kv_seq *kv = &s->running->kv;
 		out->n_tokens = kv->n_tokens;
 		out->n_pages = kv->n_pages;
 		for (int32_t i = 0; i < kv->n_pages; i++)
-			describe_page(pool, kv->pages[i], 1, out);
-	} else if (t->prefix) {
-		out->n_pages = kv_weak_alive(t->prefix, &s->kv);
+			describe_page(t, pool, kv->pages[i], 1 + (i < alive && s->kv.pages[i].page == kv->pages[i]), out);
+	} else {
+		out->n_pages = alive;
 		out->n_tokens = out->n_pages * KV_PAGE_TOKENS < s->kv.n_tokens ? out->n_pages * KV_PAGE_TOKENS : s->kv.n_tokens;
 		for (int32_t i = 0; i < out->n_pages; i++)
-			describe_page(pool, s->kv.pages[i].page, 0, out);
+			describe_page(t, pool, s->kv.pages[i].page, 1, out);
 	}
 	out->kv_bytes = (uint64_t)out->n_pages * kv_pool_layout(pool)->page_stride;
 	out->positions_unused = out->n_pages * KV_PAGE_TOKENS - out->n_tokens;
@@ -381,10 +371,10 @@ void session_describe(const struct session_table *t, const struct session *s, co
 	describe_pages(t, s, pool, out);
 	out->n_running = s->running != NULL;
 	out->n_waiting = s->n_waiting;
-	out->n_requests = s->n_requests;
-	out->prompt_tokens = s->prompt_tokens;
-	out->cached_tokens = s->cached_tokens;
-	out->generated_tokens = s->generated_tokens;
+	out->n_requests = s->ended.requests;
+	out->prompt_tokens = s->ended.prompt_tokens;
+	out->cached_tokens = s->ended.cached_tokens;
+	out->generated_tokens = s->ended.generated_tokens;
 	out->tenant = s->tenant->id;
 	out->serial = s->serial;
 	out->max_tokens = s->max_tokens;

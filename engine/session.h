@@ -30,8 +30,7 @@ struct session {
 	struct request *running;      /* at most one */
 	int32_t n_waiting;
 	int32_t max_tokens;           /* that its requests may come to; 0: no limit */
-	uint64_t n_requests;
-	uint64_t prompt_tokens, cached_tokens, generated_tokens; /* of its ended requests */
+	struct ended_requests ended;
 	struct kv_weak kv;            /* what its last request left in the index */
 	uint64_t claim;               /* on pages of the index */
 	struct session *hash_next;
@@ -70,7 +69,7 @@ struct session_saved {
 	int64_t created_ms;
 	int64_t heartbeat_ms, ttl_ms;
 	int32_t max_tokens;
-	uint64_t n_requests, prompt_tokens, cached_tokens, generated_tokens;
+	struct ended_requests ended;
 };
 
 void session_save(const struct session_table *t, const struct session *s, int64_t calendar_ms, struct session_saved *out);
@@ -96,8 +95,6 @@ void session_remove(struct session_table *t, struct session *s);
 /* Remembers what a request of the session, which ends, leaves in the index of its KV. */
 void session_keep(struct session_table *t, struct session *s, const struct kv_seq *kv);
 
-/* What the request leaves to its session's account when it ends. */
-void session_count(struct session *s, const struct engine_usage *usage);
 /* Looks at each of its pages. */
 void session_describe(const struct session_table *t, const struct session *s, const struct kv_pool *pool,
                       struct engine_session_info *out);

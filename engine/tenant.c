@@ -55,6 +55,16 @@ int32_t tenant_max_tokens(const struct tenant *t)
 	return t->max_pages > INT32_MAX / KV_PAGE_TOKENS ? INT32_MAX : t->max_pages * KV_PAGE_TOKENS;
 }
 
+void ended_add(struct ended_requests *e, const struct engine_usage *usage)
+{
+	e->requests++;
+	if (!usage)
+		return;
+	e->prompt_tokens += (uint64_t)usage->prompt_tokens;
+	e->cached_tokens += (uint64_t)usage->cached_tokens;
+	e->generated_tokens += (uint64_t)usage->completion_tokens;
+}
+
 void tenant_describe(const struct tenant *t, size_t page_bytes, struct engine_tenant_usage *out)
 {
 	*out = (struct engine_tenant_usage){
@@ -65,10 +75,10 @@ void tenant_describe(const struct tenant *t, size_t page_bytes, struct engine_te
 	        .n_sessions = t->n_sessions,
 	        .n_pages = t->kv.n_pages,
 	        .kv_bytes = (uint64_t)t->kv.n_pages * page_bytes,
-	        .requests = t->requests,
-	        .prompt_tokens = t->prompt_tokens,
-	        .cached_tokens = t->cached_tokens,
-	        .generated_tokens = t->generated_tokens,
+	        .requests = t->ended.requests,
+	        .prompt_tokens = t->ended.prompt_tokens,
+	        .cached_tokens = t->ended.cached_tokens,
+	        .generated_tokens = t->ended.generated_tokens,
 	        .refused = t->refused,
 	};
 }

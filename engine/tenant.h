@@ -19,6 +19,12 @@
 #include "engine/engine.h"
 #include "engine/kv/seq.h"
 
+/* What ended requests have come to, of a tenant or a session. */
+struct ended_requests {
+	uint64_t requests;
+	uint64_t prompt_tokens, cached_tokens, generated_tokens;
+};
+
 struct tenant {
 	int32_t id;
 	char salt[ENGINE_SALT_MAX + 1];
@@ -31,8 +37,7 @@ struct tenant {
 	uint64_t blocked_pass; /* the pass of admission in which its limit stopped one of its requests */
 
 	/* Since start. */
-	uint64_t requests;     /* ended */
-	uint64_t prompt_tokens, cached_tokens, generated_tokens;
+	struct ended_requests ended;
 	uint64_t refused;      /* by one of its limits */
 };
 
@@ -53,5 +58,8 @@ enum status tenant_set(struct tenant_table *t, const struct engine_tenant *given
 struct tenant *tenant_find(const struct tenant_table *t, int32_t id);
 /* Tokens that one generation of it can have KV for at most, whole pages counted; INT32_MAX: no limit. */
 int32_t tenant_max_tokens(const struct tenant *t);
+
+/* Adds one that has ended; usage is NULL when it came to no answer. */
+void ended_add(struct ended_requests *e, const struct engine_usage *usage);
 
 void tenant_describe(const struct tenant *t, size_t page_bytes, struct engine_tenant_usage *out);

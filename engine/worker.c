@@ -10,6 +10,7 @@
 #include "engine/census.h"
 #include "engine/engine_internal.h"
 #include "engine/event.h"
+#include "engine/limits.h"
 #include "engine/request.h"
 #include "engine/restart.h"
 #include "engine/sched.h"
@@ -117,6 +118,7 @@ static void collect_sessions(struct worker *w)
 	struct session *s;
 	while ((s = session_next_expired(&w->sessions))) {
 		w->sessions.expired++;
+		w->census_stale = true;
 		end_session(w, s, "session_expired");
 	}
 }
@@ -159,7 +161,8 @@ static void list_sessions(struct worker *w, struct command *c)
 		return;
 	}
 	if (ev->kv) {
-		take_census(w);
+		if (w->census_stale)
+			take_census(w);
 		*ev->kv = w->kv;
 	}
 	command_answer(w->e, c, &w->out);
@@ -207,35 +210,22 @@ static void handle_session(struct worker *w, struct command *c)
 
 /* ---- Limits ---- */
 
-/*
- * A request that its tenant's or its session's limit could never let end is refused at once, and one without a max_tokens ends at
- * the limit as it would at the end of the context.
- */
-static enum status apply_limit(struct request *r, int32_t limit, const char *param, const char *whose, struct error *err)
+/* Ends what has not ended in time; what it computed stays in the index. */
+static void end_overdue(struct worker *w)
 {
-	int32_t max_tokens = r->spec->max_tokens;
-	if (r->n_prompt > limit || (max_tokens < 0 && r->n_prompt == limit))
-		return error_set_param(err, STATUS_CONTEXT_LENGTH, param,
-		                       "%s may hold %" PRId32 " tokens at most, but the prompt has %" PRId32 " tokens", whose, limit,
-		                       r->n_prompt);
-	if (max_tokens > limit - r->n_prompt)
-		return error_set_param(err, STATUS_CONTEXT_LENGTH, param,
-		                       "%s may hold %" PRId32 " tokens at most, but %" PRId32 " were requested (%" PRId32
-		                       " in the prompt, %" PRId32 " for the answer)",
-		                       whose, limit, r->max_total, r->n_prompt, max_tokens);
-	if (r->max_total > limit)
-		r->max_total = limit;
-	return STATUS_OK;
-}
-
-static enum status apply_limits(struct request *r, struct error *err)
-{
-	enum status st = apply_limit(r, tenant_max_tokens(r->tenant), "kv_memory", "this API key", err);
-	if (st == STATUS_OK && r->session && r->session->max_tokens > 0)
-		st = apply_limit(r, r->session->max_tokens, "session_id", "this session", err);
-	if (st != STATUS_OK)
-		r->tenant->refused++;
-	return st;
+	int64_t now = clock_now_ns(w->e->clock);
+	struct list *const heads[] = {&w->sched.running, &w->sched.waiting};
+	struct error err;
+	for (size_t i = 0; i < 2; i++) {
+		list_each(l, next, heads[i]) {
+			struct request *r = list_entry(l, struct request, link);
+			if (r->deadline_ns > now)
+				continue;
+			error_set(&err, STATUS_TIMEOUT, "the request did not end within %g s",
+			          (double)(r->deadline_ns - r->submitted_ns) / 1e9);
+			fail_request(w, r, &err);
+		}
+	}
 }
 
 /* A limit that fell below what an accepted request may come to ends it, for it could wait for ever. */
@@ -294,6 +284,10 @@ static void handle_generate(struct worker *w, struct command *c)
 			command_fail(e, c, &err, &w->out);
 			return;
 		}
+		if (limits_session(session, e->options.session_requests, &err) != STATUS_OK) {
+			refuse_generate(w, c, &err);
+			return;
+		}
 	}
 	c->request = NULL;
 	if (request_create(spec, &c->tokens, e->tokenizer, e->info.n_ctx, c->submitted_ns, &r, &err) != STATUS_OK) {
@@ -302,7 +296,8 @@ static void handle_generate(struct worker *w, struct command *c)
 	}
 	r->tenant = tenant;
 	r->session = session;
-	if (apply_limits(r, &err) != STATUS_OK) {
+	r->deadline_ns = limits_deadline_ns(r, e->options.request_timeout_ms);
+	if (limits_apply(r, &err) != STATUS_OK) {
 		request_destroy(r);
 		refuse_generate(w, c, &err);
 		return;
@@ -581,8 +576,8 @@ static void publish(struct worker *w)
 	s.pages_total = kv_pool_n_pages(e->pool);
 	s.pages_free = kv_pool_n_free(e->pool);
 	s.pages_cached = prefix.n_idle;
-	s.prefix_queries = prefix.queries;
-	s.prefix_hits = prefix.hits;
+	s.prefix_queries = w->sched.pages_wanted;
+	s.prefix_hits = w->sched.pages_found;
 	for (int reason = 0; reason < EVICT_N_REASONS; reason++)
 		s.prefix_evictions += prefix.evicted[reason];
 	s.prefix_evictions_decode = prefix.evicted[EVICT_FOR_DECODE];
@@ -635,6 +630,12 @@ static int64_t sleep_ns(const struct worker *w)
 	return ms > 0 ? ms * 1000000 : 0;
 }
 
+/* A question leaves everything as it is, so that asking often costs no census. */
+static bool only_looks(enum command_type type)
+{
+	return type == COMMAND_SESSION_GET || type == COMMAND_SESSION_LIST || type == COMMAND_KV_REPORT || type == COMMAND_SESSION_HEARTBEAT;
+}
+
 static void take_commands(struct worker *w, bool idle)
 {
 	struct list commands;
@@ -643,9 +644,11 @@ static void take_commands(struct worker *w, bool idle)
 		mailbox_wait(&w->e->worker_box, &commands, sleep_ns(w));
 	else
 		mailbox_take(&w->e->worker_box, &commands);
-	w->census_stale = w->census_stale || !list_empty(&commands);
-	for (struct list *l; (l = list_pop_front(&commands));)
-		handle(w, list_entry(l, struct command, link));
+	for (struct list *l; (l = list_pop_front(&commands));) {
+		struct command *c = list_entry(l, struct command, link);
+		w->census_stale = w->census_stale || !only_looks(c->type);
+		handle(w, c);
+	}
 }
 
 static void collect_when_due(struct worker *w)
@@ -653,9 +656,7 @@ static void collect_when_due(struct worker *w)
 	int64_t now = clock_now_ms(w->e->clock);
 	if (now < w->next_gc_ms)
 		return;
-	uint64_t before = w->sessions.expired;
 	collect_sessions(w);
-	w->census_stale = w->census_stale || w->sessions.expired != before;
 	w->next_gc_ms = now + w->e->options.session_gc_ms;
 }
 
@@ -693,6 +694,7 @@ static void serve(struct worker *w)
 	while (!w->stopping && !w->lost) {
 		take_commands(w, idle);
 		collect_when_due(w);
+		end_overdue(w);
 		idle = !sched_build(&w->sched);
 		if (!idle) {
 			run_step(w);

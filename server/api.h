@@ -30,6 +30,7 @@ struct app {
 	struct list waiters[APP_BUCKETS]; /* by id; ids are consecutive, so the buckets stay even */
 	struct list generations;	  /* struct generation.link */
 	int n_generations;
+	struct list websockets; /* struct conn.link in lanes.c */
 	bool draining;
 	int64_t started_unix_s;
 	char fingerprint[24]; /* "" until the model is loaded */

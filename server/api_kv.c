@@ -11,7 +11,7 @@ enum { SESSIONS_LIMIT = 100 };
 
 static void write_pool(struct buf *out, const struct engine_kv *kv, const struct engine_info *info)
 {
-	uint64_t page_bytes = info->n_pages ? info->kv_bytes / (uint64_t)info->n_pages : 0;
+	uint64_t page_bytes = info->page_bytes;
 	int32_t used = kv->pages_total - kv->pages_free;
 	buf_printf(out,
 		   ",\"pool\":{\"pages\":%d,\"pages_free\":%d,\"pages_used\":%d,\"bytes\":%llu,\"bytes_used\":%llu,"

@@ -32,6 +32,7 @@ enum status app_create(const struct config *config, struct engine *engine, struc
 	for (size_t i = 0; i < APP_BUCKETS; i++)
 		list_init(&a->waiters[i]);
 	list_init(&a->generations);
+	list_init(&a->websockets);
 	*out = a;
 	return STATUS_OK;
 }
@@ -105,6 +106,7 @@ void app_handle_events(struct app *a)
 void app_start_drain(struct app *a)
 {
 	a->draining = true;
+	lanes_drain(a);
 }
 
 int app_active(const struct app *a)

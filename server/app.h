@@ -23,7 +23,10 @@ const struct ws_app *app_ws(struct app *a);
 enum status app_set_keys(struct app *a, struct str text, const char *where, struct error *err);
 /* Takes the engine's waiting events and hands each to whoever waits for it; called when the engine wakes the loop. */
 void app_handle_events(struct app *a);
-/* From now on readiness fails and new work gets 503 with Retry-After. */
+/*
+ * From now on readiness fails and new work gets 503 with Retry-After. A WebSocket on which nothing runs is closed with 1012
+ * (service restart) now, any other when its last response has ended.
+ */
 void app_start_drain(struct app *a);
 /* Generations in flight. */
 int app_active(const struct app *a);

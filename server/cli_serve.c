@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "config/config.h"
+#include "engine/engine.h"
 #include "server/auth.h"
 #include "server/server.h"
 
@@ -56,6 +57,17 @@ static enum status check(const struct config *c, struct error *err)
 	return st;
 }
 
+/* --check: also reads the model's head, which takes no time. When serving, a model that fails to load is told by readiness instead. */
+static enum status check_deeply(const struct config *c, struct error *err)
+{
+	struct buf facts = BUF_INIT;
+	enum status st = check(c, err);
+	if (st == STATUS_OK)
+		st = engine_inspect(c->model, true, &facts, err);
+	buf_free(&facts);
+	return st;
+}
+
 int cli_serve(int argc, char **argv)
 {
 	struct config config;
@@ -78,7 +90,7 @@ int cli_serve(int argc, char **argv)
 		status = dump.data && cli_write(dump.data, dump.len) ? CLI_OK : CLI_FAILED;
 		break;
 	case CONFIG_CHECK:
-		status = check(&config, &err) == STATUS_OK ? CLI_OK : cli_fail(&err);
+		status = check_deeply(&config, &err) == STATUS_OK ? CLI_OK : cli_fail(&err);
 		break;
 	case CONFIG_SERVE:
 		if (check(&config, &err) != STATUS_OK || server_run(&config, &err) != STATUS_OK)

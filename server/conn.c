@@ -540,15 +540,30 @@ enum status conn_open(struct conn_host *host, int fd, const char *peer, bool ful
 	return STATUS_OK;
 }
 
+/* A client connects to ask something: until it has, it is as good as a request. One that was answered is not. */
+static bool is_expected(const struct conn *c)
+{
+	return c->state == CONN_HEAD && (!c->served || c->in.len > 0);
+}
+
+int32_t conn_count_expected(const struct conn_host *host)
+{
+	int32_t n = 0;
+	list_each(node, tmp, &host->conns) n += is_expected(list_entry(node, struct conn, node));
+	return n;
+}
+
 void conn_close_idle(struct conn_host *host)
 {
 	list_each(node, tmp, &host->conns)
 	{
 		struct conn *c = list_entry(node, struct conn, node);
-		if (c->state == CONN_HEAD && c->in.len == 0) {
-			conn_linger(c);
-			update_polls(c);
-		}
+		char byte;
+		/* A request may have arrived since the loop last looked. */
+		if (c->state != CONN_HEAD || is_expected(c) || recv(c->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) > 0)
+			continue;
+		conn_linger(c);
+		update_polls(c);
 	}
 }
 

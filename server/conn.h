@@ -53,7 +53,9 @@ struct conn_host {
  * IO when it could not be served.
  */
 enum status conn_open(struct conn_host *host, int fd, const char *peer, bool full);
-/* Closes every connection that waits for a request. */
+/* Connections that have not sent their first request yet, or only a part of one. */
+int32_t conn_count_expected(const struct conn_host *host);
+/* Closes every kept-alive connection that waits for a further request. */
 void conn_close_idle(struct conn_host *host);
 /* Drops everything. */
 void conn_close_all(struct conn_host *host);

@@ -32,7 +32,8 @@
 	X(LOADING, 503, "server_error", "model_loading", 2)                                                            \
 	X(LOAD_FAILED, 503, "server_error", "model_load_failed", 0)                                                    \
 	X(DRAINING, 503, "server_error", "server_draining", 1)                                                         \
-	X(CANCELLED, 503, "server_error", "cancelled", 1)
+	X(CANCELLED, 503, "server_error", "cancelled", 1)                                                              \
+	X(TIMEOUT, 504, "server_error", "request_timeout", 0)
 
 enum failure_kind {
 #define X(name, http, type, code, retry) FAILURE_##name,

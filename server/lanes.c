@@ -7,6 +7,7 @@
 #include "server/responses.h"
 
 struct conn {
+	struct list link; /* app.websockets */
 	struct ws_conn *ws;
 	struct app *app;
 	int32_t tenant;	   /* who opened it; all its sessions are that tenant's */
@@ -84,16 +85,25 @@ static void turn_free(struct turn *t)
 	free(t);
 }
 
+/* A client that is idle while the server drains can go on elsewhere at once. */
+static void release_idle(struct conn *c)
+{
+	if (c->app->draining && c->n_in_flight == 0 && !c->dead)
+		ws_close(c->ws, WS_CLOSE_SERVICE_RESTART, "the server restarts");
+}
+
 /* The turn is over; the next one of its lane begins. */
 static void turn_over(struct turn *t)
 {
 	struct lane *l = t->lane;
+	struct conn *c = l->conn;
 	if (l->running == t)
 		l->running = NULL;
 	list_remove(&t->link);
-	l->conn->n_in_flight--;
+	c->n_in_flight--;
 	turn_free(t);
 	pump(l);
+	release_idle(c);
 }
 
 static bool on_event(void *arg, const char *type, const struct buf *json)
@@ -479,7 +489,7 @@ void lanes_message(struct ws_conn *ws, struct str text, void *app)
 	if (!auth_find(&c->app->auth, c->tenant)) {
 		failure_set(&f, FAILURE_BAD_KEY, NULL, "The API key of this connection is not valid any more.");
 		send_failure(c, NULL, &f);
-		ws_close(ws, 1008, "the API key is not valid any more");
+		ws_close(ws, WS_CLOSE_POLICY, "the API key is not valid any more");
 		return;
 	}
 	if (json_parse(text, &doc, &root, &err) != STATUS_OK) {
@@ -512,7 +522,14 @@ void lanes_opened(struct ws_conn *ws, void *app)
 	c->tenant = ws_principal(ws);
 	list_init(&c->lanes);
 	make_id(c->id, sizeof c->id, "ws_");
+	list_push_back(&c->app->websockets, &c->link);
 	ws_set_user(ws, c);
+	release_idle(c);
+}
+
+void lanes_drain(struct app *a)
+{
+	list_each(node, tmp, &a->websockets) release_idle(list_entry(node, struct conn, link));
 }
 
 /* A client's own session stays alive as long as its connection shows signs of life. */
@@ -544,5 +561,6 @@ void lanes_closed(struct ws_conn *ws, void *app)
 	while ((node = c->lanes.next) != &c->lanes)
 		lane_free(list_entry(node, struct lane, link));
 	ws_set_user(ws, NULL);
+	list_remove(&c->link);
 	free(c);
 }

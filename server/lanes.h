@@ -7,6 +7,8 @@
 
 #include "server/ws.h"
 
+struct app;
+
 enum {
 	LANES_MAX = 32,		  /* lanes of a connection, the unnamed one included */
 	LANES_MAX_IN_FLIGHT = 16, /* its responses that run or wait */
@@ -18,3 +20,6 @@ void lanes_opened(struct ws_conn *c, void *app);
 void lanes_message(struct ws_conn *c, struct str text, void *app);
 void lanes_alive(struct ws_conn *c, void *app);
 void lanes_closed(struct ws_conn *c, void *app);
+
+/* The app drains: see app_start_drain(). */
+void lanes_drain(struct app *a);

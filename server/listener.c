@@ -79,17 +79,10 @@ static void pause_accepting(struct listener *l, int error)
 	uv_timer_start(&l->pause, on_pause_over, PAUSE_MS, 0);
 }
 
-static void on_acceptable(uv_poll_t *handle, int status, int events)
+/* Accepts at most `rounds` connections; false when more may wait. */
+static bool accept_some(struct listener *l, int fd, int rounds)
 {
-	struct listener *l = handle->data;
-	(void)events;
-	if (status < 0)
-		log_msg(LOG_ERROR, "accept", "polling a listening socket failed: %s", uv_strerror(status));
-	int fd = -1;
-	for (int i = 0; i < l->n_sockets; i++)
-		if (handle == &l->sockets[i].poll)
-			fd = l->sockets[i].fd;
-	for (int i = 0; i < ACCEPT_ROUNDS && l->accepting && !l->paused; i++) {
+	for (int i = 0; i < rounds && l->accepting && !l->paused; i++) {
 		struct sockaddr_storage address;
 		socklen_t n = sizeof address;
 		int client = accept4(fd, (struct sockaddr *)&address, &n, SOCK_NONBLOCK | SOCK_CLOEXEC);
@@ -98,7 +91,7 @@ static void on_acceptable(uv_poll_t *handle, int status, int events)
 				pause_accepting(l, errno);
 			else if (errno == EINTR || errno == ECONNABORTED || errno == EPROTO)
 				continue;
-			return;
+			return true;
 		}
 		l->exhausted = false;
 		int64_t over = open_connections(l) - l->host.config->max_connections;
@@ -112,6 +105,18 @@ static void on_acceptable(uv_poll_t *handle, int status, int events)
 		if (conn_open(&l->host, client, peer, over >= 0) != STATUS_OK)
 			log_msg(LOG_WARN, "accept", "no memory for the connection of %s", peer);
 	}
+	return !l->accepting || l->paused;
+}
+
+static void on_acceptable(uv_poll_t *handle, int status, int events)
+{
+	struct listener *l = handle->data;
+	(void)events;
+	if (status < 0)
+		log_msg(LOG_ERROR, "accept", "polling a listening socket failed: %s", uv_strerror(status));
+	for (int i = 0; i < l->n_sockets; i++)
+		if (handle == &l->sockets[i].poll)
+			accept_some(l, l->sockets[i].fd, ACCEPT_ROUNDS);
 }
 
 static void poll_sockets(struct listener *l, bool on)
@@ -304,19 +309,27 @@ static void close_sockets(struct listener *l)
 	l->accepting = false;
 }
 
+void listener_drain(struct listener *l)
+{
+	l->host.draining = true;
+	http_server_drain(l->host.http);
+}
+
 void listener_stop_accepting(struct listener *l)
 {
 	if (!l->accepting)
 		return;
+	/* The kernel has connected these clients already: closing the socket now would reset them. */
+	for (int i = 0; i < l->n_sockets; i++)
+		accept_some(l, l->sockets[i].fd, BACKLOG);
 	close_sockets(l);
-	l->host.draining = true;
-	http_server_drain(l->host.http);
+	listener_drain(l);
 	conn_close_idle(&l->host);
 }
 
 int32_t listener_active(const struct listener *l)
 {
-	return l->host.n_exchanges + ws_server_count(l->host.ws);
+	return l->host.n_exchanges + ws_server_count(l->host.ws) + conn_count_expected(&l->host);
 }
 
 void listener_close_websockets(struct listener *l, int code, const char *reason)

@@ -24,9 +24,14 @@ enum status listener_start(uv_loop_t *loop, const struct config *config, const s
 /* The port in use (for port 0). */
 int listener_port(const struct listener *l);
 void listener_stats(const struct listener *l, struct listener_stats *out);
-/* Stops accepting; open connections go on, and idle kept-alive ones are closed. */
+/* From now on every answer says that its connection ends with it, so that balancers and clients go elsewhere. */
+void listener_drain(struct listener *l);
+/*
+ * Takes what already waits to be accepted, then stops. Open connections go on, except that kept-alive ones on which nothing
+ * has come are closed.
+ */
 void listener_stop_accepting(struct listener *l);
-/* Exchanges and WebSockets that are still open: what a drain waits for. */
+/* Exchanges, WebSockets, and connections that have not said anything yet: what a drain waits for. */
 int32_t listener_active(const struct listener *l);
 /* Closes every WebSocket with `code` once its queue is sent. */
 void listener_close_websockets(struct listener *l, int code, const char *reason);

@@ -18,6 +18,7 @@ struct command {
 static const struct command commands[] = {
 #ifdef HAVE_SERVER
 	{"serve", cli_serve, "run the daemon: REST, SSE and WebSocket on one port"},
+	{"health", cli_health, "ask a daemon whether it takes work, or lives"},
 #endif
 	{"generate", cli_generate, "stream one answer to a prompt"},
 	{"inspect", cli_inspect, "describe a model file"},

@@ -161,7 +161,9 @@ static void write_evictions(struct buf *out, const char *model, const struct eng
 static void write_kv(struct buf *out, const char *model, const struct engine_kv *kv, uint64_t page_bytes)
 {
 	double used = (double)kv->pages_total - kv->pages_free;
-	parts(out, "kvasir:kv_pages", "gauge", "KV pages, each under the first of these that it belongs to; sessions: the next turns of those that wait.", model, "holder",
+	parts(out, "kvasir:kv_pages", "gauge",
+	      "KV pages, each under the first of these that it belongs to; sessions: the next turns of those that wait.", model,
+	      "holder",
 	      PARTS({"running", kv->pages_running}, {"queued", kv->pages_queued}, {"sessions", kv->pages_sessions},
 		    {"index", kv->pages_index}, {"nobody", kv->pages_free}));
 	parts(out, "kvasir:kv_references", "gauge", "References on KV pages: one for each holder of a page.", model, "holder",
@@ -172,7 +174,8 @@ static void write_kv(struct buf *out, const char *model, const struct engine_kv 
 		    {"sessions", (double)kv->tokens_sessions}));
 	parts(out, "kvasir:kv_bytes", "gauge", "Bytes of the KV pool.", model, "state",
 	      PARTS({"used", used * (double)page_bytes}, {"free", (double)kv->pages_free * (double)page_bytes}));
-	one(out, "kvasir:kv_pages_shared", "gauge", "KV pages that two or more sequences hold.", model, kv->pages_shared);
+	one(out, "kvasir:kv_pages_shared", "gauge", "KV pages that two or more of generations, queued requests and sessions use.",
+	    model, kv->pages_shared);
 	one(out, "kvasir:kv_positions_unused", "gauge", "Positions of KV pages in use that hold no token.", model,
 	    (double)kv->positions_unused);
 	one(out, "kvasir:kv_fragmentation_ratio", "gauge", "The same as a share of all positions in use, 0 to 1.", model,
@@ -240,7 +243,7 @@ static void write_keys(struct buf *out, const struct metrics_gauges *g)
 		KEY("running", "gauge", I32, n_running, "Generations of an API key that take part in steps."),
 		KEY("waiting", "gauge", I32, n_waiting, "Generations of an API key that wait for their first step."),
 		KEY("sessions", "gauge", I32, n_sessions, "Sessions of an API key."),
-		KEY("kv_pages", "gauge", I64, n_pages, "KV pages that an API key's generations and sessions are charged for."),
+		KEY("kv_pages", "gauge", I64, n_pages, "KV pages that an API key's generations are charged for."),
 		KEY("kv_bytes", "gauge", U64, kv_bytes, "The same in bytes."),
 		KEY("kv_limit_bytes", "gauge", U64, limits.kv_bytes, "How many it may be charged for; 0: any number."),
 		KEY("requests_total", "counter", U64, requests, "Ended generations of an API key."),
@@ -320,9 +323,10 @@ void metrics_write(const struct metrics *m, const struct metrics_gauges *g, stru
 		 "Times a queued request let go of pages that it waited to use.", (double)s->holds_dropped},
 		{"kvasir:prefix_pages", "gauge", "KV pages in the prefix index.", s->prefix_pages},
 		{"kvasir:prefix_ghosts", "gauge", "Evicted pages that the policy remembers.", s->prefix_ghosts},
-		{"kvasir:prefix_page_queries_total", "counter", "Pages asked of the prefix index.",
+		{"kvasir:prefix_page_queries_total", "counter", "Full pages of admitted prompts.",
 		 (double)s->prefix_queries},
-		{"kvasir:prefix_page_hits_total", "counter", "Pages found in it.", (double)s->prefix_hits},
+		{"kvasir:prefix_page_hits_total", "counter", "Of these, pages that the prefix index knew.",
+		 (double)s->prefix_hits},
 		{"kvasir:prefix_inserted_total", "counter", "Pages put into it.", (double)s->prefix_inserted},
 		{"kvasir:prefix_revived_total", "counter", "Of these, pages that the policy remembered as evicted.",
 		 (double)s->prefix_revived},
@@ -349,7 +353,7 @@ void metrics_write(const struct metrics *m, const struct metrics_gauges *g, stru
 	write_outcomes(out, model, s);
 	write_evictions(out, model, s);
 	if (g->info) {
-		write_kv(out, model, &s->kv, g->info->n_pages ? g->info->kv_bytes / (uint64_t)g->info->n_pages : 0);
+		write_kv(out, model, &s->kv, g->info->page_bytes);
 		write_model(out, model, g->info);
 	}
 	write_tiers(out, model, &s->tiers);

@@ -126,7 +126,9 @@ static enum status read_limits(struct params *p, const struct json *body, enum p
 					   [PARAMS_RESPONSE] = "max_output_tokens"};
 	struct json max = json_get(body, keys[api]), newer = json_get(body, "max_completion_tokens");
 	struct json ignore_eos = json_get(body, "ignore_eos"), skip = json_get(body, "skip_special_tokens");
+	struct json timeout = json_get(body, "timeout");
 	int64_t v = api == PARAMS_COMPLETION ? 16 : -1;
+	double seconds = 0;
 	bool skip_special = true;
 
 	/* -1 is the way other local servers say "no limit". */
@@ -137,6 +139,8 @@ static enum status read_limits(struct params *p, const struct json *body, enum p
 		return json_fail(&max, STATUS_INVALID, err, "must be at least 1.");
 	p->has_max_tokens = v >= 0;
 	p->proto->max_tokens = (int32_t)v;
+	TRY(json_read_number(&timeout, 0.001, 2592000, &seconds, err));
+	p->proto->timeout_ms = (int64_t)(seconds * 1000 + 0.5);
 	TRY(json_read_bool(&ignore_eos, &p->proto->ignore_eos, err));
 	TRY(json_read_bool(&skip, &skip_special, err));
 	p->proto->keep_special = !skip_special;
@@ -355,6 +359,7 @@ struct engine_request *params_request(const struct params *p, struct engine *e, 
 	if (choice == 0)
 		memcpy(r->session, from->session, sizeof r->session);
 	r->max_tokens = from->max_tokens;
+	r->timeout_ms = from->timeout_ms;
 	r->ignore_eos = from->ignore_eos;
 	r->keep_special = from->keep_special;
 	return r;

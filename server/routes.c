@@ -85,16 +85,41 @@ static bool match_route(const struct route *r, struct str path, struct match *m)
 
 /* ---- CORS ---- */
 
-/* On every answer, streams and errors included: a browser hides an answer that lacks it. */
+/* Whether the list "https://a.example, https://b.example" holds the origin. */
+static bool is_listed(const char *list, struct str origin)
+{
+	while (*list) {
+		list += strspn(list, ", ");
+		size_t n = strcspn(list, ", ");
+		if (n > 0 && origin.n == n && memcmp(origin.p, list, n) == 0)
+			return true;
+		list += n;
+	}
+	return false;
+}
+
+/*
+ * On every answer, streams and errors included: a browser hides an answer that lacks it. The header can name one origin only, so
+ * of several it is the one that asks.
+ */
 static void set_cors(struct http_exchange *x, const struct config *config)
 {
-	const char *origin = config->cors_origin;
-	if (!origin || !origin[0])
+	const char *allowed = config->cors_origin;
+	struct str origin = http_header(x, "origin");
+	char echo[256];
+	if (!allowed || !allowed[0])
 		return;
-	http_set_header(x, "Access-Control-Allow-Origin", origin);
-	http_set_header(x, "Access-Control-Expose-Headers", "x-request-id, retry-after");
-	if (strcmp(origin, "*") != 0)
+	if (strcmp(allowed, "*") != 0)
 		http_set_header(x, "Vary", "Origin");
+	if (!strchr(allowed, ',')) {
+		http_set_header(x, "Access-Control-Allow-Origin", allowed);
+	} else if (origin.p && origin.n < sizeof echo && is_listed(allowed, origin)) {
+		snprintf(echo, sizeof echo, "%.*s", STR_ARG(origin));
+		http_set_header(x, "Access-Control-Allow-Origin", echo);
+	} else {
+		return;
+	}
+	http_set_header(x, "Access-Control-Expose-Headers", "x-request-id, retry-after");
 }
 
 /* Names of headers, as they stand in a list; anything else is not sent back. */
@@ -195,6 +220,11 @@ const struct route *routes_dispatch(struct http_exchange *x, void *app)
 			return NULL;
 		}
 		http_set_principal(x, tenant);
+	}
+	/* Refused before the upgrade, a WebSocket is tried elsewhere by whatever balances; afterwards it could only be closed. */
+	if (found->flags & ROUTE_WEBSOCKET && http_header(x, "upgrade").p && !app_accepts(a, &f)) {
+		reply_failure(x, &f);
+		return NULL;
 	}
 	if (found_m.name) {
 		snprintf(name, sizeof name, "%.*s", (int)found_m.name_n, found_m.name);

@@ -2,9 +2,10 @@
  * Life of the daemon:
  *   start    the listener opens at once, so that health checks get an answer; the engine loads in its worker
  *   ready    the engine's STATE event has come: the block on stdout, READY=1
+ *   failed   it could not load: the daemon stays, readiness says why; restarting it in a circle would not help
  *   reload   SIGHUP: the API keys are read again; what cannot be read changes nothing
  *   drain    the first signal: readiness fails, new work gets 503, running work ends or is cancelled at the deadline,
- *            WebSockets are closed with 1012, then the loop stops
+ *            WebSockets are closed with 1012, then the loop stops; a second signal ends the process at once
  * All of it runs on the loop thread; the engine only calls uv_async_send().
  */
 #include "server/server.h"
@@ -14,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <unistd.h>
 #include <uv.h>
 
 #include "engine/base/log.h"
@@ -23,14 +25,14 @@
 #include "server/listener.h"
 #include "server/loop.h"
 #include "server/notify.h"
+#include "server/ws.h"
 
 enum {
 	DRAIN_TICK_MS = 20,   /* how often a drain looks whether it is over */
 	DRAIN_GRACE_MS = 2000, /* for cancelled work to end, and again for the last bytes to leave */
-	WS_CLOSE_SERVICE_RESTART = 1012,
 };
 
-enum phase { PHASE_LOADING, PHASE_READY, PHASE_DRAINING, PHASE_CANCELLED, PHASE_CLOSING };
+enum phase { PHASE_LOADING, PHASE_READY, PHASE_FAILED, PHASE_DRAINING, PHASE_CANCELLED, PHASE_CLOSING };
 
 struct server {
 	const struct config *config;
@@ -44,7 +46,7 @@ struct server {
 	struct app *app;
 	struct listener *listener;
 	bool listener_closed;
-	struct loop_timer *drain_timer;
+	struct loop_timer *drain_timer, *watchdog_timer;
 	uint64_t phase_deadline_ms; /* on the loop's clock; DRAINING and later */
 };
 
@@ -102,11 +104,19 @@ static void on_wake(uv_async_t *handle)
 		s->phase = PHASE_READY;
 		announce(s);
 		notify_service_manager("READY=1");
+		notify_status("serving on port %d", listener_port(s->listener));
 		break;
 	case ENGINE_FAILED:
-		*s->err = *engine_load_error(s->engine);
-		s->status = s->err->status;
-		uv_stop(&s->loop);
+		/* An option that names something unknown is the caller's mistake, to be seen where it was made. */
+		if (engine_load_error(s->engine)->param[0]) {
+			*s->err = *engine_load_error(s->engine);
+			s->status = s->err->status;
+			uv_stop(&s->loop);
+			break;
+		}
+		s->phase = PHASE_FAILED;
+		log_msg(LOG_ERROR, "load", "the model could not be loaded: %s", engine_load_error(s->engine)->message);
+		notify_status("the model could not be loaded: %s", engine_load_error(s->engine)->message);
 		break;
 	}
 }
@@ -144,16 +154,31 @@ static void on_drain_tick(void *arg)
 	}
 }
 
+/*
+ * The second signal ends the process, whatever state it is in. By its default action where that works; the first process of
+ * a container has none, so it exits with the status that a shell would show.
+ */
+static void on_second_signal(int signo)
+{
+	raise(signo); /* SA_RESETHAND has brought the default action back */
+	_exit(128 + signo);
+}
+
 static void on_signal(uv_signal_t *handle, int signo)
 {
 	struct server *s = handle->data;
-	/* From here on the signals do what they do by default: a second one ends the process, whatever state it is in. */
+	const struct sigaction at_once = {.sa_handler = on_second_signal, .sa_flags = (int)(SA_RESETHAND | SA_NODEFER)};
 	uv_signal_stop(&s->sigterm);
 	uv_signal_stop(&s->sigint);
+	sigaction(SIGTERM, &at_once, NULL);
+	sigaction(SIGINT, &at_once, NULL);
 	log_msg(LOG_INFO, "drain", "%s: draining %d generations for up to %g s", signo == SIGTERM ? "SIGTERM" : "SIGINT",
 	        app_active(s->app), (double)s->config->drain_timeout / 1000);
 	notify_service_manager("STOPPING=1");
+	notify_status("draining");
 	app_start_drain(s->app);
+	listener_drain(s->listener);
+	uv_update_time(&s->loop);
 	enter(s, PHASE_DRAINING, (uint64_t)s->config->drain_timeout);
 	s->drain_timer = loop_timer_start(&s->loop, 0, DRAIN_TICK_MS, on_drain_tick, s);
 	if (!s->drain_timer) {
@@ -238,6 +263,8 @@ static enum status start_engine(struct server *s, const char *chat_template)
 		.session_gc_ms = c->session_gc,
 		.max_sessions = (int32_t)c->max_sessions,
 		.session_tokens = (int32_t)c->session_tokens,
+		.session_requests = (int32_t)c->session_requests,
+		.request_timeout_ms = c->request_timeout,
 		.wake = wake_loop,
 		.wake_arg = s,
 	};
@@ -258,6 +285,37 @@ static enum status start_signals(struct server *s)
 	if (rc == 0)
 		rc = uv_signal_start(&s->sigint, on_signal, SIGINT);
 	return rc == 0 ? STATUS_OK : error_set(s->err, STATUS_INTERNAL, "cannot watch signals: %s", uv_strerror(rc));
+}
+
+/*
+ * The first process of a container loses a signal that it has no handler for yet; one that is blocked waits. The threads
+ * that start meanwhile keep them blocked: signals belong to the loop thread.
+ */
+static void block_signals(int how)
+{
+	sigset_t set;
+	sigemptyset(&set);
+	sigaddset(&set, SIGTERM);
+	sigaddset(&set, SIGINT);
+	sigaddset(&set, SIGHUP);
+	pthread_sigmask(how, &set, NULL);
+}
+
+static void on_watchdog(void *arg)
+{
+	(void)arg;
+	notify_service_manager("WATCHDOG=1");
+}
+
+/* The service manager is told that the loop turns, twice as often as it asks to be. */
+static void start_watchdog(struct server *s)
+{
+	uint64_t period_ms = notify_watchdog_ms() / 2;
+	if (period_ms == 0)
+		return;
+	s->watchdog_timer = loop_timer_start(&s->loop, 0, period_ms, on_watchdog, NULL);
+	if (!s->watchdog_timer)
+		log_msg(LOG_WARN, "watchdog", "out of memory; the service manager will not be told that the daemon lives");
 }
 
 static void on_listener_closed(void *arg)
@@ -283,6 +341,7 @@ enum status server_run(const struct config *config, struct error *err)
 	log_set_level(level);
 	signal(SIGPIPE, SIG_IGN);
 	raise_file_limit();
+	block_signals(SIG_BLOCK);
 	if (config->chat_template) {
 		s.status = cli_chat_template(config->chat_template, &template, err);
 		if (s.status != STATUS_OK)
@@ -314,12 +373,15 @@ enum status server_run(const struct config *config, struct error *err)
 	if (s.status != STATUS_OK)
 		goto close_loop;
 	app_set_listener(s.app, s.listener, listener_figures);
+	start_watchdog(&s);
 	s.status = start_signals(&s);
+	block_signals(SIG_UNBLOCK);
 	if (s.status == STATUS_OK)
 		uv_run(&s.loop, UV_RUN_DEFAULT);
 
 	app_set_listener(s.app, NULL, NULL);
 	loop_timer_stop(s.drain_timer);
+	loop_timer_stop(s.watchdog_timer);
 	listener_close(s.listener, on_listener_closed, &s);
 	while (!s.listener_closed)
 		uv_run(&s.loop, UV_RUN_ONCE);
@@ -333,6 +395,7 @@ close_loop:
 	if (rc)
 		log_msg(LOG_ERROR, "server", "the event loop still has work at the end: %s", uv_strerror(rc));
 free_template:
+	block_signals(SIG_UNBLOCK);
 	buf_free(&template);
 	return s.status;
 }

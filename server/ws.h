@@ -16,6 +16,9 @@
 
 struct ws_conn;
 
+/* Why a connection is closed (RFC 6455, 7.4.1, and the IANA registry it names). */
+enum ws_close_code { WS_CLOSE_POLICY = 1008, WS_CLOSE_SERVICE_RESTART = 1012 };
+
 struct ws_app {
 	void *app;
 	void (*opened)(struct ws_conn *c, void *app);

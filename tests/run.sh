@@ -10,18 +10,20 @@
 #   unit      meson test
 #   golden    independent outputs, read from $KVASIR_SHARED
 #   api       the daemon with real clients
+#   deploy    what deploy/ holds: balancers, unit, manifests, dashboard (--full: also the image, and a bare Debian)
 #   soak      1,000 requests with random cancels leave nothing behind
-#   sanitize  unit and API tests under ASan and UBSan
+#   sanitize  unit and API tests under ASan and UBSan; with --full a million random operations on the KV cache
 #   clang     clang builds it all, warnings are errors
+#   cuda      the kernels for every GPU by nvcc, with gates on what it made of them; the API on the emulated GPU
 #   fuzz      each parser for a minute
-#   tsan      unit and API tests under TSan (slow)
+#   tsan      the same under TSan (slow)
 #
 # KVASIR_TEST_MODEL names the model file (else it is fetched into .cache/), KVASIR_SHARED the folder of golden files
 # (default: ../shared beside the repository), KVASIR_JOBS how many compilers and tests run at once.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 2
 
-everyday=(includes readme noserver unit golden api soak sanitize clang fuzz)
+everyday=(includes readme noserver unit golden api deploy soak sanitize clang cuda fuzz)
 slow=(tsan)
 full=no
 suites=()
@@ -120,19 +122,23 @@ unit_tests() {
 	echo "$name: $ok test programs passed, $((fail + timeout)) failed, $skip skipped"
 }
 
-# The Python clients of the tests, made once for these requirements.
+# The Python clients of the tests: the requirements of each file, installed once.
 venv() {
-	local stamp=$cache/venv/requirements.txt
-	if ! cmp -s tests/requirements.txt "$stamp"; then
-		echo "making the Python environment in .cache/venv"
-		python3 -m venv "$cache/venv" && "$cache/venv/bin/pip" install -q -r tests/requirements.txt &&
-			cp tests/requirements.txt "$stamp"
-	fi
+	local file stamp
+	for file in "$@"; do
+		stamp=$cache/venv/${file//\//-}
+		cmp -s "$file" "$stamp" && continue
+		echo "installing the packages of $file into .cache/venv"
+		[ -x "$cache/venv/bin/pip" ] || python3 -m venv "$cache/venv" || return
+		"$cache/venv/bin/pip" install -q -r "$file" && cp "$file" "$stamp" || return
+	done
 }
 
-need_python() {
-	venv >"$logs/venv.log" 2>&1 && return 0
-	skip "$1" "the Python packages of tests/requirements.txt cannot be had (see $logs/venv.log)"
+need_python() { # NAME [MORE REQUIREMENTS]
+	local name=$1
+	shift
+	venv tests/requirements.txt "$@" >"$logs/venv.log" 2>&1 && return 0
+	skip "$name" "the Python packages of tests/requirements.txt $* cannot be had (see $logs/venv.log)"
 	return 1
 }
 
@@ -192,16 +198,33 @@ suite_golden() {
 
 suite_api() { build build && api_tests api build; }
 
+suite_deploy() {
+	build build || return
+	need_python deploy tests/deploy/requirements.txt || return
+	KVASIR_FULL=$full KVASIR_BIN=$PWD/build/server/kvasir summed deploy "$cache/venv/bin/python" -m pytest -q -rfEs --tb=short \
+		-p no:cacheprovider --color=no --durations=5 tests/deploy
+}
+
 suite_soak() {
 	build build || return
 	need_python soak || return
 	KVASIR_BIN=$PWD/build/server/kvasir summed soak "$cache/venv/bin/python" tests/api/soak.py
 }
 
+# The KV rooms and a whole engine, at a million operations (--full); the unit tests do a tenth.
+long_soak() { # NAME BUILD
+	[ "$full" = yes ] || return 0
+	local t
+	for t in engine-soak engine-engine_soak; do
+		KVASIR_SOAK_OPS=1000000 check "$1-$t" timeout 1800 "$2/tests/unit/test-$t" && grep -h operations "$logs/$1-$t.log"
+	done
+}
+
 suite_sanitize() {
 	build build-asan -Dbuildtype=debugoptimized -Db_sanitize=address,undefined -Db_lundef=false || return
 	export ASAN_OPTIONS=detect_stack_use_after_return=1:strict_string_checks=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
 	unit_tests sanitize-unit build-asan 4
+	long_soak sanitize build-asan
 	KVASIR_TEST_SLOW=6 api_tests sanitize-api build-asan
 	unset ASAN_OPTIONS UBSAN_OPTIONS
 }
@@ -210,6 +233,7 @@ suite_tsan() {
 	build build-tsan -Dbuildtype=debugoptimized -Db_sanitize=thread -Db_lundef=false || return
 	export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1
 	unit_tests tsan-unit build-tsan 8
+	long_soak tsan build-tsan
 	KVASIR_TEST_SLOW=12 api_tests tsan-api build-tsan
 	unset TSAN_OPTIONS
 }
@@ -222,7 +246,54 @@ need_clang() {
 
 suite_clang() {
 	need_clang clang || return
-	CC=clang build build-clang && unit_tests clang-unit build-clang
+	CC=clang CXX=clang++ build build-clang && unit_tests clang-unit build-clang
+}
+
+# What nvcc compiles runs on no GPU here, and must say so; what runs here is the same source on the CPU. Without nvcc only that.
+suite_cuda() {
+	local nvcc model=$cache/models/random-cuda.gguf
+	nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
+	if [ -x "$nvcc" ]; then
+		if build build-cuda -Dserver=disabled -Dtests=disabled -Dcuda=enabled; then
+			need_cuobjdump
+			summed cuda-resources python3 tests/cuda/check_resources.py build-cuda/cuda/*.resources
+			summed cuda-sass python3 tests/cuda/check_sass.py "${KVASIR_CUOBJDUMP:-cuobjdump}" build-cuda/cuda/product.o \
+				build-cuda/cuda/attention.o
+			check cuda-no-gpu no_gpu build-cuda/server/kvasir
+		fi
+	else
+		skip cuda-nvcc "nvcc is not installed"
+	fi
+	build build || return
+	if [ ! -e build/cuda/libkvasir-cuda-host.a ]; then
+		skip cuda-api "this build has no device cuda-host (no C++ compiler)"
+		return
+	fi
+	need_python cuda-api || return
+	mkdir -p "$cache/models"
+	check cuda-model "$cache/venv/bin/python" tests/tools/make_model.py "$model" --type Q4_K --layers 1 --embd 256 --ff 256 --heads 4 \
+		--kv-heads 2 --ctx 2048 --chat-template chatml --tied || return
+	check cuda-check-sh tests/gpu/check.sh --build build --device cuda-host --small
+	KVASIR_TEST_MODEL=$model KVASIR_TEST_DEVICE=cuda-host KVASIR_TEST_SLOW=6 KVASIR_BIN=$PWD/build/server/kvasir summed cuda-api \
+		"$cache/venv/bin/python" -m pytest -q -rfEs --tb=short -p no:cacheprovider --color=no -m "not trained" tests/api/test_openai.py
+}
+
+# On a machine without a GPU a build with CUDA starts, and --device cuda is one line and a status. With one, it is something else to test.
+no_gpu() {
+	local said
+	! command -v nvidia-smi >/dev/null || return 0
+	said=$("$1" generate --model "${KVASIR_TEST_MODEL:-none}" --device cuda --prompt x 2>&1) && return 1
+	echo "$said"
+	[ "$(wc -l <<<"$said")" -eq 1 ] && grep -q CUDA <<<"$said"
+}
+
+# NVIDIA's disassembler, which not every toolkit has, from the Python package index. Without it the test of the machine code skips.
+need_cuobjdump() {
+	local dir=$cache/cuobjdump
+	! command -v cuobjdump >/dev/null || return 0
+	[ -d "$dir" ] || python3 -m pip install -q --target "$dir" nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm >"$logs/cuobjdump.log" 2>&1
+	KVASIR_CUOBJDUMP=$(find "$dir" -name cuobjdump -type f 2>/dev/null | head -n 1)
+	export KVASIR_CUOBJDUMP
 }
 
 suite_fuzz() {

@@ -135,7 +135,7 @@ static void fault_in_kernel()
 
 static bool in_stack_guard(const fibre &f, const char *p)
 {
-	return p >= f.stack - 4096 && p < f.stack;
+	return p >= f.stack - STACK_GUARD && p < f.stack;
 }
 
 static void on_fault(int number, siginfo_t *info, void *opaque)

@@ -4,7 +4,6 @@
  */
 #include <stdlib.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include "cuda/host_cuda/internal.h"
 
@@ -105,12 +104,11 @@ static void swap(fibre &from, fibre &to)
 bool fibre_prepare(fibre &f, void (*entry)())
 {
 	if (!f.stack) {
-		const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-		void *p = mmap(nullptr, stack_size + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+		void *p = mmap(nullptr, stack_size + STACK_GUARD, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 		if (p == MAP_FAILED)
 			return false;
-		mprotect(p, page, PROT_NONE);
-		f.stack = static_cast<char *>(p) + page;
+		mprotect(p, STACK_GUARD, PROT_NONE);
+		f.stack = static_cast<char *>(p) + STACK_GUARD;
 		f.stack_bytes = stack_size;
 	}
 	set_entry(f, entry);

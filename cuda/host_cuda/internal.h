@@ -17,6 +17,9 @@
 namespace host_cuda {
 
 /* ---- fibre.cpp: stacks and the switch between them */
+/* Below each stack no access is allowed in so many bytes: more than a frame may reach over at once. */
+static const size_t STACK_GUARD = 64 * 1024;
+
 struct fibre {
 	void *sp = nullptr;
 	char *stack = nullptr; /* NULL for the thread's own */
@@ -24,7 +27,7 @@ struct fibre {
 	void *fake_stack = nullptr;
 	void *context = nullptr; /* where the switch is ucontext's */
 };
-/* Gives `f` a stack with a guard page below it, once, and makes it begin at `entry`, which never returns. False without memory. */
+/* Gives `f` a stack with a guard below it, once, and makes it begin at `entry`, which never returns. False without memory. */
 bool fibre_prepare(fibre &f, void (*entry)());
 /* Saves the running context in `from` and goes on with `to`. `ends`: `from` will not be resumed. */
 void fibre_switch(fibre &from, fibre &to, bool ends);

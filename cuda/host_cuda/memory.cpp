@@ -1,5 +1,5 @@
 /*
- * Device and pinned memory. Each allocation is a mapping of its own whose end lies at a guard page, aligned to 256 bytes as
+ * Device and pinned memory. Each allocation is a mapping of its own whose end lies at a guard, aligned to 256 bytes as
  * cudaMalloc promises and no better; new memory is full of NaN. What fills it up to the alignment is checked after every kernel.
  */
 #include <algorithm>
@@ -22,7 +22,8 @@
 
 namespace host_cuda {
 
-static const size_t page = 4096, alignment = 256;
+/* The guard on either side is wide, so that a wrong index meets it and not somebody else's memory. */
+static const size_t page = 4096, guard_bytes = 1 << 20, alignment = 256;
 static const unsigned char fresh = 0xff, canary = 0xa7;
 
 static std::vector<allocation> &table = *new std::vector<allocation>; /* by base */
@@ -128,7 +129,7 @@ void device_memory_close()
 
 static cudaError_t allocate(void **out, size_t bytes, memory_kind kind)
 {
-	const size_t usable = round_up(bytes, page), map_bytes = usable + 2 * page;
+	const size_t usable = round_up(bytes, page), map_bytes = usable + 2 * guard_bytes;
 	allocation a = {};
 	*out = nullptr;
 	if (bytes == 0)
@@ -146,15 +147,15 @@ static cudaError_t allocate(void **out, size_t bytes, memory_kind kind)
 	a.usable = usable;
 	a.bytes = bytes;
 	a.kind = kind;
-	a.base = a.map + page + usable - rounded;
-	mprotect(a.map + page, usable, PROT_READ | PROT_WRITE);
+	a.base = a.map + guard_bytes + usable - rounded;
+	mprotect(a.map + guard_bytes, usable, PROT_READ | PROT_WRITE);
 	if (kind == memory_kind::device) {
-		protect(a.map + page, usable);
+		protect(a.map + guard_bytes, usable);
 		used_memory += rounded;
 	}
 	{
 		const device_memory_scope open;
-		memset(a.map + page, canary, usable - rounded);
+		memset(a.map + guard_bytes, canary, usable - rounded);
 		memset(a.base, fresh, bytes);
 		memset(a.base + bytes, canary, rounded - bytes);
 #ifdef WITH_ASAN
@@ -190,7 +191,7 @@ std::string check_canaries()
 static void unmap(const allocation &a)
 {
 #ifdef WITH_ASAN
-	__asan_unpoison_memory_region(a.map + page, a.usable);
+	__asan_unpoison_memory_region(a.map + guard_bytes, a.usable);
 #endif
 	if (a.kind == memory_kind::device)
 		used_memory -= round_up(a.bytes, alignment);

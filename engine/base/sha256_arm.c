@@ -1,4 +1,7 @@
-/* SHA-256 with the SHA-2 instructions of ARMv8 (Arm ARM, SHA256H, SHA256H2, SHA256SU0, SHA256SU1): one does four rounds of half a state. */
+/*
+ * SHA-256 with the SHA-2 instructions of ARMv8 (Arm ARM, SHA256H, SHA256H2, SHA256SU0, SHA256SU1): one does four rounds
+ * of half a state.
+ */
 #include "engine/base/sha256_blocks.h"
 
 #ifdef SHA256_ARM
@@ -29,7 +32,8 @@ static void blocks(uint32_t h[8], const uint8_t *p, size_t n_blocks)
 			if (i < 4)
 				*now = vreinterpretq_u32_u8(vrev32q_u8(vld1q_u8(p + 16 * i)));
 			else
-				*now = vsha256su1q_u32(vsha256su0q_u32(*now, w[(i + 1) % 4]), w[(i + 2) % 4], w[(i + 3) % 4]);
+				*now = vsha256su1q_u32(vsha256su0q_u32(*now, w[(i + 1) % 4]), w[(i + 2) % 4],
+				                       w[(i + 3) % 4]);
 			uint32x4_t wk = vaddq_u32(*now, vld1q_u32(sha256_k + 4 * i)), abcd_now = abcd;
 			abcd = vsha256hq_u32(abcd, efgh, wk);
 			efgh = vsha256h2q_u32(efgh, abcd_now, wk);

@@ -1,4 +1,7 @@
-/* The inside of SHA-256: ways to take blocks of 64 bytes into a state. All give the same; sha256.c chooses one when first asked. */
+/*
+ * The inside of SHA-256: ways to take blocks of 64 bytes into a state. All give the same; sha256.c chooses one when
+ * first asked.
+ */
 #pragma once
 
 #include <stdbool.h>

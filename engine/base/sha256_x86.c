@@ -1,6 +1,6 @@
 /*
- * SHA-256 with the SHA extension of x86 (Intel SDM, volume 2: SHA256RNDS2, SHA256MSG1, SHA256MSG2). The state lives in two registers,
- * {a, b, e, f} and {c, d, g, h} from the highest word down; one instruction does two rounds.
+ * SHA-256 with the SHA extension of x86 (Intel SDM, volume 2: SHA256RNDS2, SHA256MSG1, SHA256MSG2). The state lives in
+ * two registers, {a, b, e, f} and {c, d, g, h} from the highest word down; one instruction does two rounds.
  */
 #include "engine/base/sha256_blocks.h"
 
@@ -32,7 +32,8 @@ __attribute__((target("sha,ssse3,sse4.1"))) static void blocks(uint32_t h[8], co
 				*now = _mm_shuffle_epi8(_mm_loadu_si128((const __m128i *)(p + 16 * i)), big_endian);
 			} else {
 				__m128i back_2 = w[(i + 2) % 4], back_1 = w[(i + 3) % 4];
-				__m128i sum = _mm_add_epi32(_mm_sha256msg1_epu32(*now, w[(i + 1) % 4]), _mm_alignr_epi8(back_1, back_2, 4));
+				__m128i sum = _mm_sha256msg1_epu32(*now, w[(i + 1) % 4]);
+				sum = _mm_add_epi32(sum, _mm_alignr_epi8(back_1, back_2, 4));
 				*now = _mm_sha256msg2_epu32(sum, back_1);
 			}
 			__m128i wk = _mm_add_epi32(*now, _mm_loadu_si128((const __m128i *)(sha256_k + 4 * i)));

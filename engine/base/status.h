@@ -23,6 +23,7 @@
 	X(LIMIT, "limit reached")                                                                                      \
 	X(BUSY, "busy")                                                                                                \
 	X(CANCELLED, "cancelled")                                                                                      \
+	X(TIMEOUT, "took too long")                                                                                    \
 	X(DEVICE, "device error")                                                                                      \
 	X(INTERNAL, "internal error")
 

@@ -1,6 +1,7 @@
 /*
- * The leak ledger: who holds each reference on each page, for builds that look for leaks (-Dkv_ledger). The pool tells it of every
- * change; it answers who holds a page and whether somebody does. In other builds all of it is empty and costs nothing.
+ * The leak ledger: who holds each reference on each page, for builds that look for leaks (-Dkv_ledger). The pool tells
+ * it of every change; it answers who holds a page and whether somebody does. In other builds all of it is empty and
+ * costs nothing.
  *
  * A ledger that finds no memory for an entry says so (kv_ledger_complete) and stops judging: the pool goes on.
  */

@@ -120,25 +120,26 @@ enum status kv_pool_destroy(struct kv_pool *p)
 /* ---- Changes ---- */
 
 /* Going on with a wrong count would show one conversation's memory to another: stop, with what led here. */
-__attribute__((noreturn)) static void broken(const struct kv_pool *p, int32_t page, const char *what, struct kv_holder holder,
-                                             const char *where)
+__attribute__((noreturn)) static void broken(const struct kv_pool *p, int32_t page, const char *what,
+                                             struct kv_holder holder, const char *where)
 {
 	struct buf report = BUF_INIT;
-	fprintf(stderr, "kv pool: %s page %" PRId32 " of %" PRId32 ", by %s %" PRIu64 " in %s; its last changes:\n", what, page,
-	        p->counts.n_pages, kv_holder_text(holder.kind), holder.id, where);
+	fprintf(stderr, "kv pool: %s page %" PRId32 " of %" PRId32 ", by %s %" PRIu64 " in %s; its last changes:\n", what,
+	        page, p->counts.n_pages, kv_holder_text(holder.kind), holder.id, where);
 	uint64_t first = p->n_changes > HISTORY ? p->n_changes - HISTORY : 0;
 	for (uint64_t i = first; i < p->n_changes; i++) {
 		const struct change *c = &p->history[i % HISTORY];
 		if (c->page == page)
-			fprintf(stderr, "  %c by %s %" PRIu64 " in %s: %" PRId32 " after\n", c->what, kv_holder_text(c->holder.kind),
-			        c->holder.id, c->where, c->refs_after);
+			fprintf(stderr, "  %c by %s %" PRIu64 " in %s: %" PRId32 " after\n", c->what,
+			        kv_holder_text(c->holder.kind), c->holder.id, c->where, c->refs_after);
 	}
 	kv_pool_report(p, &report);
 	fprintf(stderr, "%s", report.data ? report.data : "");
 	abort();
 }
 
-static void check_held(const struct kv_pool *p, int32_t page, const char *what, struct kv_holder holder, const char *where)
+static void check_held(const struct kv_pool *p, int32_t page, const char *what, struct kv_holder holder,
+                       const char *where)
 {
 	if (page < 0 || page >= p->counts.n_pages || p->pages[page].refs <= 0)
 		broken(p, page, what, holder, where);
@@ -303,8 +304,8 @@ void kv_pool_report(const struct kv_pool *p, struct buf *out)
 	buf_printf(out, "%" PRId32 " of %" PRId32 " pages are held;", c->n_pages - c->n_free, c->n_pages);
 	for (int kind = 0; kind < KV_HOLDER_KINDS; kind++) {
 		if (c->refs[kind])
-			buf_printf(out, " %s: %" PRId64 " references on %" PRId32 " pages;", kv_holder_text(kind), c->refs[kind],
-			           c->pages[kind]);
+			buf_printf(out, " %s: %" PRId64 " references on %" PRId32 " pages;", kv_holder_text(kind),
+			           c->refs[kind], c->pages[kind]);
 	}
 	buf_printf(out, " shared: %" PRId32 " pages\n", c->n_shared);
 	kv_ledger_report(&p->ledger, out);

@@ -1,12 +1,12 @@
 /*
- * The page pool: one slab of device memory cut into pages, and a reference count for each. Mechanism only: which page to give
- * up is decided elsewhere.
+ * The page pool: one slab of device memory cut into pages, and a reference count for each. Mechanism only: which page
+ * to give up is decided elsewhere.
  *
- * Every reference has a holder, who is named when it is taken and when it is given back (holder.h): a live sequence's block table,
- * a queued request, the prefix index, a copy under way. kv_pool_get() returns a page with one reference; the last
- * kv_pool_unref() frees it. A count that would go below zero, in all or for the kind of the holder, aborts with the page's recent
- * history: it is a bug, and going on would serve one conversation's memory to another. Builds with a ledger (-Dkv_ledger) check
- * the very holder, and know who holds a page.
+ * Every reference has a holder, who is named when it is taken and when it is given back (holder.h): a live sequence's
+ * block table, a queued request, the prefix index, a copy under way. kv_pool_get() returns a page with one reference;
+ * the last kv_pool_unref() frees it. A count that would go below zero, in all or for the kind of the holder, aborts
+ * with the page's recent history: it is a bug, and going on would serve one conversation's memory to another. Builds
+ * with a ledger (-Dkv_ledger) check the very holder, and know who holds a page.
  *
  * One thread, the device's worker, uses a pool.
  */
@@ -29,8 +29,8 @@ enum { KV_NO_PAGE = -1 };
 enum status kv_pool_create(struct backend *b, const struct kv_layout *layout, int32_t n_pages, struct kv_pool **out,
                            struct error *err);
 /*
- * Closes the pool. While any reference is held it returns BUSY, logs who holds what (kv_pool_report()) and leaves the pool as it is.
- * NULL is allowed.
+ * Closes the pool. While any reference is held it returns BUSY, logs who holds what (kv_pool_report()) and leaves the
+ * pool as it is. NULL is allowed.
  */
 enum status kv_pool_destroy(struct kv_pool *p);
 
@@ -51,8 +51,9 @@ int32_t kv_pool_refs(const struct kv_pool *p, int32_t page);
 bool kv_pool_is_indexed(const struct kv_pool *p, int32_t page);
 
 /*
- * Marks a page as known to an index, which holds one of its references. The watcher then hears of each change to and from a single
- * reference: with idle = true the index is the only holder left. It is not called by kv_pool_mark() itself.
+ * Marks a page as known to an index, which holds one of its references. The watcher then hears of each change to and
+ * from a single reference: with idle = true the index is the only holder left. It is not called by kv_pool_mark()
+ * itself.
  */
 void kv_pool_watch(struct kv_pool *p, void (*watcher)(void *arg, int32_t page, bool idle), void *arg);
 void kv_pool_mark(struct kv_pool *p, int32_t page, bool indexed);
@@ -83,5 +84,7 @@ int32_t kv_pool_refs_of(const struct kv_pool *p, int32_t page, enum kv_holder_ki
 bool kv_pool_has_ledger(const struct kv_pool *p);
 /* Who holds a page, newest first: at most max of them go to out. Returns how many there are; 0 without a ledger. */
 size_t kv_pool_holders(const struct kv_pool *p, int32_t page, struct kv_holder *out, size_t max);
-/* Appends lines for people: references by kind and, with a ledger, which holder has which pages since which function. */
+/*
+ * Appends lines for people: references by kind and, with a ledger, which holder has which pages since which function.
+ */
 void kv_pool_report(const struct kv_pool *p, struct buf *out);

@@ -102,6 +102,7 @@ struct node {
 	int32_t first_child, next_sibling, prev_sibling; /* pages, or NO_NODE; first pages have no siblings */
 	int32_t hash_next; /* page, or NO_NODE */
 	uint64_t serial;   /* every entry has its own */
+	int32_t n_weak;    /* weak references to it */
 	uint64_t user;     /* the request that used it last */
 	bool present, held; /* held: others have references too */
 };
@@ -197,7 +198,7 @@ static void enter_siblings(struct kv_prefix *p, int32_t page)
 	p->nodes[n->parent].first_child = page;
 }
 
-/* Takes an entry out; its reference is the caller's now. The eviction engine has removed it, or is about to end. */
+/* Takes an entry out and gives its reference back. The eviction engine has removed it, or is about to end. */
 static void unlink_node(struct kv_prefix *p, int32_t page)
 {
 	struct node *n = &p->nodes[page];
@@ -211,6 +212,7 @@ static void unlink_node(struct kv_prefix *p, int32_t page)
 	p->stats.n_idle -= !n->held;
 	n->present = false;
 	kv_pool_mark(p->pool, page, false);
+	kv_pool_unref(p->pool, page, self);
 }
 
 void kv_prefix_destroy(struct kv_prefix *p)
@@ -218,10 +220,8 @@ void kv_prefix_destroy(struct kv_prefix *p)
 	if (!p)
 		return;
 	for (int32_t i = 0; i < kv_pool_n_pages(p->pool); i++) {
-		if (!p->nodes[i].present)
-			continue;
-		unlink_node(p, i);
-		kv_pool_unref(p->pool, i, self);
+		if (p->nodes[i].present)
+			unlink_node(p, i);
 	}
 	kv_pool_watch(p->pool, NULL, NULL);
 	evict_destroy(p->evict);
@@ -366,7 +366,6 @@ static enum status collect_part(struct kv_prefix *p, const int32_t *tokens, int3
 	if (p->nodes[page].n_tokens < KV_PAGE_TOKENS && p->nodes[page].n_tokens == common && kv_pool_refs(p->pool, page) == 2) {
 		evict_forget(p->evict, page);
 		unlink_node(p, page);
-		kv_pool_unref(p->pool, page, self);
 	} else {
 		touch(p, page, i, use);
 	}
@@ -399,6 +398,7 @@ static void add_node(struct kv_prefix *p, const struct kv_key *key, int32_t pare
 	n->first_child = NO_NODE;
 	n->hash_next = *bucket;
 	n->serial = ++p->last_serial;
+	n->n_weak = 0;
 	n->user = 0;
 	n->present = true;
 	n->held = true; /* by the sequence that computed it */
@@ -486,15 +486,17 @@ void kv_prefix_hint(struct kv_prefix *p, const struct kv_seq *seq, int32_t n_pag
 
 /* ---- Weak references and claims ---- */
 
-void kv_weak_free(struct kv_weak *weak)
+void kv_weak_free(struct kv_prefix *p, struct kv_weak *weak)
 {
+	for (int32_t i = weak->n_pages > 0 ? kv_weak_alive(p, weak) : 0; i > 0; i--)
+		p->nodes[weak->pages[i - 1].page].n_weak--;
 	free(weak->pages);
 	*weak = KV_WEAK_INIT;
 }
 
 void kv_prefix_weaken(struct kv_prefix *p, const struct kv_seq *seq, struct kv_weak *out)
 {
-	kv_weak_free(out);
+	kv_weak_free(p, out);
 	out->n_tokens = seq->n_tokens;
 	out->pages = calloc((size_t)seq->n_pages + 1, sizeof *out->pages);
 	if (!out->pages)
@@ -502,6 +504,7 @@ void kv_prefix_weaken(struct kv_prefix *p, const struct kv_seq *seq, struct kv_w
 	while (out->n_pages < seq->n_pages && p->nodes[seq->pages[out->n_pages]].present) {
 		int32_t page = seq->pages[out->n_pages];
 		out->pages[out->n_pages++] = (struct kv_weak_page){page, p->nodes[page].serial};
+		p->nodes[page].n_weak++;
 	}
 }
 
@@ -517,6 +520,11 @@ int32_t kv_weak_alive(const struct kv_prefix *p, const struct kv_weak *weak)
 			high = middle;
 	}
 	return low;
+}
+
+int32_t kv_prefix_n_weak(const struct kv_prefix *p, int32_t page)
+{
+	return p->nodes[page].present ? p->nodes[page].n_weak : 0;
 }
 
 enum status kv_prefix_claims_create(struct kv_prefix *p, int32_t n)
@@ -598,13 +606,7 @@ bool kv_prefix_evict(struct kv_prefix *p, int64_t now_ms, enum evict_reason reas
 	}
 	evict_remove(p->evict, page, reason);
 	unlink_node(p, page);
-	kv_pool_unref(p->pool, page, self);
 	return true;
-}
-
-bool kv_prefix_has(const struct kv_prefix *p, int32_t page)
-{
-	return p->nodes[page].present;
 }
 
 void kv_prefix_stats(const struct kv_prefix *p, struct kv_prefix_stats *out)

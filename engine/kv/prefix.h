@@ -152,7 +152,9 @@ void kv_prefix_hint(struct kv_prefix *p, const struct kv_seq *seq, int32_t n_pag
 void kv_prefix_weaken(struct kv_prefix *p, const struct kv_seq *seq, struct kv_weak *out);
 /* How many of its pages, from the first on, are still there: eviction takes the last one first. O(log n_pages). */
 int32_t kv_weak_alive(const struct kv_prefix *p, const struct kv_weak *weak);
-void kv_weak_free(struct kv_weak *weak); /* leaves it empty */
+void kv_weak_free(struct kv_prefix *p, struct kv_weak *weak); /* leaves it empty */
+/* How many weak references there are to a page that is indexed. */
+int32_t kv_prefix_n_weak(const struct kv_prefix *p, int32_t page);
 
 /* Claims of sessions on the pages they use (struct kv_use): see evict.h. Without room (NOMEM) there are none, which is allowed. */
 enum status kv_prefix_claims_create(struct kv_prefix *p, int32_t n);
@@ -185,8 +187,6 @@ int32_t kv_prefix_adopt(struct kv_prefix *p, const struct kv_page_name *name, in
 
 /* Evicts the page that the policy finds worth least, a leaf that nobody else holds; false when there is none. */
 bool kv_prefix_evict(struct kv_prefix *p, int64_t now_ms, enum evict_reason reason);
-/* Whether a page is indexed. */
-bool kv_prefix_has(const struct kv_prefix *p, int32_t page);
 void kv_prefix_stats(const struct kv_prefix *p, struct kv_prefix_stats *out);
 /* How many tokens the index knows a page to hold; 0 for a page that it does not know. */
 int32_t kv_prefix_page_tokens(const struct kv_prefix *p, int32_t page);

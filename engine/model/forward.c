@@ -199,6 +199,8 @@ enum status model_reserve(struct model *m, int32_t max_rows, int32_t max_outputs
 		st = ops->reserve(m->backend, max_rows, widest > q_width ? widest : q_width, layout);
 	if (st != STATUS_OK) {
 		release_step_memory(m);
+		if (st == STATUS_UNSUPPORTED)
+			return error_set(err, st, "device %s cannot compute attention heads of %" PRId32 " elements", info.name, p->head_dim);
 		return no_step_memory(st, max_rows, max_outputs, err);
 	}
 	for (size_t i = 0; i < STEP_PARTS; i++)

@@ -7,6 +7,7 @@ import pytest
 
 sys.path.insert(0, os.path.dirname(__file__))
 from daemon import BIN, MODEL, SLOW, Daemon  # noqa: E402
+from transport import Echo  # noqa: E402
 
 
 def pytest_collection_modifyitems(items):
@@ -25,6 +26,7 @@ def pytest_collection_modifyitems(items):
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "no_model: the test needs no model")
+    config.addinivalue_line("markers", "trained: what the test expects, a model with random weights does not say")
 
 
 @pytest.fixture(scope="session")
@@ -33,6 +35,13 @@ def daemon():
     with Daemon() as d:
         yield d
         d.wait_idle()
+
+
+@pytest.fixture(scope="module")
+def echo():
+    """The transport with an echo in place of the application."""
+    with Echo() as e:
+        yield e
 
 
 @pytest.fixture

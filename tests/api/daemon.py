@@ -1,7 +1,7 @@
 """A running daemon for tests, and what can be read about it from outside.
 
 KVASIR_BIN names the program, KVASIR_TEST_MODEL the model file, KVASIR_TEST_SLOW how many times slower than a release build this
-one may be (sanitizers).
+one may be (sanitizers), KVASIR_TEST_DEVICE the device (default: cpu).
 """
 import os
 import re
@@ -17,12 +17,19 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 BIN = os.environ.get("KVASIR_BIN", os.path.join(ROOT, "build", "server", "kvasir"))
 MODEL = os.environ.get("KVASIR_TEST_MODEL", "")
 SLOW = float(os.environ.get("KVASIR_TEST_SLOW", "1"))
+DEVICE = os.environ.get("KVASIR_TEST_DEVICE", "cpu")
 
 
 def free_port():
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return s.getsockname()[1]
+
+
+def child_of(pid):
+    """The one child of a process, as a command that runs another one has it."""
+    with open(f"/proc/{pid}/task/{pid}/children") as f:
+        return int(f.read())
 
 
 def eventually(check, seconds, what):
@@ -40,15 +47,16 @@ def eventually(check, seconds, what):
 class Daemon:
     """Starts `kvasir serve` on a free port; stop() ends it by SIGTERM and returns its exit status."""
 
-    def __init__(self, *args, model=MODEL, wait=True, env=None):
-        self.port = free_port()
+    def __init__(self, *args, model=MODEL, wait=True, env=None, key=None, port=None):
+        self.headers = {"authorization": f"Bearer {key}"} if key else {}  # of what is asked here
+        self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.ws_url = f"ws://127.0.0.1:{self.port}/v1/responses"
         self.log = tempfile.NamedTemporaryFile("w+", prefix="kvasir-test-", suffix=".log")
         self.out = tempfile.NamedTemporaryFile("w+", prefix="kvasir-test-", suffix=".out")
         clean = {k: v for k, v in os.environ.items() if not k.startswith("KVASIR_")}
         self.process = subprocess.Popen(
-            [BIN, "serve", "--model", model, "--port", str(self.port), *map(str, args)],
+            [BIN, "serve", "--model", model, "--port", str(self.port), "--device", DEVICE, *map(str, args)],
             stdin=subprocess.DEVNULL, stdout=self.out, stderr=self.log, env={**clean, **(env or {})})
         if wait:
             self.wait_ready()
@@ -104,12 +112,17 @@ class Daemon:
 
     def metrics(self):
         """Every series without its histogram buckets, summed over labels: {"kvasir:kv_pages_free": 812.0, ...}"""
-        text = httpx.get(self.url + "/metrics", timeout=10 * SLOW).text
+        text = httpx.get(self.url + "/metrics", headers=self.headers, timeout=10 * SLOW).text
         values = {}
         for name, value in re.findall(r"^([a-z_:]+)(?:\{[^}]*\})? (\S+)$", text, re.M):
             if not name.endswith("_bucket"):
                 values[name] = values.get(name, 0) + float(value)
         return values
+
+    def kv(self, **query):
+        r = httpx.get(self.url + "/v1/kv", params=query, headers=self.headers, timeout=10 * SLOW)
+        assert r.status_code == 200, r.text
+        return r.json()
 
     def pages(self):
         """KV pages that new work can have: those nobody holds, and those that the prefix index alone keeps."""

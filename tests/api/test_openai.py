@@ -18,6 +18,7 @@ def chat(client, text, **more):
     return client.chat.completions.create(model=MODEL_ID, messages=messages, **{"max_tokens": 16, "temperature": 0, **more})
 
 
+@pytest.mark.trained
 def test_a_completion_goes_on_where_the_prompt_ends(client):
     r = complete(client, "The capital of France is")
     assert r.object == "text_completion"
@@ -28,6 +29,7 @@ def test_a_completion_goes_on_where_the_prompt_ends(client):
     assert r.usage.total_tokens == r.usage.prompt_tokens + 12
 
 
+@pytest.mark.trained
 def test_a_chat_answers(client):
     r = chat(client, "Hi", max_tokens=32)
     assert r.object == "chat.completion"
@@ -96,6 +98,7 @@ def test_echo_goes_on_with_an_answer(client):
     assert r.choices[0].text == "Two plus two is" + alone.choices[0].text
 
 
+@pytest.mark.trained
 def test_n_answers_have_each_their_index(client):
     r = chat(client, "Tell me a word.", n=2, temperature=1, seed=3, max_tokens=12)
     assert [c.index for c in r.choices] == [0, 1]
@@ -159,6 +162,7 @@ def test_logit_bias_bans_and_forces(client, http):
     assert forced.choices[0].model_dump()["token_ids"] == [other] * 3
 
 
+@pytest.mark.trained
 def test_a_delta_never_splits_a_code_point(client):
     prompt = "Repeat: 🙂🙃 日本語 ñandú 🙂🙃 日本語 ñandú 🙂🙃"
     whole = complete(client, prompt, max_tokens=40).choices[0].text
@@ -173,6 +177,7 @@ def test_max_completion_tokens_is_max_tokens(client):
     assert r.usage.completion_tokens == 5 and r.choices[0].finish_reason == "length"
 
 
+@pytest.mark.trained
 def test_models_tell_their_context_length(client):
     models = client.models.list().data
     assert len(models) == 1 and models[0].object == "model"
@@ -194,6 +199,7 @@ def test_error_classes(client):
         client.post("/no/such/path", cast_to=object, body={})
 
 
+@pytest.mark.trained
 def test_a_prompt_beyond_the_context_names_both_numbers(client):
     for stream in (False, True):
         with pytest.raises(openai.BadRequestError) as e:

@@ -1,20 +1,23 @@
 /*
  * bench_kv: what keeping account of the KV cache costs, beside the step of a model that it serves.
  *
- *   bench_kv [--model FILE] [--device NAME] [--threads N] [--policy NAME] [--pages N] [--steps N] [--check PERCENT]
+ *   bench_kv [--model FILE] [--device NAME] [--threads N] [--policy NAME] [--pages N] [--steps N] [--waiting N]
+ *            [--check PERCENT]
  *
- * The real scheduler, pool and prefix index run over a pool of 100,000 pages that is full of earlier conversations, so every page
- * that is taken is an eviction. 32 generations decode, each growing by a page every 16 steps; each answer has 256 tokens, then a
- * queued prompt of 2,000 tokens takes its place, half of which an earlier conversation has in the index; 64 more wait, all looked
- * after in every step. Nothing is computed; with --model, real decode steps of 32 sequences run in turn with this, so that both
- * find the caches as the other leaves them, and the last lines set one against the other. --check fails when the scheduler
- * takes more than that share of a decode step, and says 77, "skipped", without a model.
+ * The real scheduler, pool and prefix index run over a pool of 100,000 pages that is full of earlier conversations, so
+ * every page that is taken is an eviction. 32 generations decode, each growing by a page every 16 steps; each answer
+ * has 256 tokens, then a queued prompt of 2,000 tokens takes its place, half of which an earlier conversation has in
+ * the index; 64 more (--waiting) wait, all looked after in every step. Nothing is computed; with --model, real decode
+ * steps of 32 sequences run in turn with this, so that both find the caches as the other leaves them, and the last
+ * lines set one against the other. --check fails when the scheduler takes more than that share of a decode step, and
+ * says 77, "skipped", without a model.
  */
 #include "engine/sched.h"
 #include "tests/bench/model_steps.h"
 #include "tests/support/memory_backend.h"
+#include "tests/support/taken_part.h"
 
-enum { RUNNING = 32, WAITING = 64, PROMPT = 2000, ANSWER = 256, CONVERSATIONS = 400, DEPTH = 128, MODEL_STEPS_EVERY = 64 };
+enum { RUNNING = 32, PROMPT = 2000, ANSWER = 256, CONVERSATIONS = 400, DEPTH = 128, MODEL_STEPS_EVERY = 128 };
 
 struct bench {
 	struct memory_backend memory;
@@ -93,14 +96,7 @@ static void step(struct bench *b)
 	int32_t n_seqs = b->sched.batch.n_seqs;
 	for (int32_t i = 0; i < n_seqs; i++) {
 		struct request *r = b->sched.part[i].request;
-		r->kv.n_tokens += b->sched.part[i].n_rows;
-		sched_index(&b->sched, r);
-		if (request_pending(r) > 0)
-			continue;
-		r->prompt_done = true;
-		r->state = REQUEST_DECODE;
-		token_buf_add(&r->tokens, (int32_t)(r->id * 31 + r->tokens.n) & 0xFFFFFF);
-		if ((int32_t)r->tokens.n < r->max_total)
+		if (!take_part(&b->sched, &b->sched.part[i], (int32_t)(r->id * 31 + r->tokens.n) & 0xFFFFFF))
 			continue;
 		r->completed = true;
 		sched_remove(&b->sched, r);
@@ -118,7 +114,10 @@ static uint64_t evicted(const struct bench *b, struct kv_prefix_stats *st)
 	return n;
 }
 
-/* The operations one by one, in microseconds: a prompt that is found, one that is not, a page put in the place of another. */
+/*
+ * The operations one by one, in microseconds: a prompt that is found, one that is not, a page put in the place of
+ * another.
+ */
 static void single_operations(struct bench *b)
 {
 	enum { ROUNDS = 200 };
@@ -127,7 +126,9 @@ static void single_operations(struct bench *b)
 	int32_t n_put = 0;
 	for (int round = 0; round < ROUNDS; round++) {
 		int32_t tokens[PROMPT];
-		struct kv_use use = {.request = b->n_requests + (uint64_t)round + 1, .now_ms = clock_now_ms(&b->clock), .n_prompt = PROMPT};
+		struct kv_use use = {.request = b->n_requests + (uint64_t)round + 1,
+		                     .now_ms = clock_now_ms(&b->clock),
+		                     .n_prompt = PROMPT};
 		struct kv_chain chain = kv_chain_of(&root);
 		struct kv_seq s = KV_SEQ_INIT;
 		for (int32_t i = 0; i < PROMPT; i++)
@@ -155,8 +156,10 @@ static void single_operations(struct bench *b)
 		kv_seq_release(b->pool, &s);
 		kv_chain_free(&chain);
 	}
-	printf("a prompt of %d tokens: found in %.1f us (%.2f us a page), missed in %.2f us; a page put in the place of an evicted one: %.2f us\n",
-	       PROMPT, found / ROUNDS * 1e6, found / ROUNDS * 1e6 / (PROMPT / KV_PAGE_TOKENS), missed / ROUNDS * 1e6, put / n_put * 1e6);
+	double found_us = found / ROUNDS * 1e6;
+	printf("a prompt of %d tokens: found in %.1f us (%.2f us a page), missed in %.2f us; a page put in the place of an evicted "
+	       "one: %.2f us\n",
+	       PROMPT, found_us, found_us / (PROMPT / KV_PAGE_TOKENS), missed / ROUNDS * 1e6, put / n_put * 1e6);
 }
 
 static void stop(struct bench *b)
@@ -180,7 +183,7 @@ int main(int argc, char **argv)
 {
 	struct backend_options o = {.device = "cpu"};
 	const char *path = NULL, *policy = NULL;
-	int32_t n_pages = 100000, n_steps = 2000;
+	int32_t n_pages = 100000, n_steps = 2000, n_waiting = 64;
 	double check = 0;
 	for (int at = 1; at < argc; at += 2) {
 		const char *value = at + 1 < argc ? argv[at + 1] : "";
@@ -194,6 +197,8 @@ int main(int argc, char **argv)
 			policy = value;
 		else if (strcmp(argv[at], "--pages") == 0)
 			n_pages = atoi(value);
+		else if (strcmp(argv[at], "--waiting") == 0)
+			n_waiting = atoi(value);
 		else if (strcmp(argv[at], "--steps") == 0)
 			n_steps = atoi(value);
 		else if (strcmp(argv[at], "--check") == 0)
@@ -207,22 +212,21 @@ int main(int argc, char **argv)
 		printf("skipped: KVASIR_TEST_MODEL names no model\n");
 		return 77;
 	}
-	if (n_pages < 2 * (RUNNING + 1) * (PROMPT + 2 * ANSWER) / KV_PAGE_TOKENS || n_steps < MODEL_STEPS_EVERY)
+	if (n_pages < 4 * (PROMPT + 2 * ANSWER) / KV_PAGE_TOKENS || n_steps < MODEL_STEPS_EVERY)
 		bench_fail("usage", "too few pages or steps");
 
 	static struct bench b;
 	struct model_steps model;
 	struct kv_prefix_stats before, after;
 	start(&b, n_pages, policy);
-	for (int i = 0; i < RUNNING + WAITING; i++)
+	for (int i = 0; i < RUNNING + n_waiting; i++)
 		submit(&b);
 	/* Until the pool is full and evictions are the rule. */
 	while (evicted(&b, &before) < (uint64_t)n_pages / 4)
 		step(&b);
+	/* A step takes as long whatever stands before its position. */
 	if (path)
 		model_steps_open(&model, path, &o, RUNNING, DEPTH + 1);
-	if (path)
-		model_prefill(&model, RUNNING, 0, DEPTH);
 	uint64_t evicted_before = evicted(&b, &before), requests_before = b.n_requests;
 	double spent = 0, model_spent = 0;
 	int n_model_steps = 0;
@@ -238,12 +242,14 @@ int main(int argc, char **argv)
 		}
 	}
 	uint64_t evicted_after = evicted(&b, &after);
-	printf("%d pages, %d running, %d waiting, %d steps: %llu prompts came, %.1f pages asked for, %.1f found, %.1f put and %.1f evicted a step\n",
+	printf("%d pages, %d running, %d waiting, %d steps: %llu prompts came, %.1f pages asked for, %.1f found, %.1f put and "
+	       "%.1f evicted a step\n",
 	       n_pages, b.sched.n_running, b.sched.n_waiting, n_steps, (unsigned long long)(b.n_requests - requests_before),
 	       (double)(after.queries - before.queries) / n_steps, (double)(after.hits - before.hits) / n_steps,
 	       (double)(after.inserted - before.inserted) / n_steps, (double)(evicted_after - evicted_before) / n_steps);
 	printf("the scheduler with pool and index: %.1f us a step\n", spent / n_steps * 1e6);
-	single_operations(&b);
+	if (n_pages > 2 * RUNNING * (PROMPT + 2 * ANSWER) / KV_PAGE_TOKENS)
+		single_operations(&b); /* else the generations may hold every page */
 	double percent = 0;
 	if (path) {
 		percent = spent / n_steps / (model_spent / n_model_steps) * 100;

@@ -104,6 +104,25 @@ const char *http_peer(const struct http_exchange *x)
 	return "fuzz";
 }
 
+/* There are no keys: everybody is tenant 0. */
+void http_set_principal(struct http_exchange *x, int32_t principal)
+{
+	(void)x;
+	expect(principal == 0);
+}
+
+int32_t http_principal(const struct http_exchange *x)
+{
+	(void)x;
+	return 0;
+}
+
+int32_t ws_principal(const struct ws_conn *c)
+{
+	(void)c;
+	return 0;
+}
+
 const char *http_request_id(const struct http_exchange *x)
 {
 	(void)x;

@@ -87,6 +87,7 @@ void engine_event_free(struct engine_event *ev)
 	free(ev->tokens);
 	free(ev->logprobs);
 	free(ev->sessions);
+	free(ev->kv);
 	free(ev);
 }
 

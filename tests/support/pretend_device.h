@@ -1,7 +1,7 @@
 /*
- * A pretended device for the scheduler: "computing" a position writes into its page a digest of the salt and of all tokens up to it,
- * as real KV depends on all of them. So whoever reads a page can tell whether it is what it would have computed itself,
- * whatever was shared, found, copied, dropped or preempted in between.
+ * A pretended device for the scheduler: "computing" a position writes into its page a digest of the salt and of all
+ * tokens up to it, as real KV depends on all of them. So whoever reads a page can tell whether it is what it would have
+ * computed itself, whatever was shared, found, copied, dropped or preempted in between.
  */
 #pragma once
 
@@ -29,8 +29,8 @@ static inline uint64_t *pretend_cell(struct kv_pool *pool, const int32_t *pages,
 }
 
 /*
- * Checks positions [0, n_known) of a sequence and writes the next n_new ones, whose pages nobody else may see. Returns the digest
- * at the end, which stands for its logits.
+ * Checks positions [0, n_known) of a sequence and writes the next n_new ones, whose pages nobody else may see. Returns
+ * the digest at the end, which stands for its logits.
  */
 static inline uint64_t pretend_compute(struct kv_pool *pool, const int32_t *pages, const int32_t *tokens, int32_t n_known,
                                        int32_t n_new, uint64_t salt)

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "engine/backend.h"
+#include "tests/support/block_halves.h"
 #include "tests/unit/unit.h"
 
 /* Uniform in [-1, 1). */
@@ -31,33 +32,6 @@ static inline float *random_floats(uint64_t *seed, size_t n)
 	for (size_t i = 0; i < n; i++)
 		p[i] = random_normal(seed);
 	return p;
-}
-
-/* Where a block of a quantised format keeps its halves: the scale, and the minimum or -1. */
-static inline void block_halves(enum quant_type type, int *scale, int *min)
-{
-	*scale = 0;
-	*min = -1;
-	switch (type) {
-	case QUANT_Q4_1:
-	case QUANT_Q5_1:
-	case QUANT_Q4_K:
-	case QUANT_Q5_K:
-		*min = 2;
-		break;
-	case QUANT_Q2_K:
-		*scale = 80;
-		*min = 82;
-		break;
-	case QUANT_Q3_K:
-		*scale = 108;
-		break;
-	case QUANT_Q6_K:
-		*scale = 208;
-		break;
-	default:
-		break;
-	}
 }
 
 /* A matrix of any format: random bits, with scales that give elements of ordinary size. free() it. */

@@ -1,6 +1,7 @@
 /*
- * A whole engine on the CUDA backend, its kernels run by the execution model on the CPU: the answers are those of the reference
- * backend, do not depend on how work is cut into steps, and a device that fails costs the requests it had and not the daemon.
+ * A whole engine on the CUDA backend, its kernels run by the execution model on the CPU: the answers are those of the
+ * reference backend, do not depend on how work is cut into steps, and a device that fails costs the requests it had and
+ * not the daemon.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -56,8 +57,12 @@ static struct engine *start(const char *device, int32_t step_tokens)
 {
 	struct engine *e;
 	struct error err;
-	struct engine_options o = {
-		.model_path = model_path, .device = device, .n_threads = 1, .step_tokens = step_tokens, .max_running = 4, .kv_bytes = 1 << 20};
+	struct engine_options o = {.model_path = model_path,
+				   .device = device,
+				   .n_threads = 1,
+				   .step_tokens = step_tokens,
+				   .max_running = 4,
+				   .kv_bytes = 1 << 20};
 	assert_int_equal(engine_create(&o, &e, &err), STATUS_OK);
 	struct list events;
 	list_init(&events);
@@ -152,7 +157,8 @@ static void greedy_answers_are_those_of_the_reference(void **state)
 	engine_destroy(cpu);
 }
 
-/* Alone in steps of 7 rows, then beside others in large ones: sampled tokens show any difference in the logits' last bits soon. */
+/* Alone in steps of 7 rows, then beside others in large ones: sampled tokens show any difference in the logits' last
+ * bits soon. */
 static void answers_do_not_depend_on_steps_or_neighbours(void **state)
 {
 	(void)state;
@@ -162,7 +168,8 @@ static void answers_do_not_depend_on_steps_or_neighbours(void **state)
 	struct answer alone = ask(e, prompt, 16, 1.5f);
 	engine_destroy(e);
 	e = start("cuda-host", 256);
-	uint64_t ids[3] = {submit(e, "something else", 16, 1.0f), submit(e, prompt, 16, 1.5f), submit(e, prompt + 3, 16, 1.0f)};
+	uint64_t ids[3] = {submit(e, "something else", 16, 1.0f), submit(e, prompt, 16, 1.5f),
+			   submit(e, prompt + 3, 16, 1.0f)};
 	struct answer beside[3];
 	await(e, ids, beside, 3);
 	assert_same(&alone, &beside[1]);
@@ -243,16 +250,67 @@ static void ordinary_steps_allocate_nothing(void **state)
 	engine_destroy(e);
 }
 
+/* The third decode step of a shape and those after it are one launch each, and give what kernels launched one by one
+ * give. */
+static void decode_steps_are_launched_as_graphs(void **state)
+{
+	(void)state;
+	struct engine *e = start("cuda-host", 64);
+	assert_true(host_cuda_fail("cudaStreamBeginCapture:1:cudaErrorNotSupported"));
+	struct answer plain = ask(e, "graphs", 20, 0); /* the shape is not recorded: that is tried once */
+	assert_int_equal(host_cuda_calls("cudaGraphLaunch"), 0);
+	engine_destroy(e);
+	host_cuda_reset();
+	e = start("cuda-host", 64);
+	ask(e, "warm up", 3, 0);
+	uint64_t launches = host_cuda_calls("launch"), graphs = host_cuda_calls("cudaGraphLaunch");
+	struct answer a = ask(e, "graphs", 20, 0);
+	assert_same(&plain, &a);
+	assert_true(host_cuda_calls("cudaGraphLaunch") - graphs >= 15);
+	assert_true(host_cuda_calls("launch") - launches < 200); /* one by one they would be some 400 */
+	engine_destroy(e);
+}
+
+static void a_graph_that_cannot_be_made_is_done_without(void **state)
+{
+	(void)state;
+	struct engine *e = start("cuda-host", 64);
+	struct answer want = ask(e, "graphs", 20, 0);
+	engine_destroy(e);
+	host_cuda_reset();
+	e = start("cuda-host", 64);
+	assert_true(host_cuda_fail("cudaGraphInstantiate:1:cudaErrorNotSupported"));
+	struct answer a = ask(e, "graphs", 20, 0);
+	assert_same(&want, &a);
+	assert_int_equal(host_cuda_calls("cudaGraphLaunch"), 0);
+	engine_destroy(e);
+}
+
+static void a_failure_in_a_graph_is_a_failure_of_its_step(void **state)
+{
+	(void)state;
+	struct engine *e = start("cuda-host", 64);
+	assert_true(host_cuda_fail("cudaGraphLaunch:4:cudaErrorIllegalAddress"));
+	struct answer a = ask(e, "graphs", 20, 0);
+	assert_int_equal(a.error.status, STATUS_DEVICE);
+	wait_for_state(e, ENGINE_FAILED);
+	engine_destroy(e);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_teardown(greedy_answers_are_those_of_the_reference, forget_failures),
 		cmocka_unit_test_teardown(answers_do_not_depend_on_steps_or_neighbours, forget_failures),
-		cmocka_unit_test_teardown(a_lost_device_ends_requests_and_readiness_but_not_the_engine, forget_failures),
+		cmocka_unit_test_teardown(a_lost_device_ends_requests_and_readiness_but_not_the_engine,
+					  forget_failures),
 		cmocka_unit_test_teardown(a_kernel_that_cannot_start_costs_its_step_alone, forget_failures),
 		cmocka_unit_test_teardown(memory_that_runs_out_in_a_step_costs_its_requests_alone, forget_failures),
 		cmocka_unit_test_teardown(a_device_too_small_for_the_model_is_a_start_up_error, forget_failures),
 		cmocka_unit_test_teardown(ordinary_steps_allocate_nothing, forget_failures),
+		cmocka_unit_test_teardown(decode_steps_are_launched_as_graphs, forget_failures),
+		cmocka_unit_test_teardown(a_graph_that_cannot_be_made_is_done_without, forget_failures),
+		cmocka_unit_test_teardown(a_failure_in_a_graph_is_a_failure_of_its_step, forget_failures),
 	};
 	return cmocka_run_group_tests(tests, write_model, remove_model);
 }

@@ -392,6 +392,117 @@ static void a_cancel_ends_a_request_wherever_it_is(void **state)
 	engine_destroy(e);
 }
 
+static void what_takes_too_long_ends_with_a_timeout(void **state)
+{
+	(void)state;
+	struct engine_options o = defaults();
+	o.max_running = 1;
+	o.request_timeout_ms = 60000;
+	struct engine *e = start(&o);
+	struct answer a[20];
+	uint64_t ids[20];
+	int late = 0;
+	memset(a, 0, sizeof a);
+	for (int i = 0; i < 20; i++) {
+		struct engine_request *r = request(e, "a prompt that has its time", 480);
+		r->timeout_ms = i % 2 ? 900000 : 1500; /* a longer one than the engine's is cut to it */
+		ids[i] = r->id;
+		engine_submit(e, r);
+	}
+	clock_advance(&now, 1600 * INT64_C(1000000));
+	await(e, ids, a, 20);
+	for (int i = 0; i < 20; i++) {
+		assert_true(a[i].error.status == STATUS_OK || (i % 2 == 0 && a[i].error.status == STATUS_TIMEOUT));
+		if (a[i].error.status == STATUS_TIMEOUT) {
+			assert_non_null(strstr(a[i].error.message, "1.5 s"));
+			late++;
+		}
+		buf_free(&a[i].text);
+	}
+	assert_true(late > 0);
+	assert_at_rest(e);
+	struct engine_request *r = request(e, "the engine's own limit", 480);
+	r->timeout_ms = 900000;
+	ids[0] = r->id;
+	memset(a, 0, sizeof a);
+	engine_submit(e, r);
+	clock_advance(&now, 61000 * INT64_C(1000000));
+	await(e, ids, a, 1);
+	assert_int_equal(a[0].error.status, STATUS_TIMEOUT);
+	buf_free(&a[0].text);
+	engine_destroy(e);
+}
+
+static void a_session_has_so_many_requests_and_no_more(void **state)
+{
+	(void)state;
+	struct engine_options o = defaults();
+	o.session_requests = 2;
+	struct engine *e = start(&o);
+	struct answer a[6];
+	uint64_t ids[6];
+	int refused = 0;
+	memset(a, 0, sizeof a);
+	make_session(e, "s");
+	for (int i = 0; i < 6; i++) {
+		struct engine_request *r = request(e, "turn by turn", 480);
+		strcpy(r->session, "s");
+		ids[i] = r->id;
+		engine_submit(e, r);
+	}
+	await(e, ids, a, 6);
+	for (int i = 0; i < 6; i++) {
+		refused += a[i].error.status == STATUS_LIMIT;
+		assert_true(a[i].error.status == STATUS_LIMIT || a[i].n_tokens == 480);
+		if (a[i].error.status == STATUS_LIMIT)
+			assert_string_equal(a[i].error.param, "session_id");
+		buf_free(&a[i].text);
+	}
+	assert_true(refused > 0 && refused <= 4);
+	assert_at_rest(e);
+	engine_destroy(e);
+}
+
+static void a_tenant_has_so_many_requests_and_no_more(void **state)
+{
+	(void)state;
+	struct engine *e = start(&(struct engine_options){.model_path = model_path, .device = "cpu-reference", .n_threads = 1, .clock = &now});
+	struct engine_tenant t = {.id = 3, .limits.max_requests = 2};
+	struct engine_tenant_usage usage;
+	struct answer a[6];
+	uint64_t ids[6];
+	int refused = 0;
+	memset(a, 0, sizeof a);
+	engine_tenant_set(e, &t);
+	for (int i = 0; i < 6; i++) {
+		struct engine_request *r = request(e, "one of many", 480);
+		r->tenant = i < 5 ? 3 : 0;
+		ids[i] = r->id;
+		engine_submit(e, r);
+	}
+	await(e, ids, a, 6);
+	for (int i = 0; i < 6; i++) {
+		refused += a[i].error.status == STATUS_LIMIT;
+		buf_free(&a[i].text);
+	}
+	assert_int_equal(a[5].error.status, STATUS_OK);
+	assert_true(refused > 0 && refused <= 3);
+	engine_tenant_usage(e, 3, &usage);
+	assert_int_equal(usage.refused, refused);
+	assert_int_equal(usage.requests, 5 - refused);
+	assert_int_equal(usage.generated_tokens, 480 * (5 - refused));
+	assert_int_equal(usage.n_running + usage.n_waiting + usage.n_pages, 0);
+	/* Whoever was never set may do nothing, and nobody has such a number. */
+	struct engine_request *stranger = request(e, "who", 1);
+	stranger->tenant = 7;
+	a[0] = run(e, stranger);
+	assert_int_not_equal(a[0].error.status, STATUS_OK);
+	engine_tenant_usage(e, 7, &usage);
+	assert_int_equal(usage.id, -1);
+	assert_at_rest(e);
+	engine_destroy(e);
+}
+
 static void what_does_not_fit_is_refused_with_its_numbers(void **state)
 {
 	(void)state;
@@ -662,6 +773,9 @@ int main(void)
 	        cmocka_unit_test(sessions_expire_by_the_clock_and_return_everything),
 	        cmocka_unit_test(a_ttl_ends_what_runs_and_a_delete_too),
 	        cmocka_unit_test(a_cancel_ends_a_request_wherever_it_is),
+	        cmocka_unit_test(what_takes_too_long_ends_with_a_timeout),
+	        cmocka_unit_test(a_session_has_so_many_requests_and_no_more),
+	        cmocka_unit_test(a_tenant_has_so_many_requests_and_no_more),
 	        cmocka_unit_test(what_does_not_fit_is_refused_with_its_numbers),
 	        cmocka_unit_test(the_queue_has_an_end),
 	        cmocka_unit_test(stop_strings_and_stop_tokens_end_an_answer),

@@ -1,185 +1,5 @@
-/*
- * The scheduler over a pretended device: "computing" a position writes its token and position into its page, so that every
- * test can check that what a request would read back is its own, whatever was shared, dropped, preempted or forked.
- */
-#include "tests/unit/unit.h"
-
-#include <stdio.h>
-
-#include "engine/census.h"
-#include "engine/sched.h"
-#include "tests/support/memory_backend.h"
-
-enum { PAGE = KV_PAGE_TOKENS, MAX_RUNNING = 6, STEP = 64 };
-
-static struct memory_backend mem;
-static struct clock now;
-
-struct fixture {
-	struct kv_pool *pool;
-	struct kv_prefix *prefix;
-	struct tenant_table tenants;
-	struct session_table sessions;
-	struct sched sched;
-	struct census census;
-	uint64_t next_id;
-};
-
-static void setup(struct fixture *f, int32_t n_pages)
-{
-	/* 8 bytes a position. */
-	struct kv_layout layout = {1, 1, 2, PAGE, QUANT_F16, PAGE * 8, PAGE * 8};
-	memset(f, 0, sizeof *f);
-	memory_backend_init(&mem);
-	clock_manual_init(&now, 1);
-	assert_int_equal(tenant_table_init(&f->tenants, layout.page_stride), STATUS_OK);
-	assert_int_equal(kv_pool_create(&mem.base, &layout, n_pages, &f->pool, NULL), STATUS_OK);
-	assert_int_equal(kv_prefix_create(f->pool, NULL, &f->prefix, NULL), STATUS_OK);
-	assert_int_equal(session_table_init(&f->sessions, &f->tenants, f->prefix, &now, 30000, 300000, 100), STATUS_OK);
-	assert_int_equal(sched_init(&f->sched, f->pool, f->prefix, &f->sessions, &now, MAX_RUNNING, STEP, MAX_RUNNING + 8), STATUS_OK);
-	assert_int_equal(census_init(&f->census, f->pool, &f->sched, &f->sessions, &f->tenants), STATUS_OK);
-}
-
-static void teardown(struct fixture *f)
-{
-	assert_int_equal(f->sched.n_running + f->sched.n_waiting, 0);
-	while (f->sessions.n_sessions)
-		session_remove(&f->sessions, f->sessions.heap[0]);
-	census_free(&f->census);
-	sched_free(&f->sched);
-	session_table_free(&f->sessions);
-	tenant_table_free(&f->tenants);
-	kv_prefix_destroy(f->prefix);
-	assert_int_equal(kv_pool_n_free(f->pool), kv_pool_n_pages(f->pool));
-	assert_int_equal(kv_pool_destroy(f->pool), STATUS_OK);
-	assert_int_equal(mem.allocated, 0);
-}
-
-/* Tokens whose KV is there for the session's next turn. */
-static int32_t session_tokens(struct fixture *f, const struct session *s)
-{
-	struct engine_session_info info;
-	session_describe(&f->sessions, s, f->pool, &info);
-	return info.n_tokens;
-}
-
-static struct session *make_session(struct fixture *f, const char *id)
-{
-	struct engine_session_params p = {0};
-	struct session *s;
-	snprintf(p.id, sizeof p.id, "%s", id);
-	assert_int_equal(session_create(&f->sessions, &p, &s, NULL), STATUS_OK);
-	return s;
-}
-
-static struct request *add(struct fixture *f, struct session *s, const int32_t *prompt, int32_t n, int32_t max_tokens)
-{
-	struct request *r = calloc(1, sizeof *r);
-	r->spec = calloc(1, sizeof *r->spec);
-	r->id = ++f->next_id;
-	list_init(&r->link);
-	for (int32_t i = 0; i < n; i++)
-		token_buf_add(&r->tokens, prompt[i]);
-	r->n_prompt = n;
-	r->max_total = n + max_tokens;
-	r->session = s;
-	r->tenant = s ? s->tenant : tenant_find(&f->tenants, 0);
-	sched_add(&f->sched, r);
-	return r;
-}
-
-/* Its KV is kept apart from now on. */
-static void of_another_tenant(struct request *r)
-{
-	r->chain.root.bytes[0] ^= 1;
-	kv_chain_free(&r->chain);
-}
-
-/* A prompt of n tokens that nothing else begins with. */
-static struct request *add_fresh(struct fixture *f, struct session *s, int32_t n, int32_t max_tokens)
-{
-	int32_t prompt[1024];
-	for (int32_t i = 0; i < n; i++)
-		prompt[i] = (int32_t)f->next_id * 10000 + i;
-	return add(f, s, prompt, n, max_tokens);
-}
-
-static void finish(struct fixture *f, struct request *r)
-{
-	sched_remove(&f->sched, r);
-	request_destroy(r);
-}
-
-static int32_t *cell(struct fixture *f, int32_t page, int32_t position)
-{
-	return (int32_t *)((char *)kv_pool_slab(f->pool) + page * PAGE * 8) + position % PAGE * 2;
-}
-
-/* The answer's next token, a function of all before it, as a model's is. */
-static int32_t next_token(const struct request *r)
-{
-	uint32_t h = 17;
-	for (size_t i = 0; i < r->tokens.n; i++)
-		h = h * 31 + (uint32_t)r->tokens.ids[i];
-	return (int32_t)(h % 50000);
-}
-
-/* Computes a built step as a device would, checks all it reads, and appends the new tokens. Returns the rows. */
-static int32_t run_step(struct fixture *f)
-{
-	if (!sched_build(&f->sched))
-		return 0;
-	const struct batch *b = &f->sched.batch;
-	int32_t rows = 0;
-	assert_in_range(b->n_rows, 1, STEP);
-	assert_in_range(b->n_seqs, 1, MAX_RUNNING);
-	for (int32_t i = 0; i < b->n_seqs; i++) {
-		const struct batch_seq *q = &b->seq[i];
-		const struct step_part *part = &f->sched.part[i];
-		struct request *r = part->request;
-		assert_int_equal(q->first_row, rows);
-		assert_int_equal(q->first_position, r->kv.n_tokens);
-		assert_true(q->n_pages * PAGE >= q->first_position + q->n_rows);
-		for (int32_t k = 0; k < q->n_rows; k++, rows++) {
-			int32_t p = q->first_position + k, page = q->block_table[p / PAGE];
-			assert_int_equal(b->position[rows], p);
-			assert_int_equal(b->token[rows], r->tokens.ids[p]);
-			/* Nobody else may see a page that is written, the index included. */
-			assert_int_equal(kv_pool_refs(f->pool, page), 1);
-			cell(f, page, p)[0] = b->token[rows];
-			cell(f, page, p)[1] = p;
-		}
-		for (int32_t p = 0; p < q->first_position + q->n_rows; p++) {
-			assert_int_equal(cell(f, q->block_table[p / PAGE], p)[0], r->tokens.ids[p]);
-			assert_int_equal(cell(f, q->block_table[p / PAGE], p)[1], p);
-		}
-	}
-	assert_int_equal(rows, b->n_rows);
-	int32_t n_seqs = b->n_seqs;
-	for (int32_t i = 0; i < n_seqs; i++) {
-		struct request *r = f->sched.part[i].request;
-		r->kv.n_tokens += f->sched.part[i].n_rows;
-		sched_index(&f->sched, r);
-		if (request_pending(r) > 0)
-			continue;
-		r->prompt_done = true;
-		if ((int32_t)r->tokens.n < r->max_total) {
-			assert_int_equal(f->sched.part[i].n_outputs, 1);
-			token_buf_add(&r->tokens, next_token(r));
-			r->state = REQUEST_DECODE;
-		}
-		if ((int32_t)r->tokens.n >= r->max_total)
-			finish(f, r);
-	}
-	return rows;
-}
-
-static void run_all(struct fixture *f)
-{
-	for (int steps = 0; run_step(f) > 0; steps++)
-		assert_true(steps < 100000);
-	assert_int_equal(f->sched.n_running + f->sched.n_waiting, 0);
-}
+/* The scheduler: see sched_fixture.h for the device. */
+#include "tests/unit/engine/sched_fixture.h"
 
 static void prompts_are_cut_into_chunks_and_share_steps_with_decoding(void **state)
 {
@@ -253,7 +73,7 @@ static void requests_of_one_session_run_one_after_the_other(void **state)
 	assert_int_equal(second->state, REQUEST_WAITING);
 	assert_int_equal(other->state, REQUEST_DECODE);
 	run_all(&f);
-	assert_int_equal(s->n_requests, 2);
+	assert_int_equal(s->ended.requests, 2);
 	assert_int_equal(s->n_waiting, 0);
 	teardown(&f);
 }
@@ -419,6 +239,35 @@ static void steps_keep_to_their_time_once_the_speed_is_known(void **state)
 	teardown(&f);
 }
 
+static uint64_t n_keys_made;
+
+static void counted_next(const struct kv_key *before, const int32_t *tokens, struct kv_key *out)
+{
+	n_keys_made++;
+	kv_key_next(before, tokens, out);
+}
+
+/* However long a queue waits for memory, and however often a step asks whether its head fits by now. */
+static void a_prompt_is_hashed_once_however_long_it_waits(void **state)
+{
+	(void)state;
+	enum { REQUESTS = 60, PROMPT = 400, ANSWER = 40 };
+	static const struct kv_key_ops counted = {counted_next, kv_key_tail};
+	struct fixture f;
+	int steps = 0;
+	setup(&f, 64);
+	kv_prefix_set_key_ops(f.prefix, &counted);
+	n_keys_made = 0;
+	for (int i = 0; i < REQUESTS; i++)
+		add_fresh(&f, NULL, PROMPT, ANSWER);
+	while (run_step(&f) > 0)
+		steps++;
+	assert_int_equal(f.sched.n_running + f.sched.n_waiting, 0);
+	assert_true(steps > 10 * REQUESTS);
+	assert_true(n_keys_made <= REQUESTS * (PROMPT + ANSWER) / PAGE);
+	teardown(&f);
+}
+
 /* Many requests, few pages: everything ends, nothing is ever read that was not the request's own, every page comes back. */
 static void random_work_under_pressure(void **state)
 {
@@ -452,6 +301,8 @@ static void random_work_under_pressure(void **state)
 		if (unit_rand(&rng) % 64 == 0)
 			kv_prefix_evict(f.prefix, clock_now_ms(&now), EVICT_FOR_PROMPT);
 		run_step(&f);
+		if (round % 16 == 0)
+			audit(&f);
 	}
 	run_all(&f);
 	assert_true(f.sched.n_preemptions > 20);
@@ -470,4 +321,5 @@ UNIT_MAIN(cmocka_unit_test(prompts_are_cut_into_chunks_and_share_steps_with_deco
           cmocka_unit_test(what_a_queued_request_holds_goes_before_anyone_is_preempted),
           cmocka_unit_test(a_prompt_that_only_warms_the_cache_asks_for_no_logits),
           cmocka_unit_test(steps_keep_to_their_time_once_the_speed_is_known),
+          cmocka_unit_test(a_prompt_is_hashed_once_however_long_it_waits),
           cmocka_unit_test(random_work_under_pressure))

@@ -1,8 +1,8 @@
 /*
- * A million sessions with lifetimes, heartbeats, touches and deletes at random, on a clock that the test moves, against a plain list
- * of deadlines. Expiry is exact, and what it costs is counted, not timed: places written in the heap for each session that is
- * made, removed or looked at are at most the depth of the heap, a heartbeat and a look-up write none, and nobody is looked
- * at who has neither expired nor been touched since the last look.
+ * A million sessions with lifetimes, heartbeats, touches and deletes at random, on a clock that the test moves, against
+ * a plain list of deadlines. Expiry is exact, and what it costs is counted, not timed: places written in the heap for
+ * each session that is made, removed or looked at are at most the depth of the heap, a heartbeat and a look-up write
+ * none, and nobody is looked at who has neither expired nor been touched since the last look.
  */
 #include "tests/unit/unit.h"
 
@@ -149,7 +149,9 @@ static void simulate(int n)
 	n_changed = t.created * 2 - t.n_sessions + t.heap_looks;
 	double each = (double)t.heap_moves / (double)n_changed;
 	assert_true(each < (double)depth_of((size_t)n));
-	print_message("%d sessions: %llu made, %llu expired, %llu touched; %.1f places written for each change, the heap is %llu deep\n", n,
+	print_message("%d sessions: %llu made, %llu expired, %llu touched; %.1f places written for each change, the heap is %llu "
+	              "deep\n",
+	              n,
 	              (unsigned long long)t.created, (unsigned long long)n_expired, (unsigned long long)n_touched, each,
 	              (unsigned long long)depth_of((size_t)n));
 	while (t.n_sessions)

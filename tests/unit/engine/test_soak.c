@@ -1,18 +1,22 @@
 /*
- * The KV rooms under everything at once: sessions, turns, forks, cancels, expiry, eviction, preemption, salts and copies on write, at
- * random, over a pool that is always too small. What a page holds is a function of its tokens (pretend_device.h), so a page
- * that is served to the wrong request is a failure; and every so often all references are counted again from those who
- * should hold them, and compared with the pool's counts, its ledger and its bytes.
+ * The KV rooms under everything at once: sessions, turns, forks, cancels, expiry, eviction, preemption, salts and
+ * copies on write, at random, over a pool that is always too small. What a page holds is a function of its tokens
+ * (pretend_device.h), so a page that is served to the wrong request is a failure; and every so often all references are
+ * counted again from those who should hold them, and compared with the pool's counts, its ledger and its bytes.
  *
- * KVASIR_SOAK_OPS says how many operations (100,000, shared out among the eviction policies), KVASIR_SOAK_SEED which ones.
+ * KVASIR_SOAK_OPS says how many operations (100,000, shared out among the eviction policies), KVASIR_SOAK_SEED which
+ * ones.
  */
 #include "tests/unit/unit.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 
+#include "engine/base/log.h"
+#include "engine/census.h"
 #include "tests/support/memory_backend.h"
 #include "tests/support/pretend_device.h"
+#include "tests/support/taken_part.h"
 
 enum {
 	PAGES = 34,
@@ -20,6 +24,8 @@ enum {
 	STEP = 48,
 	CLIENTS = 14,
 	SALTS = 3,
+	TENANTS = 2,
+	TENANT_PAGES = 24, /* the limit of tenant 1 */
 	FORKS = 2,
 	HISTORY = 260, /* tokens a conversation may have */
 	AUDIT_EVERY = 500,
@@ -53,6 +59,7 @@ enum op {
 struct client {
 	bool alive;
 	char id[16];
+	int32_t tenant;
 	int salt;
 	int32_t tokens[HISTORY + 64];
 	int32_t n;
@@ -74,6 +81,7 @@ struct soak {
 	struct tenant_table tenants;
 	struct session_table sessions;
 	struct sched sched;
+	struct census census;
 	struct client clients[CLIENTS];
 	struct fork forks[FORKS];
 	struct kv_key roots[SALTS];
@@ -123,10 +131,10 @@ static void submit(struct soak *k, const struct client *c, int salt, const int32
 	r->n_prompt = n;
 	r->max_total = n + max_tokens;
 	r->chain = kv_chain_of(&k->roots[salt]);
-	r->tenant = tenant_find(&k->tenants, 0);
+	r->tenant = tenant_find(&k->tenants, c ? c->tenant : below(k, TENANTS));
 	if (c) {
 		strcpy(r->spec->session, c->id);
-		r->session = session_find(&k->sessions, 0, c->id);
+		r->session = session_find(&k->sessions, c->tenant, c->id);
 		assert_non_null(r->session);
 		session_touch(&k->sessions, r->session);
 	}
@@ -158,7 +166,7 @@ static int32_t fresh_prompt(struct soak *k, int32_t *tokens, int32_t most)
 static struct client *any_client(struct soak *k)
 {
 	struct client *c = &k->clients[below(k, CLIENTS)];
-	return c->alive && session_find(&k->sessions, 0, c->id) ? c : NULL;
+	return c->alive && session_find(&k->sessions, c->tenant, c->id) ? c : NULL;
 }
 
 static void end_session(struct soak *k, struct session *s)
@@ -202,16 +210,7 @@ static void do_step(struct soak *k)
 	int32_t n_seqs = b->n_seqs;
 	for (int32_t i = 0; i < n_seqs; i++) {
 		struct request *r = k->sched.part[i].request;
-		r->kv.n_tokens += k->sched.part[i].n_rows;
-		sched_index(&k->sched, r);
-		if (request_pending(r) > 0)
-			continue;
-		r->prompt_done = true;
-		if ((int32_t)r->tokens.n < r->max_total) {
-			token_buf_add(&r->tokens, pretend_token(digest[i]));
-			r->state = REQUEST_DECODE;
-		}
-		if ((int32_t)r->tokens.n >= r->max_total)
+		if (take_part(&k->sched, &k->sched.part[i], pretend_token(digest[i])))
 			finish(k, r, true);
 	}
 }
@@ -226,6 +225,7 @@ static struct client *new_client(struct soak *k)
 	collect_sessions(k);
 	snprintf(c->id, sizeof c->id, "c%" PRIu64, ++k->next_id);
 	strcpy(p.id, c->id);
+	p.tenant = c->tenant = below(k, TENANTS);
 	p.heartbeat_timeout_ms = 1 + below(k, 40000);
 	p.ttl_ms = 1 + below(k, 400000);
 	assert_int_equal(session_create(&k->sessions, &p, &s, NULL), STATUS_OK);
@@ -306,14 +306,14 @@ static void do_delete(struct soak *k)
 {
 	struct client *c = any_client(k);
 	if (c)
-		end_session(k, session_find(&k->sessions, 0, c->id));
+		end_session(k, session_find(&k->sessions, c->tenant, c->id));
 }
 
 static void do_heartbeat(struct soak *k)
 {
 	struct client *c = any_client(k);
 	if (c)
-		session_touch(&k->sessions, session_find(&k->sessions, 0, c->id));
+		session_touch(&k->sessions, session_find(&k->sessions, c->tenant, c->id));
 }
 
 static void do_tick(struct soak *k)
@@ -343,7 +343,9 @@ static void do_share(struct soak *k)
 	if (n == 0)
 		return;
 	n = 1 + below(k, n);
-	/* The rest of a prompt is made writable once, at admission: until it is computed only full pages may be shared. */
+	/*
+	 * The rest of a prompt is made writable once, at admission: until it is computed only full pages may be shared.
+	 */
 	if (r->state == REQUEST_PREFILL)
 		n -= n % KV_PAGE_TOKENS;
 	assert_int_equal(kv_seq_share(k->pool, &f->kv, &r->kv, n), STATUS_OK);
@@ -410,11 +412,14 @@ static void audit(struct soak *k)
 	static struct audit a;
 	struct kv_prefix_stats index;
 	struct kv_pool_counts counts;
+	struct engine_kv census;
+	int64_t charged[TENANTS] = {0}, not_the_engines = 0;
 	int32_t n_idle = 0, n_waiting = 0, n_running = 0;
 	memset(&a, 0, sizeof a);
 	list_each(l, next, &k->sched.running) {
 		const struct request *r = list_entry(l, struct request, link);
 		expect_seq(&a, &r->kv, (struct kv_holder){KV_HOLDER_RUNNING, r->id});
+		charged[r->tenant->id] += r->kv.n_pages;
 		n_running++;
 	}
 	list_each(l, next, &k->sched.waiting) {
@@ -432,7 +437,7 @@ static void audit(struct soak *k)
 	for (int i = 0; i < FORKS; i++)
 		expect_seq(&a, &k->forks[i].kv, (struct kv_holder){KV_HOLDER_OTHER, (uint64_t)i});
 	for (int32_t page = 0; page < PAGES; page++) {
-		if (kv_prefix_has(k->prefix, page)) {
+		if (kv_prefix_page_tokens(k->prefix, page) > 0) {
 			expect(&a, page, (struct kv_holder){KV_HOLDER_INDEX, 0});
 			n_idle += a.refs[page] == 1;
 		}
@@ -441,6 +446,7 @@ static void audit(struct soak *k)
 		assert_int_equal(kv_pool_refs(k->pool, page), a.refs[page]);
 		for (int kind = 0; kind < KV_HOLDER_KINDS; kind++)
 			assert_int_equal(kv_pool_refs_of(k->pool, page, kind), a.refs_of[page][kind]);
+		not_the_engines += a.refs_of[page][KV_HOLDER_OTHER] + (a.refs[page] > 0 && a.refs[page] == a.refs_of[page][KV_HOLDER_OTHER]);
 		if (kv_pool_has_ledger(k->pool))
 			check_holders(k->pool, page, a.holders[page], a.refs[page]);
 	}
@@ -456,6 +462,15 @@ static void audit(struct soak *k)
 	for (int32_t page = 0; page < PAGES; page++)
 		drift -= a.refs[page] > 0 ? PRETEND_PAGE : 0;
 	assert_int_equal(drift, 0);
+	for (int32_t i = 0; i < TENANTS; i++)
+		assert_int_equal(tenant_find(&k->tenants, i)->kv.n_pages, charged[i]);
+	assert_true(charged[1] <= TENANT_PAGES);
+	/*
+	 * The engine's own audit does not know the sequences beside its scheduler, and nothing else that it would have
+	 * to.
+	 */
+	census_take(&k->census, &census);
+	assert_int_equal(census.drift_pages, not_the_engines);
 	for (int i = 0; i < FORKS; i++)
 		check_fork(k, &k->forks[i]);
 	k->n_audits++;
@@ -467,14 +482,18 @@ static void start(struct soak *k, const char *policy, uint64_t seed)
 {
 	struct kv_layout layout = pretend_layout();
 	memset(k, 0, sizeof *k);
+	log_set_level(LOG_ERROR); /* fragmentation is not the point here */
 	k->rng = seed;
 	memory_backend_init(&mem);
 	clock_manual_init(&now, 1);
 	assert_int_equal(kv_pool_create(&mem.base, &layout, PAGES, &k->pool, NULL), STATUS_OK);
 	assert_int_equal(kv_prefix_create(k->pool, policy, &k->prefix, NULL), STATUS_OK);
 	assert_int_equal(tenant_table_init(&k->tenants, layout.page_stride), STATUS_OK);
+	const struct engine_tenant limited = {.id = 1, .limits = {.kv_bytes = TENANT_PAGES * layout.page_stride}};
+	assert_int_equal(tenant_set(&k->tenants, &limited), STATUS_OK);
 	assert_int_equal(session_table_init(&k->sessions, &k->tenants, k->prefix, &now, 30000, 300000, CLIENTS), STATUS_OK);
 	assert_int_equal(sched_init(&k->sched, k->pool, k->prefix, &k->sessions, &now, MAX_RUNNING, STEP, MAX_RUNNING + 8), STATUS_OK);
+	assert_int_equal(census_init(&k->census, k->pool, &k->sched, &k->sessions, &k->tenants), STATUS_OK);
 	for (int i = 0; i < SALTS; i++) {
 		char name[8];
 		snprintf(name, sizeof name, "%d", i);
@@ -528,7 +547,9 @@ static void end(struct soak *k)
 	audit(k);
 	sched_free(&k->sched);
 	session_table_free(&k->sessions);
-	assert_int_equal(tenant_find(&k->tenants, 0)->kv.n_pages, 0);
+	census_free(&k->census);
+	for (int32_t i = 0; i < TENANTS; i++)
+		assert_int_equal(tenant_find(&k->tenants, i)->kv.n_pages, 0);
 	tenant_table_free(&k->tenants);
 	kv_prefix_destroy(k->prefix);
 }

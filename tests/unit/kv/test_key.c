@@ -1,6 +1,6 @@
 /*
- * The keys of pages, and what happens when they are no good: each thing that KV depends on changes the key by itself, no two inputs
- * read as the same bytes, and an index whose keys collide still serves nothing wrong.
+ * The keys of pages, and what happens when they are no good: each thing that KV depends on changes the key by itself,
+ * no two inputs read as the same bytes, and an index whose keys collide still serves nothing wrong.
  */
 #include "tests/unit/unit.h"
 
@@ -103,7 +103,10 @@ static void equal_values_in_different_fields_are_different_keys(void **state)
 	assert_distinct(keys, 12);
 }
 
-/* Every way to cut one string of bytes into the four texts of a root, empty ones and bytes that look like lengths included. */
+/*
+ * Every way to cut one string of bytes into the four texts of a root, empty ones and bytes that look like lengths
+ * included.
+ */
 static void no_cut_of_the_same_bytes_reads_like_another(void **state)
 {
 	(void)state;

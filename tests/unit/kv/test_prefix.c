@@ -397,6 +397,7 @@ static void a_weak_reference_knows_what_is_left(void **state)
 	kv_prefix_weaken(f.prefix, &a, &weak);
 	kv_seq_release(f.pool, &a);
 	assert_int_equal(weak.n_tokens, 40);
+	assert_int_equal(kv_prefix_n_weak(f.prefix, weak.pages[2].page), 1);
 	for (int32_t n = 3; n > 0; n--) {
 		assert_int_equal(kv_weak_alive(f.prefix, &weak), n);
 		assert_true(kv_prefix_evict(f.prefix, 2, EVICT_FOR_PROMPT));
@@ -407,7 +408,22 @@ static void a_weak_reference_knows_what_is_left(void **state)
 	kv_prefix_put(f.prefix, under(&f.root), tokens, &a, 0, at(3));
 	assert_int_equal(kv_weak_alive(f.prefix, &weak), 0);
 	kv_seq_release(f.pool, &a);
-	kv_weak_free(&weak);
+	kv_weak_free(f.prefix, &weak);
+	/* Each reference is counted on what it refers to, and only there. */
+	struct kv_weak other = KV_WEAK_INIT;
+	struct kv_seq b = KV_SEQ_INIT;
+	kv_prefix_get(f.prefix, under(&f.root), tokens, 32, at(4), &b);
+	kv_prefix_weaken(f.prefix, &b, &weak);
+	kv_prefix_weaken(f.prefix, &b, &other);
+	int32_t page = b.pages[0];
+	assert_int_equal(kv_prefix_n_weak(f.prefix, page), 2);
+	kv_weak_free(f.prefix, &weak);
+	assert_int_equal(kv_prefix_n_weak(f.prefix, page), 1);
+	kv_seq_release(f.pool, &b);
+	while (kv_prefix_evict(f.prefix, 5, EVICT_FOR_PROMPT))
+		;
+	assert_int_equal(kv_prefix_n_weak(f.prefix, page), 0);
+	kv_weak_free(f.prefix, &other);
 	teardown(&f);
 }
 

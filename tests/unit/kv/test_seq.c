@@ -156,6 +156,42 @@ static void random_histories_never_mix(void **state)
 	assert_int_equal(kv_pool_destroy(p), STATUS_OK);
 }
 
-UNIT_MAIN(cmocka_unit_test(prepare_takes_the_pages_that_are_missing), cmocka_unit_test(a_fork_copies_the_tail_on_write_only),
+static void an_account_is_charged_for_every_reference(void **state)
+{
+	(void)state;
+	struct kv_pool *p = make_pool(16);
+	struct kv_account mine = {0}, yours = {0};
+	struct kv_seq a = KV_SEQ_INIT, b = KV_SEQ_INIT;
+	kv_seq_charge(&a, &mine);
+	kv_seq_charge(&b, &yours);
+	kv_seq_prepare(p, &a, 40);
+	a.n_tokens = 40;
+	assert_int_equal(mine.n_pages, 3);
+	kv_seq_share(p, &b, &a, 40);
+	assert_int_equal(yours.n_pages, 3);
+	kv_seq_prepare(p, &b, 20); /* copies the shared tail and takes one more */
+	assert_int_equal(yours.n_pages, 4);
+	assert_int_equal(mine.n_pages, 3);
+	kv_seq_truncate(p, &b, 20);
+	assert_int_equal(yours.n_pages, 2);
+	/* An emptied sequence keeps its account; another account takes over what is there. */
+	kv_seq_release(p, &a);
+	assert_int_equal(mine.n_pages, 0);
+	kv_seq_prepare(p, &a, 20);
+	assert_int_equal(mine.n_pages, 2);
+	kv_seq_charge(&a, &yours);
+	assert_int_equal(mine.n_pages, 0);
+	assert_int_equal(yours.n_pages, 4);
+	kv_seq_charge(&a, NULL);
+	assert_int_equal(yours.n_pages, 2);
+	kv_seq_release(p, &a);
+	kv_seq_release(p, &b);
+	assert_int_equal(yours.n_pages, 0);
+	assert_int_equal(kv_pool_n_free(p), 16);
+	assert_int_equal(kv_pool_destroy(p), STATUS_OK);
+}
+
+UNIT_MAIN(cmocka_unit_test(an_account_is_charged_for_every_reference),
+          cmocka_unit_test(prepare_takes_the_pages_that_are_missing), cmocka_unit_test(a_fork_copies_the_tail_on_write_only),
           cmocka_unit_test(truncating_into_a_shared_page_copies_it_before_the_next_write),
           cmocka_unit_test(a_full_pool_is_a_status_and_leaks_nothing), cmocka_unit_test(random_histories_never_mix))

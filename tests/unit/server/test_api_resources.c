@@ -166,6 +166,48 @@ static void sessions_are_made_found_and_deleted(void **state)
 	assert_int_equal(http_fake_status(http_fake_get(s, "/v1/sessions/a%20b!")), 404);
 }
 
+static void the_kv_cache_is_shown_to_whom_it_concerns(void **state)
+{
+	struct fake_server *s = *state;
+	struct error err;
+	const char *body = http_fake_body(http_fake_get(s, "/v1/kv"));
+	assert_json(body, "object", "\"kv\"");
+	assert_json(body, "pages.sessions", "4");
+	assert_json(body, "pages.nobody", "60");
+	assert_json(body, "pool.pages_used", "4");
+	assert_json(body, "keys.0.key", "\"-\"");
+	assert_json(body, "sessions.data", "[]");
+	assert_int_equal(app_set_keys(s->app,
+				      str_from("{\"keys\":[{\"name\":\"a\",\"key\":\"A\",\"max_sessions\":7},"
+					       "{\"name\":\"b\",\"key\":\"B\",\"admin\":true}]}"),
+				      "test", &err),
+			 STATUS_OK);
+	assert_int_equal(fake_engine_tenant(s->engine, 1)->limits.max_sessions, 7);
+	assert_string_equal(fake_engine_tenant(s->engine, 1)->salt, "a");
+	assert_int_equal(http_fake_status(http_fake_request(s, HTTP_GET, "/v1/kv", NULL, NULL)), 401);
+	http_fake_request(s, HTTP_POST, "/v1/sessions", "X-Api-Key: B\nContent-Type: application/json\n", "{\"id\":\"bs\"}");
+	app_handle_events(s->app);
+	struct http_exchange *x = http_fake_request(s, HTTP_GET, "/v1/kv", "X-Api-Key: A\n", NULL);
+	app_handle_events(s->app);
+	body = http_fake_body(x);
+	assert_json(body, "keys.0.key", "\"a\"");
+	assert_json(body, "keys.1", "(absent)");
+	assert_json(body, "keys.0.limits", "{\"max_requests\":null,\"max_sessions\":7,\"kv_memory\":null}");
+	assert_json(body, "sessions.data", "[]");
+	x = http_fake_request(s, HTTP_GET, "/v1/kv", "X-Api-Key: B\n", NULL);
+	app_handle_events(s->app);
+	body = http_fake_body(x);
+	assert_json(body, "keys.1.key", "\"b\"");
+	assert_json(body, "keys.1.sessions", "1");
+	assert_json(body, "sessions.data.0.id", "\"bs\"");
+	assert_json(body, "sessions.data.0.key", "\"b\"");
+	/* Figures of single keys are for those who may see them all. */
+	x = http_fake_request(s, HTTP_GET, "/metrics", "X-Api-Key: A\n", NULL);
+	assert_null(strstr(http_fake_body(x), "kvasir:key_"));
+	x = http_fake_request(s, HTTP_GET, "/metrics", "X-Api-Key: B\n", NULL);
+	assert_non_null(strstr(http_fake_body(x), ",key=\"b\"} 1\n"));
+}
+
 static void wrong_sessions_are_named(void **state)
 {
 	static const struct {
@@ -204,5 +246,6 @@ static void the_page_is_served_with_a_strict_policy(void **state)
 #define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 UNIT_MAIN(T(models_tell_their_context), T(a_model_is_found_by_its_id), T(text_becomes_tokens_and_back),
 	  T(a_chat_can_be_tokenized), T(wrong_texts_and_ids_are_named), T(live_ready_and_draining_are_three_answers),
-	  T(metrics_count_what_ran), T(sessions_are_made_found_and_deleted), T(wrong_sessions_are_named),
+	  T(metrics_count_what_ran), T(sessions_are_made_found_and_deleted),
+	  T(the_kv_cache_is_shown_to_whom_it_concerns), T(wrong_sessions_are_named),
 	  T(a_client_may_leave_while_the_engine_thinks), T(the_page_is_served_with_a_strict_policy))

@@ -105,6 +105,16 @@ static void every_answer_carries_the_cors_header(void **state)
 		assert_string_equal(http_fake_header(all[i], "Access-Control-Allow-Origin"), "*");
 	s->config.cors_origin = (char *)"https://app.example";
 	assert_string_equal(http_fake_header(http_fake_get(s, "/health"), "Vary"), "Origin");
+	s->config.cors_origin = (char *)"https://a.example, https://b.example";
+	struct http_exchange *b = http_fake_request(s, HTTP_GET, "/health", "Origin: https://b.example\n", NULL);
+	assert_string_equal(http_fake_header(b, "Access-Control-Allow-Origin"), "https://b.example");
+	assert_string_equal(http_fake_header(b, "Vary"), "Origin");
+	static const char *const others[] = {"Origin: https://b.exampl\n", "Origin: https://b.example.evil\n", "Origin: ,\n", NULL};
+	for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+		b = http_fake_request(s, HTTP_GET, "/health", others[i], NULL);
+		assert_null(http_fake_header(b, "Access-Control-Allow-Origin"));
+		assert_string_equal(http_fake_header(b, "Vary"), "Origin");
+	}
 	s->config.cors_origin = (char *)"";
 	assert_null(http_fake_header(http_fake_get(s, "/health"), "Access-Control-Allow-Origin"));
 }

@@ -525,6 +525,26 @@ static void a_draining_server_takes_no_new_turns(void **state)
 	assert_json(last(c), "type", "\"response.completed\"");
 }
 
+static void a_drain_closes_each_connection_when_nothing_runs_on_it(void **state)
+{
+	struct fake_server *s = *state;
+	struct ws_conn *idle = ws_fake_open(s), *busy = ws_fake_open(s), *late;
+	say(s, idle, CREATE ",\"input\":\"a\"}");
+	ws_fake_say(busy, CREATE ",\"input\":\"a\"}");
+	ws_fake_say(busy, CREATE ",\"input\":\"b\"}");
+	fake_server_step(s);
+	assert_int_equal(ws_fake_close_code(idle), 0);
+	app_start_drain(s->app);
+	assert_int_equal(ws_fake_close_code(idle), 1012);
+	assert_int_equal(ws_fake_close_code(busy), 0);
+	fake_server_run(s);
+	assert_int_equal(count(busy, "response.completed"), 2);
+	assert_int_equal(ws_fake_close_code(busy), 1012);
+	/* One whose upgrade was under way. */
+	late = ws_fake_open(s);
+	assert_int_equal(ws_fake_close_code(late), 1012);
+}
+
 static void the_drain_deadline_fails_what_runs(void **state)
 {
 	struct fake_server *s = *state;
@@ -550,4 +570,5 @@ UNIT_MAIN(T(a_turn_has_the_events_of_the_stream), T(the_next_turn_sends_only_wha
 	  T(a_clients_own_session_is_used_and_kept_alive), T(a_session_that_ends_in_mid_response_fails_it),
 	  T(a_lane_survives_the_loss_of_its_session), T(no_room_for_a_session_is_an_error),
 	  T(closing_ends_all_work_and_all_sessions), T(a_reader_that_stalls_loses_its_work),
-	  T(a_draining_server_takes_no_new_turns), T(the_drain_deadline_fails_what_runs))
+	  T(a_draining_server_takes_no_new_turns),
+	  T(a_drain_closes_each_connection_when_nothing_runs_on_it), T(the_drain_deadline_fails_what_runs))

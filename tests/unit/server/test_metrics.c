@@ -48,6 +48,42 @@ static void series_have_the_names_that_dashboards_read(void **state)
 	buf_free(&out);
 }
 
+static void the_kv_cache_is_told_by_holder_and_by_key(void **state)
+{
+	(void)state;
+	struct metrics m = {0};
+	static const struct engine_info info = {.page_tokens = 16, .n_pages = 64, .kv_bytes = 64 * 1024, .page_bytes = 1024, .arch = "", .quantization = "", .backend = ""};
+	static const struct engine_tenant_usage keys[] = {{.id = 1, .n_pages = 3, .kv_bytes = 3072, .limits.kv_bytes = 9000, .refused = 2},
+							  {.id = 2, .n_running = 1}};
+	static const char *const names[] = {"alice", "bob"};
+	struct metrics_gauges g = {.model = "m", .info = &info, .keys = keys, .key_names = names, .n_keys = 2};
+	struct buf out = BUF_INIT;
+	g.stats.kv = (struct engine_kv){.pages_total = 64, .pages_free = 50, .pages_running = 6, .pages_sessions = 8, .refs_running = 9,
+					.positions_unused = 30, .fragmentation = 0.25, .alarm = true};
+	g.stats.preempted[ENGINE_ROOM_CAP] = 4;
+	g.stats.prefix_evictions = 7;
+	g.stats.prefix_evictions_decode = 2;
+	metrics_write(&m, &g, &out);
+	expect_line(&out, "kvasir:kv_pages{model_name=\"m\",holder=\"running\"} 6");
+	expect_line(&out, "kvasir:kv_pages{model_name=\"m\",holder=\"nobody\"} 50");
+	expect_line(&out, "kvasir:kv_references{model_name=\"m\",holder=\"running\"} 9");
+	expect_line(&out, "kvasir:kv_bytes{model_name=\"m\",state=\"used\"} 14336");
+	expect_line(&out, "kvasir:kv_fragmentation_ratio{model_name=\"m\"} 0.25");
+	expect_line(&out, "kvasir:kv_fragmentation_alarm{model_name=\"m\"} 1");
+	expect_line(&out, "kvasir:preemptions_total{model_name=\"m\",reason=\"cap\"} 4");
+	expect_line(&out, "kvasir:prefix_evictions_total{model_name=\"m\",reason=\"prompt\"} 5");
+	expect_line(&out, "kvasir:key_kv_pages{model_name=\"m\",key=\"alice\"} 3");
+	expect_line(&out, "kvasir:key_kv_limit_bytes{model_name=\"m\",key=\"alice\"} 9000");
+	expect_line(&out, "kvasir:key_refused_total{model_name=\"m\",key=\"alice\"} 2");
+	expect_line(&out, "kvasir:key_running{model_name=\"m\",key=\"bob\"} 1");
+	buf_free(&out);
+	/* Whoever may not see keys sees none. */
+	g.n_keys = 0;
+	metrics_write(&m, &g, &out);
+	assert_null(strstr(out.data, "key_"));
+	buf_free(&out);
+}
+
 static void histograms_are_cumulative_and_end_in_infinity(void **state)
 {
 	(void)state;
@@ -80,5 +116,6 @@ static void label_values_are_escaped(void **state)
 	buf_free(&out);
 }
 
-UNIT_MAIN(cmocka_unit_test(series_have_the_names_that_dashboards_read),
+UNIT_MAIN(cmocka_unit_test(the_kv_cache_is_told_by_holder_and_by_key),
+	  cmocka_unit_test(series_have_the_names_that_dashboards_read),
 	  cmocka_unit_test(histograms_are_cumulative_and_end_in_infinity), cmocka_unit_test(label_values_are_escaped))

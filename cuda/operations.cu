@@ -1,0 +1,284 @@
+/*
+ * The operations of a step: from what the engine asks to kernels.
+ *
+ * Two things are done behind the table's back to save launches. Whatever writes rows that a product will read writes
+ * them as halves as well, and a product uses those if nobody has touched the floats since. rope() is put off until
+ * kv_write(), which rotates and stores in one go; any other operation does what was put off first.
+ */
+#include "cuda/operations.cuh"
+
+#include <string.h>
+
+namespace GPU_NS
+{
+
+enum status latch(struct cuda_backend *b, enum status s)
+{
+	if (s != STATUS_OK && b->step_status == STATUS_OK)
+		b->step_status = s;
+	return s;
+}
+
+static enum status launched(struct cuda_backend *b, cudaError_t e, const char *what)
+{
+	return latch(b, check(b, e, what));
+}
+
+/* ---- What operations do before their kernels ---- */
+
+void wrote(struct cuda_backend *b, const float *p, int64_t n)
+{
+	const float *end = b->halves_of + static_cast<int64_t>(b->halves_n) * b->halves_dim;
+	if (b->halves_of && p < end && b->halves_of < p + n)
+		b->halves_of = NULL;
+}
+
+static struct halves halves(const struct cuda_backend *b)
+{
+	return {static_cast<__half *>(b->halves_x.p), static_cast<float *>(b->halves_scale.p), b->halves_stride};
+}
+
+/* Where to put the halves of out[n][dim], or nothing if they would not fit what was reserved. */
+static struct halves claim_halves(struct cuda_backend *b, const float *out, int64_t n, int64_t dim)
+{
+	struct halves h = halves(b);
+	wrote(b, out, n * dim);
+	if (n > b->halves_rows || (dim + 255) / 256 * 256 > b->halves_stride) {
+		h.x = NULL;
+		return h;
+	}
+	b->halves_of = out;
+	b->halves_n = static_cast<int>(n);
+	b->halves_dim = static_cast<int>(dim);
+	return h;
+}
+
+static struct step_rows step_rows(const struct cuda_backend *b)
+{
+	struct step_rows r = {};
+	r.position = uploaded<int32_t>(b, b->position);
+	r.row_seq = uploaded<int32_t>(b, b->row_seq);
+	r.seq_table = uploaded<int32_t>(b, b->seq_table);
+	r.table = uploaded<int32_t>(b, b->table);
+	r.n_rows = b->batch->n_rows;
+	return r;
+}
+
+enum status begin(struct cuda_backend *b)
+{
+	if (b->lost)
+		return latch(b, STATUS_DEVICE);
+	if (!b->rope_waits)
+		return STATUS_OK;
+	b->rope_waits = false;
+	return launched(b, rope_and_store(b->rope_args, {}, step_rows(b), b->stream), "rotating");
+}
+
+/* ---- Operations ---- */
+
+static enum status do_embed(struct cuda_backend *b, const struct weight *w, float *out)
+{
+	const struct matrix *m = matrix_of(w);
+	TRY(begin(b));
+	wrote(b, out, static_cast<int64_t>(b->batch->n_rows) * m->n_in);
+	struct embed_args a = {};
+	a.raw = m->raw;
+	a.row_bytes = m->row_bytes;
+	a.packed = m->packed;
+	a.n_units = m->n_units;
+	a.n_in = m->n_in;
+	a.token = uploaded<int32_t>(b, b->token);
+	a.n_rows = b->batch->n_rows;
+	a.out = out;
+	return launched(b, embed(m->type, a, b->stream), "embedding");
+}
+
+/* Rows this short are heads, which no product reads. */
+enum { SHORT_ROW = 256 };
+
+static enum status do_norm(struct cuda_backend *b, const float *x, int64_t n, int32_t dim, const float *gain, float eps,
+			   float *out)
+{
+	struct halves h = {};
+	TRY(begin(b));
+	if (dim > SHORT_ROW)
+		h = claim_halves(b, out, n, dim);
+	else
+		wrote(b, out, n * dim);
+	if (!h.x && n > INT32_MAX)
+		return latch(b, STATUS_INVALID);
+	return launched(b, rms_norm(x, n, dim, gain, eps, out, h, b->stream), "norm");
+}
+
+enum status execute_matmul(struct cuda_backend *b, const float *x, int64_t n_rows, const struct matmul *mm,
+			   int32_t n_mm)
+{
+	const int n_in = matrix_of(mm[0].weight)->n_in, rows = static_cast<int>(n_rows);
+	TRY(begin(b));
+	if (n_rows < 1 || n_rows > INT32_MAX / 256)
+		return latch(b, STATUS_INVALID);
+	if (b->halves_of != x || b->halves_dim != n_in || b->halves_n < rows) {
+		TRY(latch(b, grow_halves(b, n_rows, n_in)));
+		TRY(launched(b, to_halves(x, rows, n_in, halves(b), b->stream), "converting activations"));
+		b->halves_of = x;
+		b->halves_n = rows;
+		b->halves_dim = n_in;
+	}
+	/* Products of one format go together. */
+	uint64_t done = 0;
+	for (int32_t i = 0; i < n_mm; i++) {
+		struct products ps = {};
+		const struct matrix *first = matrix_of(mm[i].weight);
+		if (i < 64 && (done >> i & 1))
+			continue;
+		for (int32_t j = i; j < n_mm && ps.n < MAX_PRODUCTS && (j < 64 || j == i); j++) {
+			const struct matrix *m = matrix_of(mm[j].weight);
+			if (m->type != first->type || (done >> j & 1))
+				continue;
+			if (!m->packed || m->n_in != n_in)
+				return latch(b, STATUS_INVALID);
+			struct product *p = &ps.p[ps.n++];
+			p->packed = m->packed;
+			p->bias = mm[j].bias;
+			p->y = mm[j].y;
+			p->n_out = m->n_out;
+			p->accumulate = mm[j].accumulate;
+			if (j < 64)
+				done |= UINT64_C(1) << j;
+		}
+		TRY(launched(b, product(first->type, ps, first->n_units, halves(b), rows, b->stream), "product"));
+	}
+	for (int32_t i = 0; i < n_mm; i++)
+		wrote(b, mm[i].y, n_rows * matrix_of(mm[i].weight)->n_out);
+	return STATUS_OK;
+}
+
+static enum status do_rope(struct cuda_backend *b, float *q, int32_t n_head, float *k, int32_t n_head_kv,
+			   int32_t head_dim, const struct rope_params *p)
+{
+	const int pairs = p->n_dims / 2, n_rows = b->batch->n_rows;
+	TRY(begin(b));
+	if (pairs < 1 || pairs > ROPE_MAX_PAIRS || 2 * pairs > head_dim)
+		return latch(b, STATUS_UNSUPPORTED);
+	if (b->rope_freq != p->inv_freq || b->rope_magnitude != p->magnitude || b->rope_pairs != pairs) {
+		TRY(latch(b, grow(b, &b->rope,
+				  static_cast<size_t>(n_rows) * static_cast<size_t>(pairs) * sizeof(float2))));
+		TRY(launched(b,
+			     rope_table(p->inv_freq, p->magnitude, pairs, uploaded<int32_t>(b, b->position), n_rows,
+					static_cast<float2 *>(b->rope.p), b->stream),
+			     "angles"));
+		b->rope_freq = p->inv_freq;
+		b->rope_magnitude = p->magnitude;
+		b->rope_pairs = pairs;
+	}
+	wrote(b, q, static_cast<int64_t>(n_rows) * n_head * head_dim);
+	wrote(b, k, static_cast<int64_t>(n_rows) * n_head_kv * head_dim);
+	b->rope_args = {q,
+			k,
+			n_head,
+			n_head_kv,
+			head_dim,
+			pairs,
+			p->pairing == ROPE_INTERLEAVED,
+			static_cast<const float2 *>(b->rope.p)};
+	b->rope_waits = true;
+	return STATUS_OK;
+}
+
+static size_t layer_offset(const struct kv_layout *l, int32_t layer)
+{
+	return static_cast<size_t>(layer) * 2 * static_cast<size_t>(l->n_head_kv) * static_cast<size_t>(l->head_dim) *
+	       static_cast<size_t>(l->page_tokens) * sizeof(__half);
+}
+
+static enum status do_kv_write(struct cuda_backend *b, void *kv, const struct kv_layout *l, int32_t layer,
+			       const float *k, const float *v)
+{
+	struct rope_args r = b->rope_args;
+	if (!attention_supports(l->n_head_kv, l->n_head_kv, l->head_dim))
+		return latch(b, STATUS_UNSUPPORTED);
+	if (b->rope_waits && (r.k != k || r.n_head_kv != l->n_head_kv || r.head_dim != l->head_dim))
+		TRY(begin(b));
+	if (b->lost)
+		return latch(b, STATUS_DEVICE);
+	if (!b->rope_waits) {
+		r = {};
+		r.k = const_cast<float *>(k); /* nothing is rotated, so it is only read */
+		r.n_head_kv = l->n_head_kv;
+		r.head_dim = l->head_dim;
+	}
+	b->rope_waits = false;
+	const struct kv_args a = {static_cast<uint8_t *>(kv), l->page_stride, layer_offset(l, layer), v};
+	return launched(b, rope_and_store(r, a, step_rows(b), b->stream), "storing keys and values");
+}
+
+static enum status do_attention(struct cuda_backend *b, const void *kv, const struct kv_layout *l, int32_t layer,
+				const float *q, int32_t n_head, float scale, float *out)
+{
+	TRY(begin(b));
+	if (!attention_supports(n_head, l->n_head_kv, l->head_dim))
+		return latch(b, STATUS_UNSUPPORTED);
+	TRY(latch(b, plan_attention(b, n_head, l->n_head_kv, l->head_dim)));
+	const struct attention_plan *plan = &b->plan;
+	struct attention_args a = {};
+	a.kv = static_cast<const uint8_t *>(kv);
+	a.page_stride = l->page_stride;
+	a.layer_offset = layer_offset(l, layer);
+	a.n_head = n_head;
+	a.n_head_kv = l->n_head_kv;
+	a.head_dim = l->head_dim;
+	a.scale = scale;
+	a.q = q;
+	a.out = out;
+	/* Products take whole units of 256: what lies beyond a narrower row must be zeros, which only to_halves()
+	 * writes. */
+	if (n_head * l->head_dim % 256 == 0)
+		a.h = claim_halves(b, out, b->batch->n_rows, static_cast<int64_t>(n_head) * l->head_dim);
+	else
+		wrote(b, out, static_cast<int64_t>(b->batch->n_rows) * n_head * l->head_dim);
+	a.seq_table = uploaded<int32_t>(b, b->seq_table);
+	a.table = uploaded<int32_t>(b, b->table);
+	a.parts = uploaded<struct attention_item>(b, plan->parts);
+	a.n_parts = plan->n_parts;
+	a.whole = uploaded<struct attention_item>(b, plan->whole);
+	a.n_whole = plan->n_whole;
+	a.merges = uploaded<struct merge_item>(b, plan->merges);
+	a.n_merges = plan->n_merges;
+	a.partial = static_cast<float *>(b->partial.p);
+	return launched(b, attention(a, b->stream), "attention");
+}
+
+static enum status do_swiglu(struct cuda_backend *b, float *gate, const float *up, int64_t n, int32_t dim)
+{
+	TRY(begin(b));
+	if (n > INT32_MAX)
+		return latch(b, STATUS_INVALID);
+	const struct halves h = claim_halves(b, gate, n, dim);
+	return launched(b, swiglu(gate, up, static_cast<int>(n), dim, h, b->stream), "gate");
+}
+
+enum status execute(struct cuda_backend *b, const struct operation *o)
+{
+	switch (o->kind) {
+	case OP_EMBED:
+		return do_embed(b, o->embed.w, o->embed.out);
+	case OP_NORM:
+		return do_norm(b, o->norm.x, o->norm.n, o->norm.dim, o->norm.gain, o->norm.eps, o->norm.out);
+	case OP_MATMUL:
+		return execute_matmul(b, o->matmul.x, o->matmul.n_rows, o->matmul.mm, o->matmul.n);
+	case OP_ROPE:
+		return do_rope(b, o->rope.q, o->rope.n_head, o->rope.k, o->rope.n_head_kv, o->rope.head_dim,
+			       &o->rope.p);
+	case OP_KV_WRITE:
+		return do_kv_write(b, o->kv_write.kv, &o->kv_write.layout, o->kv_write.layer, o->kv_write.k,
+				   o->kv_write.v);
+	case OP_ATTENTION:
+		return do_attention(b, o->attention.kv, &o->attention.layout, o->attention.layer, o->attention.q,
+				    o->attention.n_head, o->attention.scale, o->attention.out);
+	case OP_SWIGLU:
+		break;
+	}
+	return do_swiglu(b, o->swiglu.gate, o->swiglu.up, o->swiglu.n, o->swiglu.dim);
+}
+
+} // namespace GPU_NS

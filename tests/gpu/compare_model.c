@@ -1,0 +1,109 @@
+/*
+ * compare-model: a whole model on two devices.
+ *
+ *   compare-model FILE DEVICE [REFERENCE] [PROMPT] [NEW]
+ *
+ * Prefill of PROMPT tokens in two chunks and NEW tokens one after the other, chosen greedily by the reference (default: cpu-reference, 70, 12) and
+ * given to both. At each position the logits' difference, relative to their norm, must be what rounding explains; and the
+ * token that the device would choose must be the reference's, unless the reference itself has the two within that difference.
+ * Exits with 0, 1, or 77 without such a device; the last line is "N passed, N failed, 0 skipped".
+ */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/gpu/whole.h"
+
+/* Rounding to halves, or to eight bits on the fast CPU backends, over all layers. */
+static const double half_tolerance = 0.02, byte_tolerance = 0.06;
+
+struct tally {
+	double worst, tolerance;
+	int n, chosen; /* positions, and those where both choose the same */
+};
+
+static int32_t best(const float *x, int32_t n)
+{
+	int32_t b = 0;
+	for (int32_t i = 1; i < n; i++)
+		b = x[i] > x[b] ? i : b;
+	return b;
+}
+
+/* False when the position is wrong; says why. */
+static bool compare(struct tally *t, const float *got, const float *want, int32_t n, int32_t position)
+{
+	double off = 0, size = 0;
+	for (int32_t i = 0; i < n; i++) {
+		off += ((double)got[i] - want[i]) * ((double)got[i] - want[i]);
+		size += (double)want[i] * want[i];
+	}
+	double error = sqrt(off / size), spread = sqrt(size / n);
+	int32_t a = best(got, n), b = best(want, n);
+	t->n++;
+	t->chosen += a == b;
+	t->worst = error > t->worst ? error : t->worst;
+	if (!(error <= t->tolerance)) {
+		printf("position %d: logits are off by %.4f of their norm, %.4f is allowed\n", position, error, t->tolerance);
+		return false;
+	}
+	/* Five standard deviations of two logits' errors. */
+	if (want[b] - want[a] > 7 * t->tolerance * spread) {
+		printf("position %d: token %d is chosen instead of %d, which is %.3f better\n", position, a, b, want[b] - want[a]);
+		return false;
+	}
+	return true;
+}
+
+static bool run(struct whole *d, struct whole *r, struct tally *t, int32_t n_prompt, int32_t n_new)
+{
+	int32_t n_vocab = model_params(r->model)->n_vocab, first = n_prompt * 2 / 3, at = 0, token[512];
+	float *got, *want;
+	bool right = true;
+	for (int32_t i = 0; i < n_prompt; i++)
+		token[i] = (int32_t)((int64_t)(i + 3) * 7919 % n_vocab);
+	for (int k = 0; right && k < 2 + n_new; k++) {
+		int32_t n = k == 0 ? first : k == 1 ? n_prompt - first : 1;
+		enum status s = whole_step(r, 1, at, n, token + at, true, &want), s2 = whole_step(d, 1, at, n, token + at, true, &got);
+		if (s != STATUS_OK || s2 != STATUS_OK) {
+			printf("a step of %d rows at %d: %s; the reference: %s\n", n, at, status_text(s2), status_text(s));
+			return false;
+		}
+		for (int32_t i = 0; right && i < n; i++)
+			right = compare(t, got + (size_t)i * (size_t)n_vocab, want + (size_t)i * (size_t)n_vocab, n_vocab, at + i);
+		if (k >= 1)
+			token[at + n] = best(want + (size_t)(n - 1) * (size_t)n_vocab, n_vocab);
+		at += n;
+	}
+	return right;
+}
+
+int main(int argc, char **argv)
+{
+	if (argc < 3) {
+		fprintf(stderr, "usage: compare-model FILE DEVICE [REFERENCE] [PROMPT] [NEW]\n");
+		return 2;
+	}
+	const char *device = argv[2], *reference = argc > 3 ? argv[3] : "cpu-reference";
+	int32_t n_prompt = argc > 4 ? (int32_t)strtol(argv[4], NULL, 10) : 70, n_new = argc > 5 ? (int32_t)strtol(argv[5], NULL, 10) : 12;
+	if (n_prompt < 2 || n_prompt > 400 || n_new < 0 || n_new > 100) {
+		fprintf(stderr, "compare-model: 2 to 400 tokens of prompt, 0 to 100 new ones\n");
+		return 2;
+	}
+	bool bytes = strcmp(reference, "cpu-reference") != 0 || strncmp(device, "cpu-avx", 7) == 0 || strcmp(device, "cpu") == 0;
+	struct tally t = {.tolerance = bytes ? byte_tolerance : half_tolerance};
+	struct whole d, r;
+	whole_open(&d, device, 0, argv[1], n_prompt);
+	whole_open(&r, reference, 0, argv[1], n_prompt);
+	if (!whole_pages(&d, 1, n_prompt + n_new + 1) || !whole_pages(&r, 1, n_prompt + n_new + 1)) {
+		printf("no memory for pages\n");
+		return 1;
+	}
+	bool right = run(&d, &r, &t, n_prompt, n_new);
+	printf("%s, %s against %s: %d positions, the same choice at %d, logits off by at most %.4f\n%d passed, %d failed, 0 skipped\n",
+	       argv[1], device, reference, t.n, t.chosen, t.worst, right, !right);
+	whole_close(&d);
+	whole_close(&r);
+	return right ? 0 : 1;
+}
