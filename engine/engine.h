@@ -25,6 +25,7 @@
 #include "engine/base/status.h"
 #include "engine/base/str.h"
 #include "engine/sample/sampler.h"
+#include "engine/text/grammar.h"
 #include "engine/text/value.h"
 
 struct engine;
@@ -167,7 +168,8 @@ struct engine_request {
 	size_t n_stops;
 	int32_t *stop_tokens;            /* malloc'd; end the answer like EOS, in addition to the model's own */
 	size_t n_stop_tokens;
-	bool ignore_eos;
+	bool ignore_eos;                 /* not with a grammar: it knows where the answer ends */
+	struct grammar *grammar;         /* a reference, or NULL: the answer is one of its texts, if it comes to its end */
 	bool keep_special;               /* special tokens appear in the text */
 	bool want_prompt;                /* the PROMPT event carries the prompt's tokens and text (as given, for TEXT) */
 	bool want_prompt_logprobs;       /* ... and their log-probabilities, with sampling.n_logprobs alternatives */

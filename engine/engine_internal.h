@@ -21,6 +21,7 @@
 #include "engine/kv/tiers.h"
 #include "engine/model/forward.h"
 #include "engine/model/gguf.h"
+#include "engine/text/grammar_match.h"
 #include "engine/text/template.h"
 #include "engine/text/tokenizer.h"
 
@@ -88,6 +89,7 @@ struct engine {
 	/* loaded */
 	struct gguf *gguf;
 	struct tokenizer *tokenizer;
+	struct grammar_vocab *words; /* the same vocabulary, for answers that a grammar constrains */
 	struct template *template;   /* NULL: see info.chat_template_error */
 	char *template_source;
 	struct error template_error;

@@ -66,6 +66,9 @@ static enum status load_text(struct engine *e, struct error *err)
 	enum status st = tokenizer_create(e->gguf, &e->tokenizer, err);
 	if (st != STATUS_OK)
 		return st;
+	st = grammar_vocab_create(e->tokenizer, &e->words);
+	if (st != STATUS_OK)
+		return error_set(err, st, "no memory to sort the vocabulary");
 	struct str source = {NULL, 0};
 	if (e->options.chat_template) {
 		source = str_from(e->options.chat_template);
@@ -396,6 +399,7 @@ void engine_unload(struct engine *e)
 		e->backend->ops->destroy(e->backend);
 	template_destroy(e->template);
 	free(e->template_source);
+	grammar_vocab_destroy(e->words);
 	tokenizer_destroy(e->tokenizer);
 	free(e->file_name);
 	free(e->model_name);

@@ -290,7 +290,7 @@ static void handle_generate(struct worker *w, struct command *c)
 		}
 	}
 	c->request = NULL;
-	if (request_create(spec, &c->tokens, e->tokenizer, e->info.n_ctx, c->submitted_ns, &r, &err) != STATUS_OK) {
+	if (request_create(spec, &c->tokens, e->tokenizer, e->words, e->info.n_ctx, c->submitted_ns, &r, &err) != STATUS_OK) {
 		refuse_generate(w, c, &err);
 		return;
 	}
@@ -402,12 +402,16 @@ static void take_token(struct worker *w, struct request *r, float *logits, int32
 {
 	struct engine *e = w->e;
 	const char *detail;
+	const uint64_t *allowed = NULL;
+	bool complete = false;
 	struct error err;
 	struct engine_event *ev = event_create(ENGINE_EVENT_TOKEN, r->id);
 	if (!ev)
 		goto nomem;
+	if (r->matcher && grammar_matcher_mask(r->matcher, &allowed, &err) != STATUS_OK)
+		goto fail;
 	if (chosen == NOT_CHOSEN)
-		sampler_sample(r->sampler, logits, &ev->sample);
+		sampler_sample_allowed(r->sampler, logits, allowed, &ev->sample);
 	else
 		ev->sample = (struct sample_result){.token = sampler_take(r->sampler, chosen), .logprob = NAN};
 	int32_t token = ev->sample.token;
@@ -421,13 +425,13 @@ static void take_token(struct worker *w, struct request *r, float *logits, int32
 		finish_request(w, r, ENGINE_FINISH_STOP, detail);
 		return;
 	}
+	if (r->matcher && grammar_matcher_accept(r->matcher, token, &complete, &err) != STATUS_OK)
+		goto fail;
 	struct str piece = tokenizer_piece(e->tokenizer, token, false);
 	buf_append(&ev->piece, piece.p, piece.n);
 	int stop = detok_push(r->detok, token, &ev->text);
-	if (ev->piece.failed || ev->text.failed || !token_buf_add(&r->tokens, token)) {
-		engine_event_free(ev);
+	if (ev->piece.failed || ev->text.failed || !token_buf_add(&r->tokens, token))
 		goto nomem;
-	}
 	sampler_accept(r->sampler, token, true);
 	r->state = REQUEST_DECODE;
 	r->usage.completion_tokens++;
@@ -436,6 +440,8 @@ static void take_token(struct worker *w, struct request *r, float *logits, int32
 	if (stop >= 0) {
 		r->last->stop_index = stop;
 		finish_request(w, r, ENGINE_FINISH_STOP, "stop");
+	} else if (complete) {
+		finish_request(w, r, ENGINE_FINISH_STOP, "grammar");
 	} else if ((int32_t)r->tokens.n >= r->max_total) {
 		finish_request(w, r, ENGINE_FINISH_LENGTH, "length");
 	}
@@ -443,6 +449,8 @@ static void take_token(struct worker *w, struct request *r, float *logits, int32
 
 nomem:
 	error_set(&err, STATUS_NOMEM, "no memory for the next token");
+fail:
+	engine_event_free(ev);
 	fail_request(w, r, &err);
 }
 
@@ -503,7 +511,8 @@ static void fail_step(struct worker *w, enum status st)
 static bool chosen_on_device(const struct worker *w, const struct step_part *part, struct sample_row *row)
 {
 	const struct request *r = part->request;
-	if (!model_samples(w->e->model) || part->n_outputs != 1 || (r->prompt_logprobs && !r->prompt_done) ||
+	/* A grammar's mask is applied here. */
+	if (r->matcher || !model_samples(w->e->model) || part->n_outputs != 1 || (r->prompt_logprobs && !r->prompt_done) ||
 	    !sampler_offload(r->sampler, row))
 		return false;
 	row->output = part->first_output;
