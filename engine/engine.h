@@ -34,6 +34,7 @@ enum {
 	ENGINE_SESSION_ID_MAX = 64, /* longest session id, in bytes: [A-Za-z0-9_.-] */
 	ENGINE_MAX_TENANTS = 256,
 	ENGINE_SALT_MAX = 64,       /* longest salt of a tenant, in bytes */
+	ENGINE_TENANT_NAME_MAX = 64,
 };
 
 struct engine_options {
@@ -116,6 +117,7 @@ struct engine_tenant_limits {
 /* Whom requests and sessions belong to; the server gives the number a meaning. */
 struct engine_tenant {
 	int32_t id; /* [0, ENGINE_MAX_TENANTS) */
+	char name[ENGINE_TENANT_NAME_MAX + 1]; /* what it is known by beyond this process, where ids mean nothing; "": nothing */
 	char salt[ENGINE_SALT_MAX + 1]; /* tenants of different salts share no KV */
 	struct engine_tenant_limits limits;
 };
