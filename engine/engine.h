@@ -34,6 +34,7 @@ enum {
 	ENGINE_SESSION_ID_MAX = 64, /* longest session id, in bytes: [A-Za-z0-9_.-] */
 	ENGINE_MAX_TENANTS = 256,
 	ENGINE_SALT_MAX = 64,       /* longest salt of a tenant, in bytes */
+	ENGINE_TENANT_NAME_MAX = 64,
 };
 
 struct engine_options {
@@ -43,6 +44,11 @@ struct engine_options {
 	int32_t n_threads;         /* 0: one per physical core */
 	int32_t context_tokens;    /* 0: the trained length */
 	uint64_t kv_bytes;         /* cap of the device pool; 0: derived from the memory that is available */
+	uint64_t kv_ram_bytes;     /* host memory for pages that leave the pool; 0: none */
+	const char *kv_ram_type;   /* "f16", "int8" or "fp8_e4m3"; NULL: "f16", which is exact */
+	const char *kv_disk_dir;   /* files for pages that leave the pool, and for sessions at a restart; NULL: none */
+	uint64_t kv_disk_bytes;    /* of these files */
+	uint64_t kv_disk_write_bytes_per_s; /* 0: no bound */
 	const char *kv_policy;     /* which cached pages go when room is needed: of engine_kv_policy(); NULL: the default */
 	int32_t max_running;       /* generations that share steps; 0: default */
 	int32_t max_queue;         /* generations waiting beyond that before LIMIT; 0: default, -1: no bound */
@@ -111,6 +117,7 @@ struct engine_tenant_limits {
 /* Whom requests and sessions belong to; the server gives the number a meaning. */
 struct engine_tenant {
 	int32_t id; /* [0, ENGINE_MAX_TENANTS) */
+	char name[ENGINE_TENANT_NAME_MAX + 1]; /* what it is known by beyond this process, where ids mean nothing; "": nothing */
 	char salt[ENGINE_SALT_MAX + 1]; /* tenants of different salts share no KV */
 	struct engine_tenant_limits limits;
 };
@@ -335,6 +342,43 @@ struct engine_kv {
 #define ENGINE_FRAGMENTATION_WELL  0.15
 enum { ENGINE_FRAGMENTATION_PAGES = 16 };
 
+/* Why a page that left the pool did not go to a tier; unpaid: it is computed sooner than fetched. */
+enum engine_tier_drop {
+	ENGINE_TIER_DROP_UNPAID,
+	ENGINE_TIER_DROP_OFF,
+	ENGINE_TIER_DROP_BUSY,
+	ENGINE_TIER_DROP_RATE,
+	ENGINE_TIER_DROP_FULL,
+	ENGINE_TIER_DROP_FAILED,
+	ENGINE_N_TIER_DROPS
+};
+
+/* A tier below the pool. Counts are of pages, since start. Strings are static. */
+struct engine_tier {
+	const char *kind, *type, *io; /* "ram" or "disk"; of an element; how it moves bytes, or "" */
+	bool off;                     /* for good: it failed */
+	const char *off_reason;       /* or "" */
+	bool pays;                    /* a page comes back from it sooner than it is computed */
+	uint64_t cap_bytes, used_bytes, index_bytes;
+	int32_t pages, max_pages, writing, loading;
+	uint64_t stored, present;     /* taken, and found to be there already */
+	uint64_t dropped[ENGINE_N_TIER_DROPS];
+	uint64_t loaded, load_failed, corrupt, cancelled;
+	uint64_t fetched;             /* of the loaded: joined the prefix index */
+	uint64_t evicted;
+	uint64_t wide_sinks, wide_tails, wide_values; /* kept exact in a narrow tier, by reason */
+	uint64_t bytes_written, bytes_read;
+	double read_bytes_per_s, write_bytes_per_s;   /* measured; 0: not yet */
+};
+
+struct engine_tiers {
+	struct engine_tier tier[2];
+	int32_t n;
+	uint64_t fetches, fetches_cancelled; /* requests that waited for pages from tiers */
+	int32_t fetching;
+	double prefill_tokens_per_s;  /* what tiers are weighed against; 0: not known yet */
+};
+
 /* A snapshot of counters (since start) and gauges; consistent in itself. */
 struct engine_stats {
 	int32_t n_running, n_waiting, n_sessions;
@@ -351,6 +395,7 @@ struct engine_stats {
 	uint64_t preempted[ENGINE_N_ROOMS];          /* generations set back; none for a prompt */
 	uint64_t holds_dropped;          /* queued requests that let go of what they waited to use */
 	struct engine_kv kv;             /* counted now and then: see counted_ms_ago */
+	struct engine_tiers tiers;
 	uint64_t steps, step_rows;
 	int64_t step_ns;
 };

@@ -51,6 +51,7 @@ enum status request_create(struct engine_request *spec, struct token_buf *tokens
 		return error_set(err, STATUS_NOMEM, "no memory for another request");
 	}
 	list_init(&r->link);
+	kv_fetch_init(&r->fetch);
 	r->id = spec->id;
 	r->spec = spec;
 	r->tokens = *tokens;

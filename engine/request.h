@@ -10,6 +10,7 @@
 #include "engine/engine.h"
 #include "engine/kv/prefix.h"
 #include "engine/kv/seq.h"
+#include "engine/kv/tiers.h"
 #include "engine/sample/sampler.h"
 #include "engine/text/detok.h"
 #include "engine/text/grammar_match.h"
@@ -40,6 +41,8 @@ struct request {
 	int32_t max_total;        /* the answer ends when tokens.n reaches this */
 	struct kv_seq kv;         /* kv.n_tokens positions of `tokens` are computed */
 	struct kv_chain chain;    /* of tokens: what its pages are indexed under */
+	struct kv_fetch fetch;    /* pages that come from the tiers; under way while it waits */
+	bool fetched;             /* the tiers have been asked */
 	int32_t n_indexed;        /* leading pages of kv that the prefix index knows */
 	uint64_t awaits_id;       /* a running request that computes part of this prompt; 0: none */
 	int32_t awaits_tokens;    /* how much of it */
