@@ -90,6 +90,13 @@ static void products_of(struct pair *p, const struct quant_format *f)
 		struct product_case c = {n_in, random_int(p, 1, i % 4 == 3 ? 300 : 80), rows[i], i & 1, i & 2, i & 4};
 		product(p, f, &c);
 	}
+	/* and any others: on both sides of where a backend goes over to another kernel */
+	for (int i = 0; i < 3; i++) {
+		int64_t n_in = f->block_elems == 1 ? random_int(p, 1, 700) : (int64_t)random_int(p, 1, f->block_elems == 32 ? 40 : 5) * f->block_elems;
+		struct product_case c = {n_in, random_int(p, 1, 333), random_int(p, 1, i == 0 ? 600 : 140), random_int(p, 0, 1), random_int(p, 0, 1),
+		                         random_int(p, 0, 1)};
+		product(p, f, &c);
+	}
 	if (p->large) {
 		const struct product_case real[] = {{4096, 14336, 1, false, false, false}, {14336, 4096, 3, true, false, false},
 		                                    {4096, 6144, 64, false, true, false},  {4096, 1024, 512, false, false, false},
