@@ -51,7 +51,9 @@ static void check_product(struct pair *p, const struct quant_format *f, const st
 	for (size_t i = 0; i < n; i += stride) {
 		int64_t r = (int64_t)i / c->n_out, o = (int64_t)i % c->n_out;
 		f->dequantize((const char *)data + (size_t)o * row_bytes, row, (size_t)c->n_in);
-		row_result(fabs((double)got[i] - want[i]), product_bound(p, row, x->host + r * c->n_in, c->n_in),
+		/* A bias and what was there before are added in float, and round as the sum does. */
+		double bound = product_bound(p, row, x->host + r * c->n_in, c->n_in) + 0x1p-22 * fabs(want[i]);
+		row_result(fabs((double)got[i] - want[i]), bound,
 		           "%lld inputs, output %lld of %lld, row %lld of %lld: %g instead of %g", (long long)c->n_in, (long long)o,
 		           (long long)c->n_out, (long long)r, (long long)c->n_rows, got[i], want[i]);
 	}
