@@ -174,7 +174,8 @@ static enum status step_end(struct backend *backend)
 	begin(b);
 	latch(b, settle(b, "computing a step"));
 	b->batch = NULL;
-	return b->step_status;
+	/* While a graph was recorded nobody could ask whether a failure was the device's end. */
+	return b->lost ? STATUS_DEVICE : b->step_status;
 }
 
 /* ---- Operations ---- */

@@ -176,6 +176,26 @@ static void a_failure_in_a_graph_is_a_failure_of_its_step(void **state)
 	engine_destroy(e);
 }
 
+/* Whether the device is lost cannot be asked while a graph is recorded; it must be known when the step has ended all the same. */
+static void a_device_lost_while_a_graph_is_recorded_is_known_to_be(void **state)
+{
+	(void)state;
+	struct engine *e = start("cuda-host", 64);
+	uint64_t before = host_cuda_calls("launch");
+	ask(e, "warm up", 2, 0);
+	/* As many launches again, but the decode step, with the last of them, is recorded. */
+	char fail[64];
+	snprintf(fail, sizeof fail, "launch:%d:cudaErrorIllegalAddress", (int)(host_cuda_calls("launch") - before) - 4);
+	assert_int_equal(host_cuda_calls("cudaStreamBeginCapture"), 0);
+	assert_true(host_cuda_fail(fail));
+	struct answer a = ask(e, "pu mraw", 4, 0);
+	assert_int_equal(host_cuda_calls("cudaStreamBeginCapture"), 1);
+	assert_int_equal(host_cuda_calls("cudaGraphLaunch"), 0);
+	assert_int_equal(a.error.status, STATUS_DEVICE);
+	wait_for_state(e, ENGINE_FAILED);
+	engine_destroy(e);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -190,6 +210,7 @@ int main(void)
 		cmocka_unit_test_teardown(decode_steps_are_launched_as_graphs, forget_failures),
 		cmocka_unit_test_teardown(a_graph_that_cannot_be_made_is_done_without, forget_failures),
 		cmocka_unit_test_teardown(a_failure_in_a_graph_is_a_failure_of_its_step, forget_failures),
+		cmocka_unit_test_teardown(a_device_lost_while_a_graph_is_recorded_is_known_to_be, forget_failures),
 	};
 	return cmocka_run_group_tests(tests, write_model, remove_model);
 }
