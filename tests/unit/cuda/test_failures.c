@@ -1,6 +1,6 @@
 /*
  * Calls that the backend makes to the CUDA runtime fail, one at a time, in each of the ways in which calls fail, from the first call of
- * the start to the last of the end; tests/run.sh cuda has it for every one of them. Whatever fails: every request ends, an answer that ends well is the right one, an engine that says it
+ * the start to the last of the end; `tests/run.sh --full cuda` has it for every one of them. Whatever fails: every request ends, an answer that ends well is the right one, an engine that says it
  * is ready is, one that is not says why, and nothing stays allocated.
  */
 #include "tests/unit/cuda/engine_fixture.h"
