@@ -149,7 +149,8 @@ struct backend_ops {
 	/* Brackets a step; the batch and its arrays stay valid and unchanged in between. max_rows bounds scratch memory. */
 	enum status (*reserve)(struct backend *b, int32_t max_rows, int32_t max_width, const struct kv_layout *layout);
 	enum status (*step_begin)(struct backend *b, const struct batch *batch);
-	enum status (*step_end)(struct backend *b); /* waits; a failure of any operation since step_begin shows here */
+	/* Waits; a failure of any operation since step_begin shows here, and that the device is lost rather than another. */
+	enum status (*step_end)(struct backend *b);
 
 	/* out[n_rows][n_in] = rows `token` of the embedding matrix, in float; tokens are those of the step's batch. */
 	enum status (*embed)(struct backend *b, const struct weight *w, float *out);

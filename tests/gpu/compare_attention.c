@@ -218,6 +218,9 @@ void compare_attention(struct pair *p)
 	} shapes[] = {{3, 3, 64}, {2, 1, 128}, {1, 8, 80}, {2, 5, 16}, {1, 40, 32}, {2, 4, 64}, {4, 7, 16}, {1, 2, 256}, {8, 4, 128}};
 	for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
 		conversations(p, shapes[i].n_head_kv, shapes[i].group, shapes[i].dim, p->large ? 400 : 90);
+	/* Any shape that a backend may be asked for. */
+	for (int i = 0; i < 6; i++)
+		conversations(p, random_int(p, 1, 3), random_int(p, 1, 16), 8 * random_int(p, 1, 32), random_int(p, 30, p->large ? 700 : 350));
 	long_contexts(p, 1, 4, 64, 1500);
 	if (p->large) {
 		long_contexts(p, 8, 4, 128, 8192);
