@@ -2,7 +2,9 @@
 
 #include <jansson.h>
 #include <math.h>
+#include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 /* Integers a double holds exactly. */
 #define EXACT_DOUBLE 9007199254740992.0
@@ -10,6 +12,25 @@
 struct json_doc {
 	json_t *root;
 };
+
+/*
+ * What jansson (2.14) makes of a failed allocation depends on where it was: an error without a reason, or a string that
+ * lacks a character, as if that were the text. So its memory comes through here, and json_parse() looks whether there
+ * was any.
+ */
+static _Thread_local bool starved;
+
+static void *allocate(size_t n)
+{
+	void *p = malloc(n);
+	starved = starved || !p;
+	return p;
+}
+
+static void watch_memory(void)
+{
+	json_set_alloc_funcs(allocate, free);
+}
 
 /* ---- The text before it is parsed ---- */
 
@@ -101,6 +122,7 @@ static void locate(struct str s, size_t upto, char *path, size_t cap)
 enum status json_parse(struct str text, struct json_doc **doc, struct json *root, struct error *err)
 {
 	json_error_t je;
+	static pthread_once_t watched = PTHREAD_ONCE_INIT;
 	json_t *node;
 	char path[64];
 
@@ -110,11 +132,15 @@ enum status json_parse(struct str text, struct json_doc **doc, struct json *root
 		return error_set(err, STATUS_INVALID, "The body is empty; a JSON object is expected.");
 	if (measure(text, err) != STATUS_OK)
 		return STATUS_INVALID;
+	pthread_once(&watched, watch_memory);
+	starved = false;
 	node = json_loadb(text.p, text.n, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &je);
+	if (starved) {
+		json_decref(node);
+		return error_set(err, STATUS_NOMEM, "There is no memory to parse the JSON.");
+	}
 	if (!node) {
 		enum json_error_code code = json_error_code(&je);
-		if (code == json_error_out_of_memory)
-			return error_set(err, STATUS_NOMEM, "There is no memory to parse the JSON.");
 		locate(text, je.position > 0 ? (size_t)je.position : 0, path, sizeof path);
 		if (code == json_error_numeric_overflow)
 			return error_set_param(err, STATUS_INVALID, path, "%s is a number out of range.", path);

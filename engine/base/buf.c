@@ -126,6 +126,18 @@ void buf_json_string(struct buf *b, const char *s, size_t n)
 	buf_putc(b, '"');
 }
 
+void buf_append_buf(struct buf *b, const struct buf *other)
+{
+	buf_append(b, other->data, other->len);
+	b->failed = b->failed || other->failed;
+}
+
+void buf_json_buf(struct buf *b, const struct buf *other)
+{
+	buf_json_string(b, other->data, other->len);
+	b->failed = b->failed || other->failed;
+}
+
 void buf_json_number(struct buf *b, double x)
 {
 	if (!isfinite(x)) {

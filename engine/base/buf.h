@@ -33,6 +33,10 @@ void buf_vprintf(struct buf *b, const char *fmt, va_list args);
  */
 void buf_json_string(struct buf *b, const char *s, size_t n);
 
+/* Append another buffer, as it is or as a JSON string; one that has failed makes this one fail. */
+void buf_append_buf(struct buf *b, const struct buf *other);
+void buf_json_buf(struct buf *b, const struct buf *other);
+
 /* Appends a number that reads back as the same double; NaN and infinities become null. */
 void buf_json_number(struct buf *b, double x);
 

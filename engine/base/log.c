@@ -90,8 +90,11 @@ void log_end(struct log_line *l)
 {
 	if (log_enabled(l->level)) {
 		buf_putc(&l->text, '\n');
+		static const char lost[] = "level=error event=log msg=\"a line was lost for want of memory\"\n";
+		if (l->text.failed && write(STDERR_FILENO, lost, sizeof lost - 1) < 0)
+			clearerr(stderr);
 		/* One write per line keeps lines of different threads apart. */
-		if (l->text.len && write(STDERR_FILENO, l->text.data, l->text.len) < 0)
+		if (!l->text.failed && l->text.len && write(STDERR_FILENO, l->text.data, l->text.len) < 0)
 			clearerr(stderr);
 	}
 	buf_free(&l->text);
