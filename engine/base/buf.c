@@ -85,6 +85,9 @@ void buf_json_string(struct buf *b, const char *s, size_t n)
 			if (len == 0) {
 				buf_puts(b, "\xEF\xBF\xBD");
 				i++;
+			} else if (cp < 0xa0 || cp == 0x2028 || cp == 0x2029) {
+				buf_printf(b, "\\u%04x", (unsigned)cp);
+				i += len;
 			} else {
 				buf_append(b, s + i, len);
 				i += len;

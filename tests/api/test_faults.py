@@ -235,7 +235,7 @@ def sweep(d, run, name, span=1, leaks=True):
     run(d)
     total = d.control.seen
     tidy(d)
-    step = max(1, total // SANITIZED) if sanitizer() else 1
+    step = max(1, total // SANITIZED) if sanitizer() and not FULL else 1
     counts, wrong, n = {"right": 0, "error": 0, "dropped": 0}, [], 1
     live = d.live()
     while True:
