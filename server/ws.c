@@ -18,6 +18,7 @@
 
 enum {
 	CLOSE_MS = 5000,  /* how long a close handshake may take */
+	MEMORY_MS = 200,  /* how long libwebsockets waits for memory */
 	SEND_ROUNDS = 16, /* messages sent before other connections have their turn */
 	RX_CHUNK = 4096,  /* libwebsockets hands over this much of a message at a time */
 	REASON_MAX = 123, /* bytes of a close reason (RFC 6455, 5.5) */
@@ -356,19 +357,19 @@ static void on_sweep(uv_timer_t *handle)
 }
 
 /*
- * The memory of libwebsockets. Version 4.1.6 loses what it has made so far when a later step of opening a connection gets
- * none. So it is told only when there is none for a while: what it asks for is little, and other threads free.
+ * The memory of libwebsockets. Version 4.1.6 loses what it has made so far, a descriptor among it, when a later step of
+ * opening a connection gets none. So it is told only when there is none for a while: what it asks for is little, and other
+ * threads free.
  */
 static void *lws_memory(void *old, size_t n, const char *reason)
 {
-	enum { TRIES = 100 };
-	void *p = NULL;
 	(void)reason;
 	if (n == 0) {
 		free(old);
 		return NULL;
 	}
-	for (int i = 0; i < TRIES && !(p = realloc(old, n)); i++)
+	void *p = realloc(old, n);
+	for (int64_t until = p ? 0 : now_ms() + MEMORY_MS; !p && now_ms() < until; p = realloc(old, n))
 		sched_yield();
 	return p;
 }

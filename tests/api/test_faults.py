@@ -277,7 +277,7 @@ def sweep(d, run, name, span=1, leaks=True):
 def test_an_allocation_that_fails_is_an_error_or_does_no_harm(faulty, name):
     rss = faulty.rss_bytes()
     counts = sweep(faulty, KINDS[name], name)
-    assert faulty.rss_bytes() <= rss + (8 << 20)
+    assert sanitizer() or faulty.rss_bytes() <= rss + (8 << 20)
     assert counts["right"] + counts["error"] + counts["dropped"] > 0, "the library fails what it is told to"
 
 
@@ -289,4 +289,4 @@ def test_many_allocations_that_fail_together(faulty, name, span):
     """Not even the error can be written then, or only after a while. libwebsockets (4.1.6) loses a block now and then."""
     rss = faulty.rss_bytes()
     sweep(faulty, KINDS[name], name, span, leaks=name != "websocket")
-    assert faulty.rss_bytes() <= rss + (8 << 20)
+    assert sanitizer() or faulty.rss_bytes() <= rss + (8 << 20)
