@@ -49,8 +49,13 @@ class FaultyDaemon(Daemon):
         self.control = Control.from_buffer(self.map)
         self.trace = tempfile.NamedTemporaryFile("r", prefix="kvasir-fault-trace-")
         options = os.environ.get("ASAN_OPTIONS", "")
+        # What the dynamic linker keeps for good, which LSan knows about only when nothing stands before its malloc.
+        self.suppressions = tempfile.NamedTemporaryFile("w", prefix="kvasir-lsan-")
+        self.suppressions.write("leak:_dl_map_object_deps\n")
+        self.suppressions.flush()
         env = {"LD_PRELOAD": LIBRARY, "FAULT_CONTROL": self.file.name, "FAULT_TRACE": self.trace.name,
-               "ASAN_OPTIONS": f"verify_asan_link_order=0:{options}", **(env or {})}
+               "ASAN_OPTIONS": f"verify_asan_link_order=0:{options}",
+               "LSAN_OPTIONS": f"suppressions={self.suppressions.name}:print_suppressions=0", **(env or {})}
         super().__init__(*args, env=env, **more)
         assert self.control.seen > 0, "the library was not loaded"
 

@@ -11,7 +11,7 @@ import socket
 import time
 
 import pytest
-from daemon import SLOW, eventually
+from daemon import SLOW
 from faults import FaultyDaemon, need_library, sanitizer, tiny_model
 from transport import Ws, error_of, read_chunks, read_head
 
