@@ -222,14 +222,21 @@ static void on_reload(uv_signal_t *handle, int signo)
 		log_msg(LOG_INFO, "reload", "SIGHUP: there is nothing to read again");
 }
 
-/* One descriptor per connection: ask for all that the system allows. */
-static void raise_file_limit(void)
+/*
+ * A connection has up to three descriptors: ask for all that the system allows. Returns the number above which there will
+ * be none.
+ */
+static int raise_file_limit(const struct config *config)
 {
 	struct rlimit r;
-	if (getrlimit(RLIMIT_NOFILE, &r) == 0 && r.rlim_cur < r.rlim_max) {
+	int64_t most = config->max_connections * 3 + 1024;
+	if (getrlimit(RLIMIT_NOFILE, &r) != 0)
+		return (int)most;
+	if (r.rlim_cur < r.rlim_max) {
 		r.rlim_cur = r.rlim_max;
 		setrlimit(RLIMIT_NOFILE, &r);
 	}
+	return getrlimit(RLIMIT_NOFILE, &r) == 0 && r.rlim_cur < (rlim_t)most ? (int)r.rlim_cur : (int)most;
 }
 
 static void listener_figures(void *listener, int32_t *connections, int32_t *websockets)
@@ -348,7 +355,7 @@ enum status server_run(const struct config *config, struct error *err)
 	log_level_parse(config->log_level, &level);
 	log_set_level(level);
 	signal(SIGPIPE, SIG_IGN);
-	raise_file_limit();
+	int n_descriptors = raise_file_limit(config);
 	block_signals(SIG_BLOCK);
 	if (config->chat_template) {
 		s.status = cli_chat_template(config->chat_template, &template, err);
@@ -359,6 +366,11 @@ enum status server_run(const struct config *config, struct error *err)
 	if (rc) {
 		s.status = error_set(err, STATUS_INTERNAL, "cannot start the event loop: %s", uv_strerror(rc));
 		goto free_template;
+	}
+	s.status = loop_reserve_descriptors(&s.loop, n_descriptors);
+	if (s.status != STATUS_OK) {
+		error_set(err, s.status, "There is no memory for the event loop.");
+		goto close_loop;
 	}
 	rc = uv_async_init(&s.loop, &s.wake, on_wake);
 	if (rc) {
