@@ -72,6 +72,7 @@ struct conn {
 	bool served;	     /* a request was answered before */
 	bool answered;	     /* libmicrohttpd is done with the current request */
 	bool input_waits;    /* in CONN_WAIT: the next request has begun to arrive */
+	bool streamed;	     /* the body is taken as it comes: it has no limit */
 	bool half_closed;    /* the client sends no more */
 	bool shut;	     /* we send no more */
 	struct conn_peer peer;
