@@ -34,7 +34,7 @@ struct kv_layout {
 	int32_t n_head_kv;
 	int32_t head_dim;     /* of K and of V */
 	int32_t page_tokens;  /* KV_PAGE_TOKENS */
-	enum quant_type type; /* QUANT_F16 */
+	enum quant_type type; /* QUANT_F16 or QUANT_BF16, as the backend's pages are */
 	size_t page_bytes;    /* 2 * n_layer * n_head_kv * head_dim * page_tokens * element bytes */
 	size_t page_stride;   /* page_bytes rounded up to 4096: distance of two pages in the pool's slab */
 };
@@ -116,6 +116,7 @@ struct backend_info {
 	char detail[128];   /* e.g. the instruction sets or the GPU's name */
 	int32_t n_threads;  /* 0 where it does not apply */
 	bool host_memory;   /* device addresses are host addresses */
+	enum quant_type kv_type; /* elements of KV pages: the only layouts it takes are of this type */
 };
 
 struct backend_ops {
@@ -194,6 +195,9 @@ struct backend {
 /* Fills page_bytes and page_stride from the other fields. INVALID when they overflow or the type has no KV form. */
 enum status kv_layout_init(struct kv_layout *layout, int32_t n_layer, int32_t n_head_kv, int32_t head_dim,
                            enum quant_type type);
+
+/* The layout of such a cache in the backend's own type. */
+enum status kv_layout_for(const struct backend *b, struct kv_layout *layout, int32_t n_layer, int32_t n_head_kv, int32_t head_dim);
 
 /* How a backend is chosen: "cpu" (the fastest kind this machine has), "cpu-reference", "cpu-avx2", "cpu-avx512", ... */
 struct backend_options {

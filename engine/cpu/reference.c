@@ -402,6 +402,7 @@ static void info(const struct backend *b, struct backend_info *out)
 	        .detail = "plain C, float activations",
 	        .n_threads = threads_count(self(b)->base.threads),
 	        .host_memory = true,
+	        .kv_type = QUANT_F16,
 	};
 }
 
