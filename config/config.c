@@ -231,12 +231,27 @@ enum status config_read_args(struct config *c, int argc, char **argv, const char
 	return option_read_args(table, c, argc, argv, positional, positional && !*positional ? 1 : 0, &n, err);
 }
 
+enum status config_kv_disk(const struct config *c, size_t *dir_n, int64_t *bytes, struct error *err)
+{
+	static const struct option size = {OPTION_BYTES, "kv-disk", 0, NULL, 0, 0, 1, INT64_MAX, NULL};
+	const char *colon = strrchr(c->kv_disk, ':');
+	if (!colon || colon == c->kv_disk || option_set(&size, bytes, str_from(colon + 1), "", NULL) != STATUS_OK)
+		return error_set_param(err, STATUS_INVALID, "kv-disk",
+		                       "kv-disk: \"%.200s\" does not fit; expected DIR:SIZE, such as /var/cache/kvasir:20G", c->kv_disk);
+	*dir_n = (size_t)(colon - c->kv_disk);
+	return STATUS_OK;
+}
+
 enum status config_check(const struct config *c, struct error *err)
 {
 	enum log_level level;
 	if (!log_level_parse(c->log_level, &level))
 		return error_set_param(err, STATUS_INVALID, "log-level",
 		                       "log-level: \"%.40s\" does not fit; expected debug, info, warn, error or off", c->log_level);
+	size_t dir_n;
+	int64_t bytes;
+	if (c->kv_disk && config_kv_disk(c, &dir_n, &bytes, err) != STATUS_OK)
+		return STATUS_INVALID;
 	if (!*c->host)
 		return error_set_param(err, STATUS_INVALID, "host", "host: expected an address such as 127.0.0.1 or 0.0.0.0");
 	if (c->step_tokens < c->max_running)

@@ -41,6 +41,16 @@ struct kv_layout {
 
 enum { KV_PAGE_TOKENS = 16 };
 
+/*
+ * The inner order of a page, for whoever narrows its elements: a page is a run of blocks of page_tokens * head_dim elements, one for
+ * each layer, K or V, and head. V is [token][head_dim] in all of them.
+ */
+struct kv_order {
+	bool known;       /* false: pages have another order, and can only be kept as they are */
+	bool pairs;       /* blocks are [layer][head][K, V]; else [layer][K, V][head] */
+	bool keys_by_dim; /* K is [head_dim][token]; else [token][head_dim] */
+};
+
 /* One sequence's part of a step. Its rows stand at positions first_position, first_position + 1, ... */
 struct batch_seq {
 	int32_t first_row;
@@ -116,6 +126,7 @@ struct backend_info {
 	char detail[128];   /* e.g. the instruction sets or the GPU's name */
 	int32_t n_threads;  /* 0 where it does not apply */
 	bool host_memory;   /* device addresses are host addresses */
+	struct kv_order kv_order;
 };
 
 struct backend_ops {
@@ -178,6 +189,11 @@ struct backend_ops {
 	enum status (*page_copy)(struct backend *b, void *kv, const struct kv_layout *layout, const int32_t *from,
 	                         const int32_t *to, int32_t n);
 	enum status (*sync)(struct backend *b);
+	/*
+	 * Reads device memory [p, p + bytes) once, as fast as the device can, and sums its 64-bit words: what a benchmark calls
+	 * the read bandwidth. bytes is a multiple of 4096. NULL where the backend has none.
+	 */
+	enum status (*scan)(struct backend *b, const void *p, size_t bytes, uint64_t *sum);
 	/* One phrase about what failed last, "" when nothing has; valid until the next failure. NULL where nothing is known. */
 	const char *(*last_failure)(const struct backend *b);
 };

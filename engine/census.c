@@ -65,6 +65,15 @@ static void count_requests(struct census *c, const struct list *head, enum holde
 	list_each(l, next, head) {
 		const struct request *r = list_entry(l, struct request, link);
 		count_sequence(c, &r->kv, holder == RUNNING ? (int32_t)r->tokens.n : r->kv.n_tokens, holder, sum, out);
+		for (int32_t i = 0; i < r->fetch.n; i++) {
+			int32_t page = kv_fetch_page(&r->fetch, i);
+			if (page == KV_NO_PAGE)
+				continue;
+			/* On its way from a tier: full by the time anybody sees it. */
+			c->holder[page] = (uint8_t)holder;
+			c->used[page] = KV_PAGE_TOKENS;
+			sum->refs++;
+		}
 		if (holder == RUNNING)
 			charged[r->tenant->id] += r->kv.n_pages;
 	}

@@ -42,6 +42,11 @@ static enum status check_options(struct engine_options *o, struct error *err)
 	if (!policy)
 		return error_set_param(err, STATUS_INVALID, "kv-policy", "kv-policy: there is no eviction policy \"%.64s\"", o->kv_policy);
 	o->kv_policy = policy;
+	enum kv_codec_type type;
+	if (!kv_codec_find(o->kv_ram_type ? o->kv_ram_type : "f16", &type))
+		return error_set_param(err, STATUS_INVALID, "kv-ram-dtype", "kv-ram-dtype: \"%.64s\" is none of f16, int8 and fp8_e4m3",
+		                       o->kv_ram_type);
+	o->kv_ram_type = kv_codec_name(type);
 	return STATUS_OK;
 }
 
@@ -109,6 +114,7 @@ enum status engine_create(const struct engine_options *options, struct engine **
 	o.model_path = copy_or_null(o.model_path, &failed);
 	o.chat_template = copy_or_null(o.chat_template, &failed);
 	o.device = copy_or_null(o.device ? o.device : "cpu", &failed);
+	o.kv_disk_dir = copy_or_null(o.kv_disk_dir, &failed);
 	e->options = o;
 	e->clock = o.clock;
 	if (failed)
@@ -144,6 +150,7 @@ fail_strings:
 	free((char *)o.model_path);
 	free((char *)o.chat_template);
 	free((char *)o.device);
+	free((char *)o.kv_disk_dir);
 	free(e);
 	return st;
 }
@@ -159,6 +166,7 @@ void engine_destroy(struct engine *e)
 	free((char *)e->options.model_path);
 	free((char *)e->options.chat_template);
 	free((char *)e->options.device);
+	free((char *)e->options.kv_disk_dir);
 	free(e);
 }
 

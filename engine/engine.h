@@ -25,6 +25,7 @@
 #include "engine/base/status.h"
 #include "engine/base/str.h"
 #include "engine/sample/sampler.h"
+#include "engine/text/grammar.h"
 #include "engine/text/value.h"
 
 struct engine;
@@ -33,6 +34,7 @@ enum {
 	ENGINE_SESSION_ID_MAX = 64, /* longest session id, in bytes: [A-Za-z0-9_.-] */
 	ENGINE_MAX_TENANTS = 256,
 	ENGINE_SALT_MAX = 64,       /* longest salt of a tenant, in bytes */
+	ENGINE_TENANT_NAME_MAX = 64,
 };
 
 struct engine_options {
@@ -42,6 +44,11 @@ struct engine_options {
 	int32_t n_threads;         /* 0: one per physical core */
 	int32_t context_tokens;    /* 0: the trained length */
 	uint64_t kv_bytes;         /* cap of the device pool; 0: derived from the memory that is available */
+	uint64_t kv_ram_bytes;     /* host memory for pages that leave the pool; 0: none */
+	const char *kv_ram_type;   /* "f16", "int8" or "fp8_e4m3"; NULL: "f16", which is exact */
+	const char *kv_disk_dir;   /* files for pages that leave the pool, and for sessions at a restart; NULL: none */
+	uint64_t kv_disk_bytes;    /* of these files */
+	uint64_t kv_disk_write_bytes_per_s; /* 0: no bound */
 	const char *kv_policy;     /* which cached pages go when room is needed: of engine_kv_policy(); NULL: the default */
 	int32_t max_running;       /* generations that share steps; 0: default */
 	int32_t max_queue;         /* generations waiting beyond that before LIMIT; 0: default, -1: no bound */
@@ -110,6 +117,7 @@ struct engine_tenant_limits {
 /* Whom requests and sessions belong to; the server gives the number a meaning. */
 struct engine_tenant {
 	int32_t id; /* [0, ENGINE_MAX_TENANTS) */
+	char name[ENGINE_TENANT_NAME_MAX + 1]; /* what it is known by beyond this process, where ids mean nothing; "": nothing */
 	char salt[ENGINE_SALT_MAX + 1]; /* tenants of different salts share no KV */
 	struct engine_tenant_limits limits;
 };
@@ -162,7 +170,8 @@ struct engine_request {
 	size_t n_stops;
 	int32_t *stop_tokens;            /* malloc'd; end the answer like EOS, in addition to the model's own */
 	size_t n_stop_tokens;
-	bool ignore_eos;
+	bool ignore_eos;                 /* not with a grammar: it knows where the answer ends */
+	struct grammar *grammar;         /* a reference, or NULL: the answer is one of its texts, if it comes to its end */
 	bool keep_special;               /* special tokens appear in the text */
 	bool want_prompt;                /* the PROMPT event carries the prompt's tokens and text (as given, for TEXT) */
 	bool want_prompt_logprobs;       /* ... and their log-probabilities, with sampling.n_logprobs alternatives */
@@ -333,6 +342,43 @@ struct engine_kv {
 #define ENGINE_FRAGMENTATION_WELL  0.15
 enum { ENGINE_FRAGMENTATION_PAGES = 16 };
 
+/* Why a page that left the pool did not go to a tier; unpaid: it is computed sooner than fetched. */
+enum engine_tier_drop {
+	ENGINE_TIER_DROP_UNPAID,
+	ENGINE_TIER_DROP_OFF,
+	ENGINE_TIER_DROP_BUSY,
+	ENGINE_TIER_DROP_RATE,
+	ENGINE_TIER_DROP_FULL,
+	ENGINE_TIER_DROP_FAILED,
+	ENGINE_N_TIER_DROPS
+};
+
+/* A tier below the pool. Counts are of pages, since start. Strings are static. */
+struct engine_tier {
+	const char *kind, *type, *io; /* "ram" or "disk"; of an element; how it moves bytes, or "" */
+	bool off;                     /* for good: it failed */
+	const char *off_reason;       /* or "" */
+	bool pays;                    /* a page comes back from it sooner than it is computed */
+	uint64_t cap_bytes, used_bytes, index_bytes;
+	int32_t pages, max_pages, writing, loading;
+	uint64_t stored, present;     /* taken, and found to be there already */
+	uint64_t dropped[ENGINE_N_TIER_DROPS];
+	uint64_t loaded, load_failed, corrupt, cancelled;
+	uint64_t fetched;             /* of the loaded: joined the prefix index */
+	uint64_t evicted;
+	uint64_t wide_sinks, wide_tails, wide_values; /* kept exact in a narrow tier, by reason */
+	uint64_t bytes_written, bytes_read;
+	double read_bytes_per_s, write_bytes_per_s;   /* measured; 0: not yet */
+};
+
+struct engine_tiers {
+	struct engine_tier tier[2];
+	int32_t n;
+	uint64_t fetches, fetches_cancelled; /* requests that waited for pages from tiers */
+	int32_t fetching;
+	double prefill_tokens_per_s;  /* what tiers are weighed against; 0: not known yet */
+};
+
 /* A snapshot of counters (since start) and gauges; consistent in itself. */
 struct engine_stats {
 	int32_t n_running, n_waiting, n_sessions;
@@ -349,6 +395,7 @@ struct engine_stats {
 	uint64_t preempted[ENGINE_N_ROOMS];          /* generations set back; none for a prompt */
 	uint64_t holds_dropped;          /* queued requests that let go of what they waited to use */
 	struct engine_kv kv;             /* counted now and then: see counted_ms_ago */
+	struct engine_tiers tiers;
 	uint64_t steps, step_rows;
 	int64_t step_ns;
 };
@@ -442,3 +489,61 @@ struct engine_replay_result {
  */
 enum status engine_replay(const struct engine_trace *t, const char *policy, int32_t capacity_blocks, double time_scale,
                           struct engine_replay_result *out, struct error *err);
+
+/*
+ * Measures a model on a device, in the calling thread and without an engine: the forward pass over paged KV, without sampling.
+ *
+ * For each depth, that many tokens of context are put in place; then each prompt length is measured on top of them (one
+ * sequence, chunks of a step, one row of logits at the end) and, for each batch size, `decode_tokens` steps of one token for each sequence.
+ */
+enum { ENGINE_BENCH_BATCH_MAX = 256, ENGINE_BENCH_RUNS_MAX = 100, ENGINE_BENCH_OPS_MAX = 16 };
+
+struct engine_bench_params {
+	const char *model_path;
+	const char *device; /* NULL: "cpu" */
+	int32_t n_threads;  /* 0: one per physical core */
+	const int32_t *prefill; /* [n_prefill] tokens of a prompt, each at least 1 */
+	size_t n_prefill;
+	int32_t decode_tokens;  /* 0: no decoding */
+	const int32_t *depth;   /* [n_depths] tokens of context */
+	size_t n_depths;
+	const int32_t *batch;   /* [n_batches] sequences that decode together */
+	size_t n_batches;
+	int32_t runs;           /* of each test */
+	bool random_kv;         /* fill the context with random keys and values instead of computing them: quick, and the same work to read */
+};
+
+struct engine_bench_info {
+	char backend[64], detail[128];
+	int32_t n_threads;
+	uint64_t memory_bytes, cache_bytes; /* sizes of what was read */
+	double memory_bytes_per_s;          /* reading more than any cache holds; 0: the device cannot tell */
+	double cache_bytes_per_s;           /* reading the same small part again and again */
+};
+
+struct engine_bench_row {
+	bool prefill; /* else decode */
+	int32_t tokens, depth, batch; /* tokens of each sequence */
+	int32_t runs;
+	double tokens_per_s;      /* of all sequences together; median of the runs */
+	double best_tokens_per_s;
+	double bytes_per_s;       /* of weights and KV, each byte counted once a step, at the median speed */
+	double bytes_per_token;
+	double read_bytes_per_s;  /* the best that plain reading of memory reached between the runs; 0: the device cannot tell */
+	struct {
+		const char *name;
+		double share; /* of the time of a run of its own, in which each operation is waited for; "host": what is left */
+	} ops[ENGINE_BENCH_OPS_MAX];
+	size_t n_ops;
+};
+
+struct engine_bench_sink {
+	void *arg;
+	void (*info)(void *arg, const struct engine_bench_info *info); /* once, first */
+	void (*row)(void *arg, const struct engine_bench_row *row);
+	/* A test that goes beyond the context the model was trained with. */
+	void (*left_out)(void *arg, bool prefill, int32_t tokens, int32_t depth);
+};
+
+/* INVALID names the number that makes no sense; IO, CORRUPT, UNSUPPORTED and NOMEM as for loading. */
+enum status engine_bench(const struct engine_bench_params *params, const struct engine_bench_sink *sink, struct error *err);

@@ -18,8 +18,10 @@
 #include "engine/engine.h"
 #include "engine/kv/pool.h"
 #include "engine/kv/prefix.h"
+#include "engine/kv/tiers.h"
 #include "engine/model/forward.h"
 #include "engine/model/gguf.h"
+#include "engine/text/grammar_match.h"
 #include "engine/text/template.h"
 #include "engine/text/tokenizer.h"
 
@@ -43,6 +45,7 @@ enum command_type {
 	COMMAND_SESSION_LIST,
 	COMMAND_KV_REPORT,
 	COMMAND_TENANT,
+	COMMAND_WAKE, /* from the disk tier: something has arrived */
 	COMMAND_STOP,
 };
 
@@ -86,6 +89,7 @@ struct engine {
 	/* loaded */
 	struct gguf *gguf;
 	struct tokenizer *tokenizer;
+	struct grammar_vocab *words; /* the same vocabulary, for answers that a grammar constrains */
 	struct template *template;   /* NULL: see info.chat_template_error */
 	char *template_source;
 	struct error template_error;
@@ -94,7 +98,11 @@ struct engine {
 	struct kv_layout layout;
 	struct kv_pool *pool;
 	struct kv_prefix *prefix;
+	struct kv_tiers *tiers;      /* NULL: none */
+	struct kv_key identity;      /* of all that KV depends on but salts */
+	_Atomic bool wake_sent;      /* a WAKE is in worker_box */
 	struct kv_root root;         /* what pages are indexed under, without a salt */
+	char scheme_text[96];        /* what root.scheme points to */
 	char rope_text[256];         /* what root.rope points to */
 	int32_t max_outputs;
 	struct engine_info info;
@@ -118,6 +126,8 @@ void engine_unload(struct engine *e);
 void *text_thread_main(void *engine);
 void *worker_thread_main(void *engine);
 
+/* t may be NULL. */
+void engine_tiers_describe(const struct kv_tiers *t, struct engine_tiers *out);
 /* A generation of the tenant has ended: what engine_submit() counted. */
 void flight_end(struct engine *e, int32_t tenant);
 /* Frees a command and all it still owns, its reply included. */

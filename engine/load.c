@@ -5,6 +5,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "engine/base/log.h"
 #include "engine/engine_internal.h"
@@ -65,6 +66,9 @@ static enum status load_text(struct engine *e, struct error *err)
 	enum status st = tokenizer_create(e->gguf, &e->tokenizer, err);
 	if (st != STATUS_OK)
 		return st;
+	st = grammar_vocab_create(e->tokenizer, &e->words);
+	if (st != STATUS_OK)
+		return error_set(err, st, "no memory to sort the vocabulary");
 	struct str source = {NULL, 0};
 	if (e->options.chat_template) {
 		source = str_from(e->options.chat_template);
@@ -174,14 +178,105 @@ static void make_root(struct engine *e)
 	snprintf(e->rope_text, sizeof e->rope_text, "%d %d %d %a %a %d %a %a %a %a", (int)p->rope_pairing, (int)p->rope_scaling,
 	         (int)p->rope_dims, p->rope_base, p->rope_factor, (int)p->rope_original_ctx, p->rope_attn_factor, p->yarn_beta_fast,
 	         p->yarn_beta_slow, p->yarn_ext_factor);
+	/* With a lossy tier all KV may have gone through it: none of it is taken for exact, here or elsewhere. */
+	enum kv_codec_type ram = KV_CODEC_F16;
+	if (e->options.kv_ram_bytes)
+		kv_codec_find(e->options.kv_ram_type, &ram);
+	snprintf(e->scheme_text, sizeof e->scheme_text, "%s%s", e->backend_info.name, kv_tier_scheme(ram));
 	e->root = (struct kv_root){.n_layer = p->n_layer,
 	                           .n_head_kv = p->n_head_kv,
 	                           .head_dim = p->head_dim,
 	                           .page_tokens = KV_PAGE_TOKENS,
 	                           .kv_type = (int32_t)e->layout.type,
-	                           .scheme = str_from(e->backend_info.name),
+	                           .scheme = str_from(e->scheme_text),
 	                           .rope = str_from(e->rope_text)};
 	digest_weights(e->gguf, e->root.weights);
+	kv_key_root(&e->root, &e->identity);
+}
+
+/* ---- Tiers ---- */
+
+/* From the disk tier's thread. Without memory the worker finds out a little later. */
+static void wake_worker(void *arg)
+{
+	struct engine *e = arg;
+	if (atomic_exchange(&e->wake_sent, true))
+		return;
+	struct command *c = calloc(1, sizeof *c);
+	if (!c) {
+		atomic_store(&e->wake_sent, false);
+		return;
+	}
+	c->type = COMMAND_WAKE;
+	mailbox_post(&e->worker_box, &c->link);
+}
+
+/* Names this machine: pages that another one computed may differ in their last bits. */
+static void host_name(char out[64])
+{
+	FILE *f = fopen("/etc/machine-id", "re");
+	out[0] = '\0';
+	if (f) {
+		if (!fgets(out, 64, f))
+			out[0] = '\0';
+		fclose(f);
+	}
+	out[strcspn(out, "\n")] = '\0';
+	if (!out[0] && gethostname(out, 64) != 0)
+		out[0] = '\0';
+	out[63] = '\0';
+}
+
+/* A disk that cannot be used is no reason not to serve. */
+static struct kv_tier *open_disk(struct engine *e, const struct kv_tier_device *device)
+{
+	const struct engine_options *o = &e->options;
+	struct kv_tier *disk = NULL;
+	struct kv_tier_stats stats;
+	struct error err;
+	char host[64];
+	struct kv_tier_disk_options d = {
+	        .dir = o->kv_disk_dir,
+	        .bytes = o->kv_disk_bytes,
+	        .write_bytes_per_s = o->kv_disk_write_bytes_per_s,
+	        .version = KVASIR_VERSION,
+	        .host = host,
+	        .wake = wake_worker,
+	        .wake_arg = e,
+	};
+	host_name(host);
+	d.identity = e->identity;
+	if (kv_tier_disk_create(device, e->clock, &d, &disk, &err) != STATUS_OK) {
+		log_msg(LOG_WARN, "kv_disk", "there is no disk tier: %s", err.message);
+		return NULL;
+	}
+	kv_tier_stats(disk, &stats);
+	log_msg(LOG_INFO, "kv_disk", "the disk tier in %s has %" PRId32 " of %" PRId32 " pages (%s); it reads %.0f and writes %.0f MB/s",
+	        o->kv_disk_dir, stats.n_pages, stats.max_pages, stats.io, stats.read_bytes_per_s / 1e6, stats.write_bytes_per_s / 1e6);
+	return disk;
+}
+
+static enum status open_tiers(struct engine *e, struct error *err)
+{
+	const struct engine_options *o = &e->options;
+	struct kv_tier_device device = {e->backend, kv_pool_slab(e->pool), e->layout};
+	struct kv_tier *ram = NULL, *disk = NULL;
+	enum kv_codec_type type;
+	if (!o->kv_ram_bytes && !o->kv_disk_dir)
+		return STATUS_OK;
+	if (o->kv_ram_bytes) {
+		kv_codec_find(o->kv_ram_type, &type);
+		enum status st = kv_tier_ram_create(&device, e->clock, o->kv_ram_bytes, type, &ram, err);
+		if (st != STATUS_OK)
+			return st;
+	}
+	if (o->kv_disk_dir)
+		disk = open_disk(e, &device);
+	if (!ram && !disk)
+		return STATUS_OK;
+	if (kv_tiers_create(e->pool, e->prefix, ram, disk, e->clock, &e->tiers) != STATUS_OK)
+		return error_set(err, STATUS_NOMEM, "no memory for the KV tiers");
+	return STATUS_OK;
 }
 
 /* The tensor type that holds most of the parameters. */
@@ -284,6 +379,9 @@ enum status engine_load(struct engine *e, struct error *err)
 	if (st != STATUS_OK)
 		return st;
 	make_root(e);
+	st = open_tiers(e, err);
+	if (st != STATUS_OK)
+		return st;
 	e->max_outputs = engine_max_outputs(o->max_running, o->step_tokens);
 	st = model_reserve(e->model, o->step_tokens, e->max_outputs, &e->layout, err);
 	if (st != STATUS_OK)
@@ -293,6 +391,7 @@ enum status engine_load(struct engine *e, struct error *err)
 
 void engine_unload(struct engine *e)
 {
+	kv_tiers_destroy(e->tiers);
 	kv_prefix_destroy(e->prefix);
 	kv_pool_destroy(e->pool); /* says who still holds what, if anybody does */
 	model_destroy(e->model);
@@ -300,6 +399,7 @@ void engine_unload(struct engine *e)
 		e->backend->ops->destroy(e->backend);
 	template_destroy(e->template);
 	free(e->template_source);
+	grammar_vocab_destroy(e->words);
 	tokenizer_destroy(e->tokenizer);
 	free(e->file_name);
 	free(e->model_name);

@@ -2,6 +2,7 @@
 
 #include <inttypes.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "engine/event.h"
 
@@ -39,7 +40,7 @@ static enum status check_length(struct request *r, int32_t n_ctx, struct error *
 }
 
 enum status request_create(struct engine_request *spec, struct token_buf *tokens, const struct tokenizer *tokenizer,
-                           int32_t n_ctx, int64_t submitted_ns, struct request **out, struct error *err)
+                           const struct grammar_vocab *words, int32_t n_ctx, int64_t submitted_ns, struct request **out, struct error *err)
 {
 	enum status st = STATUS_NOMEM;
 	int32_t n_vocab = tokenizer_n_vocab(tokenizer);
@@ -50,6 +51,7 @@ enum status request_create(struct engine_request *spec, struct token_buf *tokens
 		return error_set(err, STATUS_NOMEM, "no memory for another request");
 	}
 	list_init(&r->link);
+	kv_fetch_init(&r->fetch);
 	r->id = spec->id;
 	r->spec = spec;
 	r->tokens = *tokens;
@@ -80,6 +82,15 @@ enum status request_create(struct engine_request *spec, struct token_buf *tokens
 	/* A chat's answer is a text of its own; a completion goes on with its prompt's. */
 	if (spec->input == ENGINE_INPUT_CHAT)
 		detok_drop_first_space(r->detok);
+	if (spec->grammar) {
+		bool drops = spec->input == ENGINE_INPUT_CHAT && strcmp(tokenizer_model_name(tokenizer), "llama") == 0;
+		st = grammar_matcher_create(spec->grammar, words, drops, &r->matcher);
+		if (st != STATUS_OK) {
+			error_set(err, st, st == STATUS_NOMEM ? "no memory for another request" : "the answer's schema is too ambiguous");
+			goto fail;
+		}
+		st = STATUS_NOMEM;
+	}
 	if (spec->want_prompt_logprobs) {
 		r->prompt_logprobs = calloc((size_t)r->n_prompt, sizeof *r->prompt_logprobs);
 		if (!r->prompt_logprobs)
@@ -102,6 +113,7 @@ void request_destroy(struct request *r)
 		return;
 	engine_event_free(r->last);
 	free(r->prompt_logprobs);
+	grammar_matcher_destroy(r->matcher);
 	detok_destroy(r->detok);
 	sampler_destroy(r->sampler);
 	token_buf_free(&r->tokens);
@@ -124,7 +136,7 @@ bool request_is_end_token(const struct request *r, const struct tokenizer *token
 		}
 	}
 	*detail = "eos";
-	return !r->spec->ignore_eos && tokenizer_is_end(tokenizer, token);
+	return (!r->spec->ignore_eos || r->matcher) && tokenizer_is_end(tokenizer, token);
 }
 
 struct engine_request *engine_request_create(struct engine *e)
@@ -146,6 +158,7 @@ void engine_request_destroy(struct engine_request *r)
 	free(r->tokens);
 	arena_destroy(r->arena);
 	free(r->cache_salt);
+	grammar_unref(r->grammar);
 	free(r->sampling.bias);
 	for (size_t i = 0; i < r->n_stops; i++)
 		free((char *)r->stops[i].p);

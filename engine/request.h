@@ -10,8 +10,10 @@
 #include "engine/engine.h"
 #include "engine/kv/prefix.h"
 #include "engine/kv/seq.h"
+#include "engine/kv/tiers.h"
 #include "engine/sample/sampler.h"
 #include "engine/text/detok.h"
+#include "engine/text/grammar_match.h"
 #include "engine/text/tokenizer.h"
 
 struct session;
@@ -39,11 +41,14 @@ struct request {
 	int32_t max_total;        /* the answer ends when tokens.n reaches this */
 	struct kv_seq kv;         /* kv.n_tokens positions of `tokens` are computed */
 	struct kv_chain chain;    /* of tokens: what its pages are indexed under */
+	struct kv_fetch fetch;    /* pages that come from the tiers; under way while it waits */
+	bool fetched;             /* the tiers have been asked */
 	int32_t n_indexed;        /* leading pages of kv that the prefix index knows */
 	uint64_t awaits_id;       /* a running request that computes part of this prompt; 0: none */
 	int32_t awaits_tokens;    /* how much of it */
 	struct sampler *sampler;
 	struct detok *detok;
+	struct grammar_matcher *matcher; /* NULL: the answer is free */
 	bool prompt_done;         /* the PROMPT event is out */
 	bool completed;           /* its answer came to its own end: it was not cancelled and did not fail */
 	bool admitted_before;     /* a step has seen it: queue time has been taken */
@@ -60,7 +65,7 @@ struct request {
  * NOMEM; INVALID and CONTEXT_LENGTH as the parameters say.
  */
 enum status request_create(struct engine_request *spec, struct token_buf *tokens, const struct tokenizer *tokenizer,
-                           int32_t n_ctx, int64_t submitted_ns, struct request **out, struct error *err);
+                           const struct grammar_vocab *words, int32_t n_ctx, int64_t submitted_ns, struct request **out, struct error *err);
 /* The pages must have been given back. The terminal event is freed if it was not sent. NULL is allowed. */
 void request_destroy(struct request *r);
 

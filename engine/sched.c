@@ -136,6 +136,8 @@ static void leave_kv(struct sched *s, struct request *r)
 	struct kv_use use = use_by(s, r);
 	kv_seq_truncate(s->pool, &r->kv, r->kv.n_tokens);
 	kv_prefix_put_tail(s->prefix, r->tokens.ids, &r->kv, &use);
+	if (s->tiers)
+		kv_tiers_write_behind(s->tiers, &r->kv);
 	if (r->session)
 		session_keep(s->sessions, r->session, &r->kv);
 }
@@ -144,6 +146,8 @@ void sched_remove(struct sched *s, struct request *r)
 {
 	bool was_running = r->state != REQUEST_WAITING;
 	int32_t n_generated = (int32_t)r->tokens.n - r->n_prompt;
+	if (s->tiers)
+		kv_tiers_cancel(s->tiers, &r->fetch);
 	leave_list(s, r);
 	if (r->completed && n_generated > 0 && n_generated < EVICT_SHORT_TOKENS)
 		kv_prefix_hint(s->prefix, &r->kv, r->n_indexed, r->id, EVICT_SHORT_ANSWER);
@@ -179,6 +183,7 @@ static bool drop_last_hold(struct sched *s, const struct request *r)
 	for (struct list *l = s->waiting.prev; l != &s->waiting; l = l->prev) {
 		if (entry(l) != r && entry(l)->kv.n_pages > 0) {
 			kv_seq_release(s->pool, &entry(l)->kv);
+			entry(l)->fetched = false;
 			s->n_holds_dropped++;
 			return true;
 		}
@@ -206,6 +211,7 @@ static void preempt(struct sched *s, struct request *r, enum engine_room room)
 	leave_list(s, r);
 	kv_seq_release(s->pool, &r->kv);
 	kv_seq_charge(&r->kv, NULL);
+	r->fetched = false;
 	to_waiting(s, r);
 	r->usage.n_preempted++;
 	s->n_preemptions++;
@@ -380,15 +386,57 @@ static bool awaits_other(struct sched *s, struct request *r)
 	return r->awaits_id != 0;
 }
 
+/* Pages that fetches may take: what is free or only indexed, but for the next token of each running request. */
+static int32_t pages_to_fetch(const struct sched *s)
+{
+	struct kv_prefix_stats index;
+	kv_prefix_stats(s->prefix, &index);
+	return kv_pool_n_free(s->pool) + index.n_idle - s->n_running;
+}
+
+/* True while pages of its prompt are on their way from the tiers, for it or for another that begins alike. */
+static bool awaits_tiers(struct sched *s, struct request *r)
+{
+	int32_t n = (int32_t)r->tokens.n;
+	struct kv_use use = use_by(s, r);
+	if (!s->tiers || r->fetched || (r->prompt_logprobs && !r->prompt_done))
+		return false;
+	if (!r->fetch.under_way) {
+		kv_seq_release(s->pool, &r->kv);
+		/* Others may have brought more of it since it came. */
+		r->fetched = kv_prefix_hold(s->prefix, &r->chain, r->tokens.ids, n, &r->kv) != STATUS_OK;
+		if (!r->fetched && kv_tiers_comes(s->tiers, &r->chain.root, r->tokens.ids, n, &r->kv))
+			return true;
+		r->fetched = r->fetched || !kv_tiers_fetch(s->tiers, &r->fetch, &r->chain.root, r->tokens.ids, n, &r->kv, pages_to_fetch(s));
+	}
+	r->fetched = r->fetched || kv_tiers_advance(s->tiers, &r->fetch, &r->kv, &use);
+	return !r->fetched;
+}
+
+/* What is on its way for those that nobody looks at, since others wait before them, is moved on as well. */
+static void advance_fetches(struct sched *s)
+{
+	kv_tiers_poll(s->tiers);
+	list_each(l, next, &s->waiting) {
+		struct request *r = entry(l);
+		struct kv_use use = use_by(s, r);
+		if (r->fetch.under_way && kv_tiers_advance(s->tiers, &r->fetch, &r->kv, &use))
+			r->fetched = true;
+	}
+}
+
 static void admit_waiting(struct sched *s)
 {
 	s->pass++;
 	s->awaited = NULL;
+	if (s->tiers && kv_tiers_busy(s->tiers))
+		advance_fetches(s);
 	list_each(l, next, &s->waiting) {
 		struct request *r = entry(l);
 		if (s->n_running >= s->max_running)
 			return;
-		if (r->tenant->blocked_pass == s->pass || (r->session && r->session->running) || awaits_other(s, r))
+		if (r->tenant->blocked_pass == s->pass || (r->session && r->session->running) || awaits_other(s, r) ||
+		    awaits_tiers(s, r))
 			continue;
 		/* Nobody overtakes a request that waits for memory, or it would never get it; a tenant's limit stops that tenant only. */
 		enum admission a = admit(s, r);
@@ -504,4 +552,6 @@ void sched_measure(struct sched *s, int32_t n_rows, bool has_prompt_rows, int64_
 		return;
 	double now = n_rows / (step_ns * 1e-9);
 	s->rows_per_s = s->rows_per_s > 0 ? 0.7 * s->rows_per_s + 0.3 * now : now;
+	if (s->tiers)
+		kv_tiers_prefill_rate(s->tiers, s->rows_per_s);
 }

@@ -10,6 +10,9 @@
  * reclaimed, the youngest request is preempted: its pages fall to the index, and what is evicted of them is computed again later with
  * the same result. A tenant's limit of KV works in the same way on what that tenant holds, and stops only its own requests.
  *
+ * What the tiers below the pool have of a prompt comes up before the request is admitted: it waits, holding what is there, while
+ * others go on, and requests behind it may overtake it.
+ *
  * Nothing is decided once and for all: each step estimates afresh what a waiting request lacks and what could be had for it, and takes
  * nothing from anybody while the estimate says that it would not be enough.
  */
@@ -37,6 +40,7 @@ struct step_part {
 struct sched {
 	struct kv_pool *pool;
 	struct kv_prefix *prefix;
+	struct kv_tiers *tiers; /* below the pool; NULL, as sched_init() leaves it: none */
 	struct session_table *sessions;
 	const struct clock *clock;
 	int32_t max_running, step_tokens, max_outputs;

@@ -233,6 +233,44 @@ enum status session_create(struct session_table *t, const struct engine_session_
 	return STATUS_OK;
 }
 
+void session_save(const struct session_table *t, const struct session *s, int64_t calendar_ms, struct session_saved *out)
+{
+	memset(out, 0, sizeof *out);
+	memcpy(out->id, s->id, sizeof out->id);
+	memcpy(out->tenant, s->tenant->name, sizeof out->tenant);
+	out->created_ms = calendar_ms - (clock_now_ms(t->clock) - s->created_ms);
+	out->heartbeat_ms = s->heartbeat_ms;
+	out->ttl_ms = s->ttl_ms;
+	out->max_tokens = s->max_tokens;
+	out->ended = s->ended;
+}
+
+enum status session_restore(struct session_table *t, int32_t tenant, const struct session_saved *saved, int64_t calendar_ms,
+                            struct error *err)
+{
+	struct engine_session_params p = {
+	        .heartbeat_timeout_ms = saved->heartbeat_ms,
+	        .ttl_ms = saved->ttl_ms,
+	        .max_tokens = saved->max_tokens,
+	        .tenant = tenant,
+	};
+	struct session *s;
+	/* A calendar that was set back makes nobody younger than now. */
+	int64_t age_ms = calendar_ms > saved->created_ms ? calendar_ms - saved->created_ms : 0;
+	if (saved->ttl_ms >= 0 && age_ms >= saved->ttl_ms)
+		return error_set(err, STATUS_NOT_FOUND, "the session's TTL has passed");
+	memcpy(p.id, saved->id, sizeof p.id);
+	enum status st = session_create(t, &p, &s, err);
+	if (st != STATUS_OK)
+		return st;
+	s->created_ms -= age_ms;
+	s->ended = saved->ended;
+	s->heap_deadline_ms = session_deadline_ms(s);
+	heap_up(t, s->heap_at);
+	session_touch(t, s);
+	return STATUS_OK;
+}
+
 struct session *session_find(struct session_table *t, int32_t tenant, const char *id)
 {
 	struct session *s = lookup(t, tenant, id);

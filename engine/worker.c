@@ -12,8 +12,14 @@
 #include "engine/event.h"
 #include "engine/limits.h"
 #include "engine/request.h"
+#include "engine/restart.h"
 #include "engine/sched.h"
 #include "engine/session.h"
+
+/* How long to sleep at most while a tier is at work. */
+enum { TIERS_NS = 20000000 };
+/* And how long the end of the process may take for its sessions. */
+enum { SAVE_MS = 10000 };
 
 struct worker {
 	struct engine *e;
@@ -21,6 +27,7 @@ struct worker {
 	struct session_table sessions;
 	struct sched sched;
 	struct census census;
+	struct restart restart; /* sessions of the process before that still wait for their tenant */
 	struct engine_kv kv;    /* as the census found it last */
 	int64_t census_ms;      /* and when */
 	bool census_stale;      /* something may have changed since */
@@ -242,10 +249,13 @@ static void enforce_limit(struct worker *w, const struct tenant *t)
 
 static void handle_tenant(struct worker *w, struct command *c)
 {
-	if (tenant_set(&w->tenants, &c->set) == STATUS_OK)
-		enforce_limit(w, tenant_find(&w->tenants, c->set.id));
-	else
+	if (tenant_set(&w->tenants, &c->set) == STATUS_OK) {
+		struct tenant *t = tenant_find(&w->tenants, c->set.id);
+		enforce_limit(w, t);
+		restart_claim(&w->restart, &w->sessions, t);
+	} else {
 		log_msg(LOG_ERROR, "tenant", "no memory for tenant %" PRId32, c->set.id);
+	}
 	command_destroy(c);
 }
 
@@ -284,7 +294,7 @@ static void handle_generate(struct worker *w, struct command *c)
 		}
 	}
 	c->request = NULL;
-	if (request_create(spec, &c->tokens, e->tokenizer, e->info.n_ctx, c->submitted_ns, &r, &err) != STATUS_OK) {
+	if (request_create(spec, &c->tokens, e->tokenizer, e->words, e->info.n_ctx, c->submitted_ns, &r, &err) != STATUS_OK) {
 		refuse_generate(w, c, &err);
 		return;
 	}
@@ -329,6 +339,10 @@ static void handle(struct worker *w, struct command *c)
 		break;
 	case COMMAND_TENANT:
 		handle_tenant(w, c);
+		break;
+	case COMMAND_WAKE:
+		atomic_store(&w->e->wake_sent, false);
+		command_destroy(c);
 		break;
 	case COMMAND_STOP:
 		w->stopping = true;
@@ -392,12 +406,16 @@ static void take_token(struct worker *w, struct request *r, float *logits, int32
 {
 	struct engine *e = w->e;
 	const char *detail;
+	const uint64_t *allowed = NULL;
+	bool complete = false;
 	struct error err;
 	struct engine_event *ev = event_create(ENGINE_EVENT_TOKEN, r->id);
 	if (!ev)
 		goto nomem;
+	if (r->matcher && grammar_matcher_mask(r->matcher, &allowed, &err) != STATUS_OK)
+		goto fail;
 	if (chosen == NOT_CHOSEN)
-		sampler_sample(r->sampler, logits, &ev->sample);
+		sampler_sample_allowed(r->sampler, logits, allowed, &ev->sample);
 	else
 		ev->sample = (struct sample_result){.token = sampler_take(r->sampler, chosen), .logprob = NAN};
 	int32_t token = ev->sample.token;
@@ -411,13 +429,13 @@ static void take_token(struct worker *w, struct request *r, float *logits, int32
 		finish_request(w, r, ENGINE_FINISH_STOP, detail);
 		return;
 	}
+	if (r->matcher && grammar_matcher_accept(r->matcher, token, &complete, &err) != STATUS_OK)
+		goto fail;
 	struct str piece = tokenizer_piece(e->tokenizer, token, false);
 	buf_append(&ev->piece, piece.p, piece.n);
 	int stop = detok_push(r->detok, token, &ev->text);
-	if (ev->piece.failed || ev->text.failed || !token_buf_add(&r->tokens, token)) {
-		engine_event_free(ev);
+	if (ev->piece.failed || ev->text.failed || !token_buf_add(&r->tokens, token))
 		goto nomem;
-	}
 	sampler_accept(r->sampler, token, true);
 	r->state = REQUEST_DECODE;
 	r->usage.completion_tokens++;
@@ -426,6 +444,8 @@ static void take_token(struct worker *w, struct request *r, float *logits, int32
 	if (stop >= 0) {
 		r->last->stop_index = stop;
 		finish_request(w, r, ENGINE_FINISH_STOP, "stop");
+	} else if (complete) {
+		finish_request(w, r, ENGINE_FINISH_STOP, "grammar");
 	} else if ((int32_t)r->tokens.n >= r->max_total) {
 		finish_request(w, r, ENGINE_FINISH_LENGTH, "length");
 	}
@@ -433,6 +453,8 @@ static void take_token(struct worker *w, struct request *r, float *logits, int32
 
 nomem:
 	error_set(&err, STATUS_NOMEM, "no memory for the next token");
+fail:
+	engine_event_free(ev);
 	fail_request(w, r, &err);
 }
 
@@ -493,7 +515,8 @@ static void fail_step(struct worker *w, enum status st)
 static bool chosen_on_device(const struct worker *w, const struct step_part *part, struct sample_row *row)
 {
 	const struct request *r = part->request;
-	if (!model_samples(w->e->model) || part->n_outputs != 1 || (r->prompt_logprobs && !r->prompt_done) ||
+	/* A grammar's mask is applied here. */
+	if (r->matcher || !model_samples(w->e->model) || part->n_outputs != 1 || (r->prompt_logprobs && !r->prompt_done) ||
 	    !sampler_offload(r->sampler, row))
 		return false;
 	row->output = part->first_output;
@@ -581,6 +604,7 @@ static void publish(struct worker *w)
 	memcpy(s.preempted, w->sched.preempted, sizeof s.preempted);
 	s.holds_dropped = w->sched.n_holds_dropped;
 	s.kv = w->kv;
+	engine_tiers_describe(e->tiers, &s.tiers);
 	s.sessions_created = w->sessions.created;
 	s.sessions_expired = w->sessions.expired;
 	s.sessions_deleted = w->sessions.deleted;
@@ -601,6 +625,12 @@ static void publish(struct worker *w)
 static int64_t sleep_ns(const struct worker *w)
 {
 	bool collect = session_next_deadline_ms(&w->sessions) != INT64_MAX;
+	struct kv_tiers *tiers = w->e->tiers;
+	if (tiers && kv_tiers_ready(tiers))
+		return 0;
+	/* The disk wakes us; a look now and then finds out that it does not. */
+	if (tiers && kv_tiers_busy(tiers))
+		return TIERS_NS;
 	if (!collect && !w->census_stale)
 		return -1;
 	/* A clock that tests move by hand does not move while we sleep by the system's: look often. */
@@ -672,6 +702,7 @@ static void give_up(struct worker *w)
 /* Until the stop, or until the device is lost. */
 static void serve(struct worker *w)
 {
+	struct engine *e = w->e;
 	bool idle = false;
 	while (!w->stopping && !w->lost) {
 		take_commands(w, idle);
@@ -692,6 +723,8 @@ static void serve(struct worker *w)
 		finish_request(w, list_entry(l, struct request, link), ENGINE_FINISH_CANCELLED, "shutdown");
 	for (struct list *l; (l = w->sched.waiting.next) != &w->sched.waiting;)
 		finish_request(w, list_entry(l, struct request, link), ENGINE_FINISH_CANCELLED, "shutdown");
+	if (e->tiers && e->options.kv_disk_dir && !w->lost)
+		restart_save(e->options.kv_disk_dir, &e->identity, &w->sessions, e->tiers, &w->restart, SAVE_MS);
 	while (w->sessions.n_sessions > 0)
 		session_remove(&w->sessions, w->sessions.heap[0]);
 	publish(w);
@@ -717,6 +750,31 @@ static void refuse(struct engine *e)
 		}
 		mailbox_post_all(&e->events, &out);
 	}
+}
+
+/* A first prompt, of nobody: how fast this device computes must be known before a page can be weighed against it. */
+static void measure_prefill(struct worker *w)
+{
+	enum { ROWS = 128 };
+	struct engine *e = w->e;
+	struct kv_seq kv = KV_SEQ_INIT;
+	int32_t token[ROWS], position[ROWS], n = e->options.step_tokens < ROWS ? e->options.step_tokens : ROWS;
+	float *logits;
+	if (kv_seq_prepare(e->pool, &kv, n) == STATUS_OK) {
+		struct batch_seq seq = {0, n, 0, kv.pages, kv.n_pages};
+		struct batch batch = {.n_rows = n, .token = token, .position = position, .n_seqs = 1, .seq = &seq};
+		for (int32_t i = 0; i < n; i++) {
+			token[i] = i % tokenizer_n_vocab(e->tokenizer);
+			position[i] = i;
+		}
+		/* The first time the weights come from the file. */
+		for (int i = 0; i < 2; i++) {
+			int64_t start_ns = clock_now_ns(clock_system());
+			if (model_forward(e->model, &batch, kv_pool_slab(e->pool), &logits) == STATUS_OK && i > 0)
+				sched_measure(&w->sched, n, true, clock_now_ns(clock_system()) - start_ns);
+		}
+	}
+	kv_seq_release(e->pool, &kv);
 }
 
 static enum status start(struct worker *w, struct error *err)
@@ -748,6 +806,12 @@ static enum status start(struct worker *w, struct error *err)
 	w->chosen = calloc(n, sizeof *w->chosen);
 	if (!w->part_logits || !w->part_token || !w->choice || !w->chosen)
 		return error_set(err, STATUS_NOMEM, "no memory for the outputs of a step");
+	w->sched.tiers = e->tiers;
+	if (e->tiers) {
+		measure_prefill(w);
+		if (o->kv_disk_dir)
+			restart_load(o->kv_disk_dir, &e->identity, &w->sessions, &w->restart);
+	}
 	w->next_gc_ms = clock_now_ms(e->clock) + o->session_gc_ms;
 	return STATUS_OK;
 }
@@ -768,6 +832,7 @@ void *worker_thread_main(void *engine)
 		serve(&w);
 	if (!w.stopping)
 		refuse(e);
+	restart_free(&w.restart);
 	census_free(&w.census);
 	free(w.part_logits);
 	free(w.part_token);

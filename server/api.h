@@ -108,6 +108,7 @@ void api_models(struct http_exchange *x, void *app);
 void api_model(struct http_exchange *x, void *app);
 void api_tokenize(struct http_exchange *x, void *app);
 void api_detokenize(struct http_exchange *x, void *app);
+void api_tokenizer_info(struct http_exchange *x, void *app);
 void api_health_live(struct http_exchange *x, void *app);
 void api_health_ready(struct http_exchange *x, void *app);
 void api_metrics(struct http_exchange *x, void *app);

@@ -33,7 +33,9 @@ static void chat_chunk(struct completion *c, int i, const char *finish, struct b
 {
 	const struct completion_choice *ch = &c->choices[i];
 	buf_printf(out, "{\"index\":%d,\"delta\":{", i);
-	if (!finish) {
+	if (!finish && ch->tool_calls.len) {
+		buf_printf(out, "\"tool_calls\":[%s]", ch->tool_calls.data);
+	} else if (!finish) {
 		buf_puts(out, "\"content\":");
 		buf_json_string(out, buf_str(&ch->text).p, ch->text.len);
 	}
@@ -53,8 +55,14 @@ static void chat_choice(struct completion *c, int i, struct buf *out)
 {
 	const struct completion_choice *ch = &c->choices[i];
 	buf_printf(out, "{\"index\":%d,\"message\":{\"role\":\"assistant\",\"content\":", i);
-	buf_json_string(out, buf_str(&ch->text).p, ch->text.len);
-	buf_puts(out, ",\"refusal\":null}");
+	if (only_calls(ch))
+		buf_puts(out, "null");
+	else
+		buf_json_string(out, buf_str(&ch->text).p, ch->text.len);
+	buf_puts(out, ",\"refusal\":null");
+	if (ch->n_calls)
+		buf_printf(out, ",\"tool_calls\":[%s]", buf_str(&ch->tool_calls).p);
+	buf_putc(out, '}');
 	write_logprobs(c, ch, out);
 	buf_printf(out, ",\"finish_reason\":\"%s\"", ch->finish);
 	if (c->params.return_token_ids) {
@@ -98,7 +106,7 @@ void api_chat(struct http_exchange *x, void *app)
 {
 	struct app *a = app;
 	struct json_doc *doc;
-	struct json root, model, messages, tools, extra, generate, choice;
+	struct json root, model, messages, tools, extra, generate;
 	struct chat_request chat = {.add_generation_prompt = true};
 	struct params params = {0};
 	struct completion *c;
@@ -116,7 +124,6 @@ void api_chat(struct http_exchange *x, void *app)
 	tools = json_get(&root, "tools");
 	extra = json_get(&root, "chat_template_kwargs");
 	generate = json_get(&root, "add_generation_prompt");
-	choice = json_get(&root, "tool_choice");
 	if (!app_serves(a, &model, &f)) {
 		reply_failure(x, &f);
 		goto done;
@@ -128,7 +135,8 @@ void api_chat(struct http_exchange *x, void *app)
 		goto done;
 	}
 	chat.messages = &messages;
-	chat.tools = str_is(json_text(&choice), "none") ? NULL : &tools;
+	chat.tools = params.tools.active ? &tools : NULL;
+	chat.tools_as_text = params.tools.as_text;
 	chat.extra = &extra;
 	chat.text_n = http_body(x).n;
 	c = completion_create(a, x, &shape, &params, 1);

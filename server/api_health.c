@@ -64,9 +64,7 @@ void api_page(struct http_exchange *x, void *app)
 	(void)app;
 	buf_append(&body, web_index_html, web_index_html_len);
 	http_set_header(x, "Cache-Control", "no-cache");
-	http_set_header(x, "Content-Security-Policy",
-			"default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; "
-			"connect-src 'self' ws: wss:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'");
+	http_set_header(x, "Content-Security-Policy", web_index_csp);
 	http_set_header(x, "X-Content-Type-Options", "nosniff");
 	http_set_header(x, "Referrer-Policy", "no-referrer");
 	http_reply(x, 200, "text/html; charset=utf-8", &body);

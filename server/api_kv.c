@@ -1,6 +1,6 @@
 /*
  * GET /v1/kv: the KV cache as it is now, counted page by page for this answer: who holds what, what the prefix index found, what had to
- * go and why, and the sessions with their share (?limit=N&after=CURSOR, as in GET /v1/sessions).
+ * go and why, what the tiers below have, and the sessions with their share (?limit=N&after=CURSOR, as in GET /v1/sessions).
  *
  * Figures of the whole are for every key. What belongs to single keys and sessions is shown to their owner, and to keys
  * that are "admin".
@@ -63,6 +63,47 @@ static void write_counters(struct buf *out, const struct engine_stats *s, const 
 		   (unsigned long long)s->preempted[ENGINE_ROOM_CAP]);
 }
 
+static void write_tier(struct buf *out, const struct engine_tier *t)
+{
+	buf_printf(out,
+		   "{\"kind\":\"%s\",\"type\":\"%s\",\"io\":\"%s\",\"state\":\"%s\",\"off_reason\":\"%s\",\"pays\":%s,\"pages\":%d,"
+		   "\"max_pages\":%d,\"writing\":%d,\"loading\":%d,\"bytes\":%llu,\"bytes_used\":%llu,\"index_bytes\":%llu",
+		   t->kind, t->type, t->io, t->off ? "off" : "on", t->off_reason, t->pays ? "true" : "false", t->pages,
+		   t->max_pages, t->writing, t->loading, (unsigned long long)t->cap_bytes, (unsigned long long)t->used_bytes,
+		   (unsigned long long)t->index_bytes);
+	buf_printf(out, ",\"stored\":%llu,\"present\":%llu,\"evicted\":%llu,\"fetched\":%llu", (unsigned long long)t->stored,
+		   (unsigned long long)t->present, (unsigned long long)t->evicted, (unsigned long long)t->fetched);
+	buf_printf(out,
+		   ",\"dropped\":{\"unpaid\":%llu,\"off\":%llu,\"busy\":%llu,\"rate\":%llu,\"full\":%llu,\"failed\":%llu}",
+		   (unsigned long long)t->dropped[ENGINE_TIER_DROP_UNPAID], (unsigned long long)t->dropped[ENGINE_TIER_DROP_OFF],
+		   (unsigned long long)t->dropped[ENGINE_TIER_DROP_BUSY], (unsigned long long)t->dropped[ENGINE_TIER_DROP_RATE],
+		   (unsigned long long)t->dropped[ENGINE_TIER_DROP_FULL],
+		   (unsigned long long)t->dropped[ENGINE_TIER_DROP_FAILED]);
+	buf_printf(out, ",\"loads\":{\"done\":%llu,\"failed\":%llu,\"corrupt\":%llu,\"cancelled\":%llu}",
+		   (unsigned long long)t->loaded, (unsigned long long)t->load_failed, (unsigned long long)t->corrupt,
+		   (unsigned long long)t->cancelled);
+	buf_printf(out, ",\"kept_exact\":{\"sinks\":%llu,\"tails\":%llu,\"values\":%llu}", (unsigned long long)t->wide_sinks,
+		   (unsigned long long)t->wide_tails, (unsigned long long)t->wide_values);
+	buf_printf(out,
+		   ",\"bytes_written\":%llu,\"bytes_read\":%llu,\"read_bytes_per_second\":%.6g,\"write_bytes_per_second\":%.6g}",
+		   (unsigned long long)t->bytes_written, (unsigned long long)t->bytes_read, t->read_bytes_per_s,
+		   t->write_bytes_per_s);
+}
+
+static void write_tiers(struct buf *out, const struct engine_tiers *t)
+{
+	buf_puts(out, ",\"tiers\":[");
+	for (int32_t i = 0; i < t->n; i++) {
+		if (i > 0)
+			buf_putc(out, ',');
+		write_tier(out, &t->tier[i]);
+	}
+	buf_printf(out,
+		   "],\"fetches\":{\"under_way\":%d,\"begun\":%llu,\"cancelled\":%llu,\"prefill_tokens_per_second\":%.6g}",
+		   t->fetching, (unsigned long long)t->fetches, (unsigned long long)t->fetches_cancelled,
+		   t->prefill_tokens_per_s);
+}
+
 static void write_limit(struct buf *out, const char *name, uint64_t limit)
 {
 	if (limit)
@@ -117,6 +158,7 @@ static void reply_kv(struct app *a, struct http_exchange *x, const struct engine
 	write_pool(&body, ev->kv, engine_info(a->engine));
 	write_holders(&body, ev->kv);
 	write_counters(&body, &stats, engine_kv_policy_find(a->config->kv_policy));
+	write_tiers(&body, &stats.tiers);
 	write_keys(a, http_principal(x), &body);
 	buf_puts(&body, ",\"sessions\":{");
 	write_session_list(a, ev, &body);

@@ -1,6 +1,6 @@
 /*
  * POST /tokenize {"content" | "prompt" | "messages", "add_special"?, "parse_special"?} -> {"tokens", "count",
- * "max_model_len"} POST /detokenize {"tokens"} -> {"content"}
+ * "max_model_len"}, POST /detokenize {"tokens"} -> {"content", "prompt"}, GET /tokenizer_info.
  *
  * Names are llama.cpp's and vLLM's. Control tokens in the text are text unless parse_special says otherwise.
  */
@@ -8,6 +8,7 @@
 
 #include "server/api.h"
 #include "server/messages.h"
+#include "server/tools.h"
 
 static void reply_tokens(struct app *a, struct http_exchange *x, const struct engine_event *ev)
 {
@@ -30,6 +31,8 @@ static void reply_text(struct app *a, struct http_exchange *x, const struct engi
 	(void)a;
 	buf_puts(&body, "{\"content\":");
 	buf_json_string(&body, buf_str(&ev->text).p, ev->text.len);
+	buf_puts(&body, ",\"prompt\":");
+	buf_json_string(&body, buf_str(&ev->text).p, ev->text.len);
 	buf_putc(&body, '}');
 	reply_json(x, 200, &body);
 }
@@ -41,6 +44,7 @@ static enum status tokenize_chat(struct app *a, struct http_exchange *x, const s
 	struct chat_request chat = {.messages = &messages,
 				    .tools = &tools,
 				    .extra = &extra,
+				    .tools_as_text = tools_as_text(engine_info(a->engine)),
 				    .add_generation_prompt = true,
 				    .text_n = http_body(x).n};
 	struct arena *arena;
@@ -149,4 +153,38 @@ void api_tokenize(struct http_exchange *x, void *app)
 void api_detokenize(struct http_exchange *x, void *app)
 {
 	handle(app, x, detokenize);
+}
+
+/* What vLLM's endpoint of that name tells, as far as there is such a thing here. */
+void api_tokenizer_info(struct http_exchange *x, void *app)
+{
+	struct app *a = app;
+	const struct engine_info *info = engine_info(a->engine);
+	struct buf body = BUF_INIT;
+	struct failure f;
+	if (!info) {
+		app_accepts(a, &f);
+		reply_failure(x, &f);
+		return;
+	}
+	const struct {
+		const char *name;
+		int32_t token;
+	} rows[] = {{"bos_token", info->bos_token}, {"eos_token", info->eos_token}, {"pad_token", -1}, {"unk_token", -1}};
+	buf_printf(&body, "{\"tokenizer_class\":\"GGUF\",\"model_max_length\":%d,\"vocab_size\":%d", info->n_ctx, info->n_vocab);
+	for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+		struct str piece = rows[i].token >= 0 ? engine_token_piece(a->engine, rows[i].token) : (struct str){NULL, 0};
+		buf_printf(&body, ",\"%s\":", rows[i].name);
+		if (piece.p)
+			buf_json_string(&body, piece.p, piece.n);
+		else
+			buf_puts(&body, "null");
+	}
+	buf_puts(&body, ",\"chat_template\":");
+	if (info->has_chat_template)
+		buf_json_string(&body, info->chat_template, strlen(info->chat_template));
+	else
+		buf_puts(&body, "null");
+	buf_putc(&body, '}');
+	reply_json(x, 200, &body);
 }

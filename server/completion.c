@@ -23,6 +23,10 @@ static void destroy(struct completion *c)
 		buf_free(&ch->prompt_ids);
 		for (size_t k = 0; k < 4; k++)
 			buf_free(&ch->logprobs[k]);
+		tool_parser_destroy(ch->parser);
+		buf_free(&ch->call_name);
+		buf_free(&ch->arguments);
+		buf_free(&ch->tool_calls);
 	}
 	params_free(&c->params);
 	buf_free(&c->head);
@@ -67,6 +71,7 @@ struct completion *completion_create(struct app *a, struct http_exchange *x, con
 	c->shape = shape;
 	c->params = *params;
 	params->proto = NULL;
+	params->tools = (struct tools){0};
 	c->created = unix_now();
 	c->n_choices = n;
 	make_id(c->id, sizeof c->id, shape->id_prefix);
@@ -79,9 +84,26 @@ struct completion *completion_create(struct app *a, struct http_exchange *x, con
 	return c;
 }
 
+static void on_text(void *arg, struct str text);
+static void on_call(void *arg, struct str name);
+static void on_arguments(void *arg, struct str part);
+
+static const struct tool_sink tool_sink = {.text = on_text, .call = on_call, .arguments = on_arguments};
+
+static bool add_parser(struct completion *c, struct completion_choice *ch)
+{
+	ch->owner = c;
+	if (!c->params.tools.active || ch->parser)
+		return true;
+	ch->parser = tool_parser_create(c->params.tools.family, &c->params.tools.names, &tool_sink, ch);
+	return ch->parser != NULL;
+}
+
 struct engine_request *completion_request(struct completion *c, int choice)
 {
-	struct engine_request *r = params_request(&c->params, c->app->engine, choice);
+	struct engine_request *r = add_parser(c, &c->choices[choice])
+					   ? params_request(&c->params, c->app->engine, choice)
+					   : NULL;
 	if (r)
 		r->want_prompt = c->params.return_token_ids || c->params.echo;
 	return r;
@@ -136,6 +158,7 @@ static void choice_sent(struct completion_choice *ch)
 	buf_clear(&ch->text);
 	buf_clear(&ch->token_ids);
 	buf_clear(&ch->prompt_ids);
+	buf_clear(&ch->tool_calls);
 	for (size_t k = 0; k < 4; k++)
 		buf_clear(&ch->logprobs[k]);
 }
@@ -199,6 +222,84 @@ static void send_intro(struct completion *c, int i)
 		chunk_send(c, false);
 }
 
+/* ---- Calls of tools ---- */
+
+bool only_calls(const struct completion_choice *ch)
+{
+	return ch->n_calls > 0 && ch->text.len == 0;
+}
+
+/* The call that is being read, or what is new of it, becomes part of tool_calls. */
+static void write_call(struct completion_choice *ch)
+{
+	bool streaming = ch->owner->streaming, begins = ch->call_name.len > 0;
+	struct buf *out = &ch->tool_calls;
+	if (!begins && !(streaming && ch->arguments.len))
+		return;
+	buf_puts(out, out->len ? ",{" : "{");
+	/* Streams number their calls in each delta; whole messages have them in order. */
+	if (streaming)
+		buf_printf(out, "\"index\":%d%s", ch->n_calls - 1, begins ? "," : "");
+	if (begins) {
+		buf_printf(out, "\"id\":\"%s\",\"type\":\"function\"", ch->call_id);
+		buf_puts(out, ",\"function\":{\"name\":");
+		buf_json_string(out, ch->call_name.data, ch->call_name.len);
+		buf_puts(out, ",\"arguments\":");
+	} else {
+		buf_puts(out, ",\"function\":{\"arguments\":");
+	}
+	buf_json_string(out, buf_str(&ch->arguments).p, ch->arguments.len);
+	buf_puts(out, "}}");
+	out->failed = out->failed || ch->call_name.failed || ch->arguments.failed;
+	buf_clear(&ch->call_name);
+	buf_clear(&ch->arguments);
+}
+
+/* One call a chunk: readers differ in what they make of several. */
+static void flush_call(struct completion_choice *ch)
+{
+	struct completion *c = ch->owner;
+	write_call(ch);
+	if (c->streaming && ch->tool_calls.len)
+		send_choice(c, (int)(ch - c->choices), NULL);
+}
+
+static void on_text(void *arg, struct str text)
+{
+	struct completion_choice *ch = arg;
+	if (ch->n_calls)
+		flush_call(ch);
+	buf_append(&ch->text, text.p, text.n);
+}
+
+static void on_call(void *arg, struct str name)
+{
+	struct completion_choice *ch = arg;
+	if (ch->n_calls)
+		flush_call(ch);
+	else if (ch->owner->streaming && ch->text.len)
+		send_choice(ch->owner, (int)(ch - ch->owner->choices), NULL);
+	ch->n_calls++;
+	make_id(ch->call_id, sizeof ch->call_id, "call_");
+	buf_append(&ch->call_name, name.p, name.n);
+}
+
+static void on_arguments(void *arg, struct str part)
+{
+	struct completion_choice *ch = arg;
+	buf_append(&ch->arguments, part.p, part.n);
+}
+
+static void add_text(struct completion_choice *ch, const struct buf *text)
+{
+	if (!ch->parser) {
+		buf_append(&ch->text, text->data, text->len);
+		return;
+	}
+	tool_parser_push(ch->parser, buf_str(text));
+	ch->text.failed = ch->text.failed || tool_parser_failed(ch->parser);
+}
+
 /* ---- Events ---- */
 
 static void on_prompt(void *arg, int i, const struct engine_event *ev)
@@ -240,18 +341,24 @@ static void on_token(void *arg, int i, const struct engine_event *ev)
 		c->shape->logprob(c, ch, ev);
 	if (c->params.return_token_ids)
 		append_id(&ch->token_ids, ev->sample.token);
-	buf_append(&ch->text, ev->text.data, ev->text.len);
+	add_text(ch, &ev->text);
 	/* A token that released no text yet is told with the next one that does. */
 	if (c->streaming && ch->text.len)
 		send_choice(c, i, NULL);
+	if (c->streaming && ch->n_calls)
+		flush_call(ch);
 }
 
 static void on_done(void *arg, int i, const struct engine_event *ev)
 {
 	struct completion *c = arg;
 	struct completion_choice *ch = &c->choices[i];
-	ch->finish = ev->finish == ENGINE_FINISH_LENGTH ? "length" : "stop";
-	buf_append(&ch->text, ev->text.data, ev->text.len);
+	add_text(ch, &ev->text);
+	if (ch->parser) {
+		tool_parser_finish(ch->parser);
+		flush_call(ch);
+	}
+	ch->finish = ev->finish == ENGINE_FINISH_LENGTH ? "length" : ch->n_calls ? "tool_calls" : "stop";
 	if (!c->streaming)
 		return;
 	if (c->shape->finish_apart && (ch->text.len || ch->token_ids.len || ch->logprobs[0].len))
@@ -287,7 +394,7 @@ static void reply_whole(struct completion *c)
 		if (i)
 			buf_putc(&body, ',');
 		c->shape->choice(c, i, &body);
-		body.failed = body.failed || ch->text.failed || ch->token_ids.failed || ch->prompt_ids.failed;
+		body.failed = body.failed || ch->text.failed || ch->tool_calls.failed || ch->token_ids.failed || ch->prompt_ids.failed;
 		for (size_t k = 0; k < 4; k++)
 			body.failed = body.failed || ch->logprobs[k].failed;
 	}

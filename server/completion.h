@@ -15,8 +15,16 @@ struct completion_choice {
 	struct buf prompt_ids;	/* "1,2,3", when asked for */
 	struct buf logprobs[4]; /* comma-separated, as the shape likes */
 	size_t offset;		/* characters of text before the next token, for text_offset */
-	const char *finish;	/* "stop" or "length"; NULL while it runs */
+	const char *finish;	/* "stop", "length" or "tool_calls"; NULL while it runs */
 	bool prompt_seen, intro_sent;
+
+	struct tool_parser *parser; /* finds the calls in the text, when there are tools */
+	struct completion *owner;
+	int n_calls;
+	char call_id[40];	/* of the last call */
+	struct buf call_name;	/* of a call that has not been written yet */
+	struct buf arguments;	/* what has not been written yet of the last call's */
+	struct buf tool_calls;	/* as JSON: the calls (whole answers), or what the next chunk says of them */
 };
 
 struct completion;
@@ -67,6 +75,9 @@ void completion_start(struct completion *c);
 void completion_abort(struct completion *c, const struct error *err);
 
 /* ---- For the shapes ---- */
+
+/* True when the answer so far is calls and nothing else: then it has no content. */
+bool only_calls(const struct completion_choice *ch);
 
 /* Appends ",NAME:[ids]" when token ids were asked for. */
 void write_token_ids(struct buf *out, const char *name, const struct buf *ids);

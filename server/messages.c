@@ -93,7 +93,75 @@ static enum status role_of(const struct json *message, struct str *role, struct 
 			 "must be one of system, developer, user, assistant, tool and function.");
 }
 
-static enum status add_message(struct arena *a, struct value *list, const struct json *message, struct error *err)
+/* ---- Tools as text ---- */
+
+static void write_tools(struct buf *out, const struct json *tools)
+{
+	buf_puts(out, "# Tools\n\nThese functions can be called:\n<tools>");
+	for (size_t i = 0; i < json_len(tools); i++) {
+		struct json tool = json_at(tools, i);
+		buf_putc(out, '\n');
+		json_write(out, &tool);
+	}
+	buf_puts(out, "\n</tools>\n\nTo call one, answer with a JSON object between tool_call tags:\n<tool_call>\n"
+		      "{\"name\": <name>, \"arguments\": <object with the arguments>}\n</tool_call>");
+}
+
+static void write_calls(struct buf *out, const struct json *calls)
+{
+	for (size_t i = 0; i < json_len(calls); i++) {
+		struct json call = json_at(calls, i), function = json_get(&call, "function");
+		struct json name = json_get(&function, "name"), arguments = json_get(&function, "arguments");
+		if (out->len)
+			buf_putc(out, '\n');
+		buf_puts(out, "<tool_call>\n{\"name\": ");
+		json_write(out, &name);
+		buf_puts(out, ", \"arguments\": ");
+		if (json_kind(&arguments) == JSON_TEXT)
+			buf_append(out, json_text(&arguments).p, json_text(&arguments).n);
+		else
+			json_write(out, &arguments);
+		buf_puts(out, "}\n</tool_call>");
+	}
+}
+
+static void wrap_result(struct buf *text)
+{
+	struct buf wrapped = BUF_INIT;
+	buf_puts(&wrapped, "<tool_response>\n");
+	buf_append(&wrapped, text->data, text->len);
+	buf_puts(&wrapped, "\n</tool_response>");
+	wrapped.failed = wrapped.failed || text->failed;
+	buf_free(text);
+	*text = wrapped;
+}
+
+/* A message of which nothing but its role and its text is passed on. `tools`: to be described in it, or NULL. */
+static enum status plain_message(struct arena *a, struct value *list, struct str role, struct buf *text,
+				 const struct json *calls, const struct json *tools, struct error *err)
+{
+	struct value *v = value_dict(a);
+	bool ok;
+	if (tools) {
+		if (text->len)
+			buf_puts(text, "\n\n");
+		write_tools(text, tools);
+	}
+	if (str_is(role, "tool") || str_is(role, "function")) {
+		wrap_result(text);
+		role = str_from("user");
+	}
+	write_calls(text, calls);
+	ok = !text->failed && value_dict_set(a, v, "role", 4, value_string(a, role.p, role.n, VALUE_DATA)) &&
+	     value_dict_set(a, v, "content", 7, value_string(a, buf_str(text).p, text->len, VALUE_DATA)) &&
+	     value_list_add(a, list, v);
+	buf_free(text);
+	return ok ? STATUS_OK : no_room(err);
+}
+
+/* `as_text`: see struct chat_request; then `tools` are described in this message, unless NULL. */
+static enum status add_message(struct arena *a, struct value *list, const struct json *message, bool as_text,
+			       const struct json *tools, struct error *err)
 {
 	struct json content = json_get(message, "content"), member, calls = json_get(message, "tool_calls");
 	struct value *v = value_dict(a);
@@ -115,6 +183,8 @@ static enum status add_message(struct arena *a, struct value *list, const struct
 		buf_free(&text);
 		return status;
 	}
+	if (as_text)
+		return plain_message(a, list, role, &text, &calls, tools, err);
 	ok = value_dict_set(a, v, "role", 4, value_string(a, role.p, role.n, VALUE_DATA)) &&
 	     value_dict_set(a, v, "content", 7, value_string(a, buf_str(&text).p, text.len, VALUE_DATA));
 	if (text.failed)
@@ -138,6 +208,7 @@ enum status chat_build(const struct chat_request *c, struct arena **arena, struc
 	struct arena *a;
 	struct value *vars, *list;
 	struct json member;
+	bool has_tools = c->tools && json_len(c->tools) > 0, told = !(has_tools && c->tools_as_text);
 	void *it = NULL;
 	enum status status = STATUS_OK;
 
@@ -157,8 +228,16 @@ enum status chat_build(const struct chat_request *c, struct arena **arena, struc
 	vars = value_dict(a);
 	list = value_list(a);
 	for (size_t i = 0; status == STATUS_OK && i < json_len(c->messages); i++) {
-		struct json message = json_at(c->messages, i);
-		status = add_message(a, list, &message, err);
+		struct json message = json_at(c->messages, i), role = json_get(&message, "role");
+		bool is_system = str_is(json_text(&role), "system") || str_is(json_text(&role), "developer");
+		struct buf none = BUF_INIT;
+		struct json no_calls = {0};
+		/* The first system message tells of the tools; when the first message is none, one is put before it. */
+		if (!told && !is_system)
+			status = plain_message(a, list, str_from("system"), &none, &no_calls, c->tools, err);
+		if (status == STATUS_OK)
+			status = add_message(a, list, &message, c->tools_as_text, !told && is_system ? c->tools : NULL, err);
+		told = true;
 	}
 	if (status != STATUS_OK)
 		goto fail;
@@ -166,7 +245,7 @@ enum status chat_build(const struct chat_request *c, struct arena **arena, struc
 	while (c->extra && json_next(c->extra, &it, &member))
 		if (!value_dict_set(a, vars, member.key, strlen(member.key), json_to_value(a, &member)))
 			goto no_room;
-	if (c->tools && json_len(c->tools) && !value_dict_set(a, vars, "tools", 5, json_to_value(a, c->tools)))
+	if (has_tools && !c->tools_as_text && !value_dict_set(a, vars, "tools", 5, json_to_value(a, c->tools)))
 		goto no_room;
 	if (!value_dict_set(a, vars, "messages", 8, list) ||
 	    !value_dict_set(a, vars, "add_generation_prompt", 21, value_bool(a, c->add_generation_prompt)))

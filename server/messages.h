@@ -11,6 +11,7 @@ struct chat_request {
 	const struct json *messages; /* array of OpenAI chat messages */
 	const struct json *tools;    /* array, passed on as it is; absent: none */
 	const struct json *extra;    /* object: more template variables; NULL or absent: none */
+	bool tools_as_text; /* the template knows no tools: see below */
 	bool add_generation_prompt;
 	size_t text_n; /* bytes of the JSON this comes from: bounds the memory it may take */
 };
@@ -20,6 +21,9 @@ struct chat_request {
  * names the message at fault. Content parts that are text are joined by newlines; parts of another kind are
  * UNSUPPORTED. "developer" becomes "system"; null content becomes ""; a tool call's arguments, which are a JSON string,
  * become the object they spell, as templates expect.
+ *
+ * tools_as_text: the tools are described in the system message, earlier calls are part of what the assistant said, and
+ * their results come from the user, all in the notation that models of the Hermes and Qwen families know.
  */
 enum status chat_build(const struct chat_request *c, struct arena **arena, struct value **chat, struct error *err);
 

@@ -186,6 +186,51 @@ static void write_kv(struct buf *out, const char *model, const struct engine_kv 
 	    model, (double)kv->drift_pages);
 }
 
+/* One row per figure, one series per tier. */
+static void write_tiers(struct buf *out, const char *model, const struct engine_tiers *t)
+{
+	static const struct {
+		const char *name, *type, *help;
+		size_t offset;
+		enum { TIER_I32, TIER_U64, TIER_REAL, TIER_BOOL } kind;
+	} rows[] = {
+#define TIER(name, type, kind, member, help) {"kvasir:tier_" name, type, help, offsetof(struct engine_tier, member), TIER_##kind}
+		TIER("pages", "gauge", I32, pages, "KV pages in a tier below the pool."),
+		TIER("bytes", "gauge", U64, used_bytes, "Bytes they take."),
+		TIER("limit_bytes", "gauge", U64, cap_bytes, "Bytes the tier may take."),
+		TIER("loading", "gauge", I32, loading, "Pages on their way up."),
+		TIER("writing", "gauge", I32, writing, "Pages on their way down."),
+		TIER("off", "gauge", BOOL, off, "1 when the tier failed and is not used any more."),
+		TIER("pays", "gauge", BOOL, pays, "1 when a page comes back sooner than it is computed."),
+		TIER("stored_total", "counter", U64, stored, "Pages that went down."),
+		TIER("evicted_total", "counter", U64, evicted, "Pages that left the tier for others."),
+		TIER("fetched_total", "counter", U64, fetched, "Pages that came back and joined the prefix index."),
+		TIER("corrupt_total", "counter", U64, corrupt, "Pages whose stored bytes were not what was put."),
+		TIER("unpaid_total", "counter", U64, dropped[ENGINE_TIER_DROP_UNPAID], "Pages dropped since they are computed sooner than fetched."),
+		TIER("busy_total", "counter", U64, dropped[ENGINE_TIER_DROP_BUSY], "Pages dropped for want of a buffer."),
+		TIER("rate_total", "counter", U64, dropped[ENGINE_TIER_DROP_RATE], "Pages dropped for the bound on writes."),
+		TIER("written_bytes_total", "counter", U64, bytes_written, "Bytes written."),
+		TIER("read_bytes_total", "counter", U64, bytes_read, "Bytes read."),
+		TIER("read_bytes_per_second", "gauge", REAL, read_bytes_per_s, "Measured speed of reading."),
+		TIER("write_bytes_per_second", "gauge", REAL, write_bytes_per_s, "Measured speed of writing."),
+#undef TIER
+	};
+	for (size_t i = 0; t->n > 0 && i < sizeof rows / sizeof *rows; i++) {
+		head(out, rows[i].name, rows[i].type, rows[i].help);
+		for (int32_t k = 0; k < t->n; k++) {
+			const char *at = (const char *)&t->tier[k] + rows[i].offset;
+			double v = rows[i].kind == TIER_I32   ? *(const int32_t *)at
+				   : rows[i].kind == TIER_U64 ? (double)*(const uint64_t *)(const void *)at
+				   : rows[i].kind == TIER_REAL ? *(const double *)(const void *)at
+							       : *(const bool *)at;
+			char extra[32];
+			snprintf(extra, sizeof extra, "tier=\"%s\"", t->tier[k].kind);
+			series(out, rows[i].name, model, extra);
+			buf_printf(out, "%.17g\n", v);
+		}
+	}
+}
+
 /* As many series as there are API keys, which are few and named by the operator. */
 static void write_keys(struct buf *out, const struct metrics_gauges *g)
 {
@@ -311,6 +356,7 @@ void metrics_write(const struct metrics *m, const struct metrics_gauges *g, stru
 		write_kv(out, model, &s->kv, g->info->page_bytes);
 		write_model(out, model, g->info);
 	}
+	write_tiers(out, model, &s->tiers);
 	write_keys(out, g);
 #define X(member, name, bounds, help) write_histogram(out, name, help, model, bounds##_bounds, &m->member);
 	METRICS_HISTOGRAMS(X)

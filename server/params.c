@@ -260,18 +260,31 @@ static enum status read_cache_salt(struct params *p, const struct json *body, st
 	return p->proto->cache_salt ? STATUS_OK : error_set(err, STATUS_NOMEM, "There is no memory for the request.");
 }
 
-/* What would change the output's form is refused: an answer that silently has another form breaks its reader. */
-static enum status refuse_unsupported(const struct json *body, struct error *err)
+/* What the answer must be: a JSON text, or a call of a tool. */
+static enum status read_form(struct params *p, struct engine *e, const struct json *body, enum params_api api,
+			     struct error *err)
 {
-	struct json format = json_get(body, "response_format"), type = json_get(&format, "type");
-	struct json choice = json_get(body, "tool_choice");
-	TRY(json_expect(&format, JSON_DICT, err));
-	if (json_has(&format) && !str_is(json_text(&type), "text"))
-		return json_fail(&format, STATUS_UNSUPPORTED, err,
-				 "is not supported, except for {\"type\": \"text\"}.");
-	if (json_has(&choice) && !str_is(json_text(&choice), "none") && !str_is(json_text(&choice), "auto"))
-		return json_fail(&choice, STATUS_UNSUPPORTED, err,
-				 "is not supported, except for \"none\" and \"auto\".");
+	bool flat = api == PARAMS_RESPONSE;
+	struct json text = json_get(body, "text"), format = json_get(flat ? &text : body, flat ? "format" : "response_format");
+	if (flat)
+		TRY(json_expect(&text, JSON_DICT, err));
+	TRY(answer_format_read(&format, flat, &p->proto->grammar, err));
+	if (api == PARAMS_COMPLETION)
+		return STATUS_OK;
+	if (!p->proto->grammar)
+		TRY(tools_read(&p->tools, body, flat, engine_info(e), &p->proto->grammar, err));
+	else {
+		struct grammar *call = NULL;
+		enum status status = tools_read(&p->tools, body, flat, engine_info(e), &call, err);
+		grammar_unref(call);
+		TRY(status);
+		if (p->tools.active)
+			return json_fail(&format, STATUS_UNSUPPORTED, err,
+					 "cannot be combined with tools, unless \"tool_choice\" is \"none\".");
+	}
+	/* Marks of these families are special tokens. */
+	if (p->tools.active && p->tools.family != TOOLS_TAGGED)
+		p->proto->keep_special = true;
 	return STATUS_OK;
 }
 
@@ -312,13 +325,14 @@ enum status params_parse(struct params *p, struct engine *e, int32_t tenant, con
 	TRY(read_choices(p, body, api, err));
 	TRY(read_session(p, body, session_header, err));
 	TRY(read_cache_salt(p, body, err));
-	return refuse_unsupported(body, err);
+	return read_form(p, e, body, api, err);
 }
 
 void params_free(struct params *p)
 {
 	engine_request_destroy(p->proto);
 	p->proto = NULL;
+	tools_free(&p->tools);
 }
 
 /* A malloc'd copy; *ok turns false when there is no memory. */
@@ -358,6 +372,7 @@ struct engine_request *params_request(const struct params *p, struct engine *e, 
 	/* One choice carries the session on; the prefix index shares the prompt with the others. */
 	if (choice == 0)
 		memcpy(r->session, from->session, sizeof r->session);
+	r->grammar = grammar_ref(from->grammar);
 	r->max_tokens = from->max_tokens;
 	r->timeout_ms = from->timeout_ms;
 	r->ignore_eos = from->ignore_eos;

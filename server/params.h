@@ -1,13 +1,14 @@
 /*
  * The parameters that the generation endpoints share: sampling, limits, stops, streaming, session. Explicit nulls mean
  * absence, unknown fields are ignored, and each wrong type or value out of range is INVALID and names its parameter.
- * What a client may ask for and this server cannot do (best_of, response_format, ...) is UNSUPPORTED rather than
- * ignored.
+ * What a client may ask for and this server cannot do (best_of, a schema it cannot enforce, ...) is UNSUPPORTED rather
+ * than ignored.
  */
 #pragma once
 
 #include "engine/engine.h"
 #include "server/json.h"
+#include "server/tools.h"
 
 enum { PARAMS_MAX_CHOICES = 128, PARAMS_MAX_STOPS = 16 };
 
@@ -20,6 +21,7 @@ struct params {
 	bool echo;	       /* COMPLETION */
 	bool return_token_ids; /* COMPLETION and CHAT */
 	bool has_temperature, has_top_p, has_max_tokens;
+	struct tools tools; /* CHAT and RESPONSE */
 };
 
 /* tenant: who asks. session_header: the x-session-token header, used when the body has no session_id. Free with

@@ -22,11 +22,19 @@ struct response {
 	struct generation_usage usage;
 	bool ran;	/* the prompt was accepted */
 	bool announced; /* created and in_progress have been sent */
-	bool item_open;
 	bool cancelling;
-	bool dead;		   /* the sink takes no more */
-	struct buf text, logprobs; /* all of the output so far */
-	struct buf delta_logprobs; /* of tokens whose text is held back */
+	bool dead; /* the sink takes no more */
+
+	struct buf output; /* the items that are closed, as JSON */
+	int index;	   /* of the item that is open, or will be next */
+	enum { NO_ITEM, MESSAGE, CALL } open;
+	struct buf text, logprobs;		     /* of the message that is open */
+	struct buf delta_logprobs;		     /* of tokens whose text is held back */
+	struct tool_parser *parser;		     /* when there are tools */
+	struct buf found;			     /* text that it has let through and that is not sent yet */
+	struct buf call_name, arguments, part;	     /* of the call that is open; part: what is to be sent of its arguments */
+	char call_id[RESPONSE_ID_MAX];
+	struct buf said, calls; /* for the history: all text, and the calls as chat messages have them */
 	struct buf out;		   /* the event under construction */
 };
 
@@ -70,10 +78,12 @@ struct history *response_history(const struct response *r)
 		if (h->messages.len)
 			buf_putc(&h->messages, ',');
 		buf_puts(&h->messages, "{\"role\":\"assistant\",\"content\":");
-		buf_json_string(&h->messages, buf_str(&r->text).p, r->text.len);
+		buf_json_string(&h->messages, buf_str(&r->said).p, r->said.len);
+		if (r->calls.len)
+			buf_printf(&h->messages, ",\"tool_calls\":[%s]", r->calls.data);
 		buf_putc(&h->messages, '}');
 	}
-	if (h->messages.failed || r->text.failed) {
+	if (h->messages.failed || r->said.failed || r->calls.failed) {
 		history_unref(h);
 		return NULL;
 	}
@@ -99,6 +109,15 @@ static void write_item(struct response *r, bool full, struct buf *out)
 	const char *status = is_status(r, "completed")	   ? "completed"
 			     : is_status(r, "in_progress") ? "in_progress"
 							   : "incomplete";
+	if (r->open == CALL) {
+		buf_printf(out, "{\"id\":\"%s\",\"type\":\"function_call\",\"status\":\"%s\",\"call_id\":\"%s\",\"name\":",
+			   r->item_id, status, r->call_id);
+		buf_json_string(out, buf_str(&r->call_name).p, r->call_name.len);
+		buf_puts(out, ",\"arguments\":");
+		buf_json_string(out, buf_str(&r->arguments).p, full ? r->arguments.len : 0);
+		buf_putc(out, '}');
+		return;
+	}
 	buf_printf(out, "{\"id\":\"%s\",\"type\":\"message\",\"status\":\"%s\",\"role\":\"assistant\",\"content\":[",
 		   r->item_id, status);
 	if (full)
@@ -156,9 +175,11 @@ void response_write(struct response *r, struct buf *out)
 	buf_puts(out, ",\"model\":");
 	buf_json_string(out, model, strlen(model));
 	buf_puts(out, ",\"output\":[");
-	if (!is_status(r, "in_progress") && r->item_open)
-		write_item(r, true, out);
-	buf_puts(out, "],\"parallel_tool_calls\":true,\"previous_response_id\":");
+	if (!is_status(r, "in_progress"))
+		buf_append(out, r->output.data, r->output.len);
+	out->failed = out->failed || r->output.failed;
+	buf_printf(out, "],\"parallel_tool_calls\":%s,\"previous_response_id\":",
+		   !r->q.params.tools.active || r->q.params.tools.many ? "true" : "false");
 	if (r->q.previous_id[0])
 		buf_json_string(out, r->q.previous_id, strlen(r->q.previous_id));
 	else
@@ -167,10 +188,15 @@ void response_write(struct response *r, struct buf *out)
 	buf_printf(
 		out,
 		",\"reasoning\":{\"effort\":null,\"summary\":null},\"service_tier\":\"default\",\"store\":false,"
-		"\"temperature\":%.6g,\"text\":{\"format\":{\"type\":\"text\"}},\"tool_choice\":\"auto\",\"tools\":[],"
-		"\"top_logprobs\":%d,\"top_p\":%.6g,\"truncation\":\"disabled\"",
-		(double)p->sampling.temperature, p->sampling.n_logprobs > 0 ? p->sampling.n_logprobs : 0,
-		(double)p->sampling.top_p);
+		"\"temperature\":%.6g,\"text\":{\"format\":%s},\"tool_choice\":%s,\"tools\":",
+		(double)p->sampling.temperature, r->q.format.len ? r->q.format.data : "{\"type\":\"text\"}",
+		r->q.tool_choice.len ? r->q.tool_choice.data : "\"auto\"");
+	if (r->q.flat_tools.len)
+		buf_append(out, r->q.flat_tools.data, r->q.flat_tools.len);
+	else
+		buf_puts(out, "[]");
+	buf_printf(out, ",\"top_logprobs\":%d,\"top_p\":%.6g,\"truncation\":\"disabled\"",
+		   p->sampling.n_logprobs > 0 ? p->sampling.n_logprobs : 0, (double)p->sampling.top_p);
 	write_usage(r, out);
 	buf_puts(out, ",\"user\":null,\"metadata\":");
 	buf_append(out, r->q.metadata.data, r->q.metadata.len);
@@ -212,8 +238,9 @@ static void send_object(struct response *r, const char *type)
 static void part_begin(struct response *r, const char *type)
 {
 	event_begin(r, type);
-	buf_printf(&r->out, ",\"response_id\":\"%s\",\"item_id\":\"%s\",\"output_index\":0,\"content_index\":0", r->id,
-		   r->item_id);
+	buf_printf(&r->out, ",\"response_id\":\"%s\",\"item_id\":\"%s\",\"output_index\":%d", r->id, r->item_id, r->index);
+	if (r->open == MESSAGE)
+		buf_puts(&r->out, ",\"content_index\":0");
 }
 
 static void announce(struct response *r)
@@ -225,22 +252,26 @@ static void announce(struct response *r)
 	send_object(r, "response.in_progress");
 }
 
-static void open_item(struct response *r)
+static void item_event(struct response *r, const char *type, bool full)
 {
-	if (r->item_open)
-		return;
-	r->item_open = true;
-	event_begin(r, "response.output_item.added");
-	buf_printf(&r->out, ",\"response_id\":\"%s\",\"output_index\":0,\"item\":", r->id);
-	write_item(r, false, &r->out);
-	event_send(r, "response.output_item.added");
+	event_begin(r, type);
+	buf_printf(&r->out, ",\"response_id\":\"%s\",\"output_index\":%d,\"item\":", r->id, r->index);
+	write_item(r, full, &r->out);
+	event_send(r, type);
+}
+
+static void open_message(struct response *r)
+{
+	r->open = MESSAGE;
+	make_id(r->item_id, sizeof r->item_id, "msg_");
+	item_event(r, "response.output_item.added", false);
 	part_begin(r, "response.content_part.added");
 	buf_puts(&r->out, ",\"part\":");
 	write_part(r, false, &r->out);
 	event_send(r, "response.content_part.added");
 }
 
-static void close_item(struct response *r)
+static void end_message(struct response *r)
 {
 	part_begin(r, "response.output_text.done");
 	buf_puts(&r->out, ",\"text\":");
@@ -251,24 +282,127 @@ static void close_item(struct response *r)
 	buf_puts(&r->out, ",\"part\":");
 	write_part(r, true, &r->out);
 	event_send(r, "response.content_part.done");
-	event_begin(r, "response.output_item.done");
-	buf_printf(&r->out, ",\"response_id\":\"%s\",\"output_index\":0,\"item\":", r->id);
-	write_item(r, true, &r->out);
-	event_send(r, "response.output_item.done");
 }
 
-static void add_text(struct response *r, const struct buf *text)
+/* Sends what is new of the arguments. */
+static void flush_arguments(struct response *r)
 {
-	if (!text->len)
+	if (r->open != CALL || !r->part.len)
 		return;
-	open_item(r);
-	buf_append(&r->text, text->data, text->len);
+	part_begin(r, "response.function_call_arguments.delta");
+	buf_puts(&r->out, ",\"delta\":");
+	buf_json_string(&r->out, r->part.data, r->part.len);
+	buf_clear(&r->part);
+	event_send(r, "response.function_call_arguments.delta");
+}
+
+static void end_call(struct response *r)
+{
+	flush_arguments(r);
+	part_begin(r, "response.function_call_arguments.done");
+	buf_puts(&r->out, ",\"name\":");
+	buf_json_string(&r->out, buf_str(&r->call_name).p, r->call_name.len);
+	buf_puts(&r->out, ",\"arguments\":");
+	buf_json_string(&r->out, buf_str(&r->arguments).p, r->arguments.len);
+	event_send(r, "response.function_call_arguments.done");
+	buf_puts(&r->calls, r->calls.len ? ",{" : "{");
+	buf_printf(&r->calls, "\"id\":\"%s\",\"type\":\"function\",\"function\":{\"name\":", r->call_id);
+	buf_json_string(&r->calls, buf_str(&r->call_name).p, r->call_name.len);
+	buf_puts(&r->calls, ",\"arguments\":");
+	buf_json_string(&r->calls, buf_str(&r->arguments).p, r->arguments.len);
+	buf_puts(&r->calls, "}}");
+}
+
+/* The open item is whole, or all there will be of it. `told`: its last events are sent. */
+static void close_item(struct response *r, bool told)
+{
+	bool failed = r->text.failed || r->logprobs.failed || r->call_name.failed || r->arguments.failed;
+	if (r->open == NO_ITEM)
+		return;
+	if (told && r->open == MESSAGE)
+		end_message(r);
+	else if (told)
+		end_call(r);
+	if (told)
+		item_event(r, "response.output_item.done", true);
+	if (r->output.len)
+		buf_putc(&r->output, ',');
+	write_item(r, true, &r->output);
+	r->output.failed = r->output.failed || failed;
+	r->open = NO_ITEM;
+	r->index++;
+	buf_clear(&r->text);
+	buf_clear(&r->logprobs);
+	buf_clear(&r->call_name);
+	buf_clear(&r->arguments);
+	buf_clear(&r->part);
+}
+
+static void send_text(struct response *r, struct str text)
+{
+	if (!text.n || r->dead)
+		return;
+	if (r->open == CALL)
+		close_item(r, true);
+	if (r->open == NO_ITEM)
+		open_message(r);
+	buf_append(&r->text, text.p, text.n);
+	buf_append(&r->said, text.p, text.n);
 	part_begin(r, "response.output_text.delta");
 	buf_puts(&r->out, ",\"delta\":");
-	buf_json_string(&r->out, text->data, text->len);
+	buf_json_string(&r->out, text.p, text.n);
 	buf_printf(&r->out, ",\"logprobs\":[%s]", r->delta_logprobs.len ? r->delta_logprobs.data : "");
 	buf_clear(&r->delta_logprobs);
 	event_send(r, "response.output_text.delta");
+}
+
+/* The parser looks at single bytes: what a token released of the text is told as one. */
+static void flush_text(struct response *r)
+{
+	send_text(r, buf_str(&r->found));
+	r->said.failed = r->said.failed || r->found.failed;
+	buf_clear(&r->found);
+}
+
+static void on_text(void *arg, struct str text)
+{
+	struct response *r = arg;
+	buf_append(&r->found, text.p, text.n);
+}
+
+static void on_call(void *arg, struct str name)
+{
+	struct response *r = arg;
+	flush_text(r);
+	if (r->dead)
+		return;
+	close_item(r, true);
+	r->open = CALL;
+	make_id(r->item_id, sizeof r->item_id, "fc_");
+	make_id(r->call_id, sizeof r->call_id, "call_");
+	buf_append(&r->call_name, name.p, name.n);
+	item_event(r, "response.output_item.added", false);
+}
+
+static void on_arguments(void *arg, struct str part)
+{
+	struct response *r = arg;
+	buf_append(&r->arguments, part.p, part.n);
+	buf_append(&r->part, part.p, part.n);
+}
+
+static const struct tool_sink tool_sink = {.text = on_text, .call = on_call, .arguments = on_arguments};
+
+static void add_text(struct response *r, const struct buf *text)
+{
+	if (!r->parser) {
+		send_text(r, buf_str(text));
+		return;
+	}
+	tool_parser_push(r->parser, buf_str(text));
+	flush_text(r);
+	flush_arguments(r);
+	r->output.failed = r->output.failed || tool_parser_failed(r->parser);
 }
 
 /* Sends what is left to send and hands over to the owner, who may free r. */
@@ -277,8 +411,7 @@ static void finish(struct response *r, const char *status, const char *type)
 	bool failed = strcmp(status, "failed") == 0;
 	announce(r);
 	r->status = status;
-	if (r->item_open && !failed)
-		close_item(r);
+	close_item(r, !failed);
 	send_object(r, type);
 	if (!r->dead)
 		r->sink->ended(r->arg);
@@ -321,10 +454,16 @@ static void on_done(void *arg, int i, const struct engine_event *ev)
 	struct response *r = arg;
 	(void)i;
 	add_text(r, &ev->text);
+	if (r->parser && !r->dead) {
+		tool_parser_finish(r->parser);
+		flush_text(r);
+		flush_arguments(r);
+	}
 	if (r->dead)
 		return;
-	if (r->q.generate)
-		open_item(r);
+	/* An answer of nothing is an empty message. */
+	if (r->q.generate && r->open == NO_ITEM && r->index == 0)
+		open_message(r);
 	if (ev->finish == ENGINE_FINISH_LENGTH && r->q.generate)
 		r->status = "incomplete";
 	else
@@ -363,9 +502,15 @@ struct response *response_create(struct app *a, struct response_request *q, cons
 				 const struct generation_origin *origin, const char *stream_id)
 {
 	struct response *r = calloc(1, sizeof *r);
-	if (r && stream_id)
+	if (!r)
+		return NULL;
+	if (stream_id)
 		r->stream_id = strdup(stream_id);
-	if (!r || (stream_id && !r->stream_id)) {
+	if (q->params.tools.active)
+		r->parser = tool_parser_create(q->params.tools.family, &r->q.params.tools.names, &tool_sink, r);
+	if ((stream_id && !r->stream_id) || (q->params.tools.active && !r->parser)) {
+		tool_parser_destroy(r->parser);
+		free(r->stream_id);
 		free(r);
 		return NULL;
 	}
@@ -378,7 +523,6 @@ struct response *response_create(struct app *a, struct response_request *q, cons
 	r->created = unix_now();
 	r->status = "in_progress";
 	make_id(r->id, sizeof r->id, "resp_");
-	make_id(r->item_id, sizeof r->item_id, "msg_");
 	return r;
 }
 
@@ -425,6 +569,7 @@ static enum status build_prompt(struct response *r, struct engine_request *reque
 		/* A warm-up stops where the next turn's input will begin. */
 		struct chat_request chat = {.messages = &messages,
 					    .tools = &tools,
+					    .tools_as_text = r->q.params.tools.as_text,
 					    .add_generation_prompt = r->q.generate,
 					    .text_n = text.len};
 		request->input = ENGINE_INPUT_CHAT;
@@ -482,6 +627,14 @@ void response_destroy(struct response *r)
 		generation_cancel(r->generation, "disconnect");
 	history_unref(r->base);
 	response_request_free(&r->q);
+	tool_parser_destroy(r->parser);
+	buf_free(&r->output);
+	buf_free(&r->found);
+	buf_free(&r->call_name);
+	buf_free(&r->arguments);
+	buf_free(&r->part);
+	buf_free(&r->said);
+	buf_free(&r->calls);
 	buf_free(&r->text);
 	buf_free(&r->logprobs);
 	buf_free(&r->delta_logprobs);

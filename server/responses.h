@@ -4,7 +4,8 @@
  *
  * Events: response.created, response.in_progress, response.output_item.added, response.content_part.added,
  * response.output_text.delta*, response.output_text.done, response.content_part.done, response.output_item.done, then
- * response.completed, response.incomplete or response.failed. Nothing is sent before the prompt has been accepted, so
+ * response.completed, response.incomplete or response.failed. A call of a tool is an output item of its own, with
+ * response.function_call_arguments.delta* and response.function_call_arguments.done in it. Nothing is sent before the prompt has been accepted, so
  * what goes wrong until then is a plain error. A cancelled response ends with response.incomplete, status "cancelled"
  * and reason "cancelled".
  */
@@ -31,6 +32,8 @@ struct response_request {
 	struct params params;
 	struct buf input;		       /* the input items as comma-separated chat messages */
 	struct buf tools;		       /* chat tools as a JSON array, or empty */
+	struct buf flat_tools;		       /* the same as they were given */
+	struct buf format, tool_choice;	       /* as JSON, or empty: the defaults */
 	struct buf instructions, metadata;     /* as JSON: a string or null, an object */
 	char previous_id[RESPONSE_ID_MAX * 2]; /* "": none */
 	bool generate;			       /* false: only warm the cache */

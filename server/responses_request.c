@@ -135,8 +135,9 @@ static enum status read_input(const struct json *body, struct buf *out, struct e
 }
 
 /* Flat function tools -> the nested form that templates know. */
-static enum status read_tools(const struct json *body, struct buf *out, struct error *err)
+static enum status read_tools(struct response_request *q, const struct json *body, struct error *err)
 {
+	struct buf *out = &q->tools;
 	struct json tools = json_get(body, "tools"), choice = json_get(body, "tool_choice");
 	TRY(json_expect(&tools, JSON_LIST, err));
 	if (json_len(&tools) == 0 || str_is(json_text(&choice), "none"))
@@ -161,6 +162,7 @@ static enum status read_tools(const struct json *body, struct buf *out, struct e
 		buf_puts(out, "}}");
 	}
 	buf_putc(out, ']');
+	json_write(&q->flat_tools, &tools);
 	return STATUS_OK;
 }
 
@@ -168,7 +170,6 @@ static enum status read_tools(const struct json *body, struct buf *out, struct e
 static enum status refuse_unsupported(const struct json *body, struct error *err)
 {
 	struct json background = json_get(body, "background"), truncation = json_get(body, "truncation");
-	struct json text = json_get(body, "text"), format = json_get(&text, "format"), type = json_get(&format, "type");
 	bool in_background = false;
 	static const char *const absent[] = {"conversation", "prompt"};
 
@@ -178,10 +179,6 @@ static enum status refuse_unsupported(const struct json *body, struct error *err
 	if (json_has(&truncation) && !str_is(json_text(&truncation), "disabled"))
 		return json_fail(&truncation, STATUS_UNSUPPORTED, err,
 				 "is not supported: nothing is dropped from a conversation.");
-	TRY(json_expect(&text, JSON_DICT, err));
-	if (json_has(&format) && !str_is(json_text(&type), "text"))
-		return json_fail(&format, STATUS_UNSUPPORTED, err,
-				 "is not supported, except for {\"type\": \"text\"}.");
 	for (size_t i = 0; i < sizeof absent / sizeof *absent; i++) {
 		struct json j = json_get(body, absent[i]);
 		if (json_has(&j))
@@ -227,7 +224,7 @@ enum status response_request_parse(struct response_request *q, struct engine *e,
 	if (id.p)
 		memcpy(q->previous_id, id.p, id.n);
 	TRY(read_input(body, &q->input, err));
-	TRY(read_tools(body, &q->tools, err));
+	TRY(read_tools(q, body, err));
 	if (!q->input.len && !q->previous_id[0] && !json_has(&instructions)) {
 		struct json input = json_get(body, "input");
 		return json_fail(&input, STATUS_INVALID, err, "must not be empty.");
@@ -237,7 +234,12 @@ enum status response_request_parse(struct response_request *q, struct engine *e,
 		json_write(&q->metadata, &metadata);
 	else
 		buf_puts(&q->metadata, "{}");
-	if (q->input.failed || q->tools.failed || q->instructions.failed || q->metadata.failed)
+	struct json text = json_get(body, "text"), format = json_get(&text, "format"), choice = json_get(body, "tool_choice");
+	if (json_has(&format))
+		json_write(&q->format, &format);
+	if (json_has(&choice))
+		json_write(&q->tool_choice, &choice);
+	if (q->format.failed || q->tool_choice.failed || q->input.failed || q->tools.failed || q->flat_tools.failed || q->instructions.failed || q->metadata.failed)
 		return error_set(err, STATUS_NOMEM, "There is no memory for the request.");
 	if (!q->generate)
 		q->params.proto->max_tokens = 0;
@@ -249,6 +251,9 @@ void response_request_free(struct response_request *q)
 	params_free(&q->params);
 	buf_free(&q->input);
 	buf_free(&q->tools);
+	buf_free(&q->flat_tools);
+	buf_free(&q->format);
+	buf_free(&q->tool_choice);
 	buf_free(&q->instructions);
 	buf_free(&q->metadata);
 }

@@ -21,6 +21,7 @@ static const struct route routes[] = {
 	{HTTP_GET, "/v1/responses/{id}", api_response_get, 0},
 	{HTTP_POST, "/v1/tokenize", api_tokenize, 0},
 	{HTTP_POST, "/v1/detokenize", api_detokenize, 0},
+	{HTTP_GET, "/v1/tokenizer_info", api_tokenizer_info, 0},
 	{HTTP_POST, "/v1/sessions", api_sessions_create, 0},
 	{HTTP_GET, "/v1/sessions", api_sessions_list, 0},
 	{HTTP_GET, "/v1/sessions/{id}", api_session_get, 0},

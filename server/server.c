@@ -235,6 +235,13 @@ static void listener_figures(void *listener, int32_t *connections, int32_t *webs
 static enum status start_engine(struct server *s, const char *chat_template)
 {
 	const struct config *c = s->config;
+	size_t dir_n = 0;
+	int64_t disk_bytes = 0;
+	if (c->kv_disk && config_kv_disk(c, &dir_n, &disk_bytes, s->err) != STATUS_OK)
+		return s->err->status;
+	char *dir = c->kv_disk ? strndup(c->kv_disk, dir_n) : NULL;
+	if (c->kv_disk && !dir)
+		return error_set(s->err, STATUS_NOMEM, "out of memory");
 	const struct engine_options options = {
 		.model_path = c->model,
 		.chat_template = chat_template,
@@ -242,6 +249,11 @@ static enum status start_engine(struct server *s, const char *chat_template)
 		.n_threads = (int32_t)c->threads,
 		.context_tokens = (int32_t)c->context,
 		.kv_bytes = (uint64_t)c->kv_memory,
+		.kv_ram_bytes = (uint64_t)c->kv_ram,
+		.kv_ram_type = c->kv_ram_dtype,
+		.kv_disk_dir = dir,
+		.kv_disk_bytes = (uint64_t)disk_bytes,
+		.kv_disk_write_bytes_per_s = (uint64_t)c->kv_disk_rate,
 		.kv_policy = c->kv_policy,
 		.max_running = (int32_t)c->max_running,
 		.max_queue = (int32_t)c->max_queue,
@@ -256,7 +268,9 @@ static enum status start_engine(struct server *s, const char *chat_template)
 		.wake = wake_loop,
 		.wake_arg = s,
 	};
-	return engine_create(&options, &s->engine, s->err);
+	enum status st = engine_create(&options, &s->engine, s->err);
+	free(dir);
+	return st;
 }
 
 static enum status start_signals(struct server *s)

@@ -17,7 +17,8 @@
 #   cuda      the kernels for every GPU by nvcc, with gates on what it made of them; the API on the emulated GPU, and while it fails
 #             (--full: at every call of the CUDA runtime)
 #   fuzz      each parser for a minute
-#   tsan      the same under TSan (slow)
+#   tsan      unit and API tests under TSan (slow)
+#   clients   clients from PyPI as published, the chat page in Chromium, load (slow)
 #
 # KVASIR_TEST_MODEL names the model file (else it is fetched into .cache/), KVASIR_SHARED the folder of golden files
 # (default: ../shared beside the repository), KVASIR_JOBS how many compilers and tests run at once.
@@ -25,7 +26,7 @@ set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 2
 
 everyday=(includes readme noserver unit golden api deploy soak sanitize clang cuda fuzz)
-slow=(tsan)
+slow=(tsan clients)
 full=no
 suites=()
 for arg in "$@"; do
@@ -173,6 +174,7 @@ suite_noserver() {
 	if [ -n "$KVASIR_TEST_MODEL" ]; then
 		check noserver-inspect build-noserver/server/kvasir inspect "$KVASIR_TEST_MODEL"
 		check noserver-generate build-noserver/server/kvasir generate --model "$KVASIR_TEST_MODEL" --prompt Hello --max-tokens 4
+		check noserver-bench build-noserver/server/kvasir bench --model "$KVASIR_TEST_MODEL" --prefill 16 --decode 2 --runs 1
 	else
 		skip noserver-generate "no model"
 	fi
@@ -237,6 +239,22 @@ suite_tsan() {
 	long_soak tsan build-tsan
 	KVASIR_TEST_SLOW=12 api_tests tsan-api build-tsan
 	unset TSAN_OPTIONS
+}
+
+# Everything here skips by itself what it cannot have: a package, a Chromium, enough descriptors.
+suite_clients() {
+	build build || return
+	local dir=$cache/venv-clients stamp=$cache/venv-clients/requirements-full.txt
+	if ! cmp -s tests/requirements-full.txt "$stamp"; then
+		echo "making the environment of clients in .cache/venv-clients"
+		if ! { python3 -m venv "$dir" && "$dir/bin/pip" install -q -r tests/requirements-full.txt; } >"$logs/venv-clients.log" 2>&1; then
+			skip clients "the packages of tests/requirements-full.txt cannot be had (see $logs/venv-clients.log)"
+			return
+		fi
+		cp tests/requirements-full.txt "$stamp"
+	fi
+	KVASIR_FULL=yes KVASIR_BIN=$PWD/build/server/kvasir summed clients "$dir/bin/python" -m pytest -q -rfEs --tb=short \
+		-p no:cacheprovider --color=no tests/api/test_clients.py tests/api/test_page.py tests/api/test_metrics.py tests/api/test_load.py
 }
 
 need_clang() {

@@ -116,6 +116,8 @@ struct kv_prefix {
 	struct node *nodes;  /* [n_pages] */
 	int32_t *buckets;    /* [n_buckets] page, or NO_NODE */
 	size_t n_buckets;    /* a power of two */
+	void (*leaving)(void *arg, int32_t page, const struct kv_page_name *name); /* or NULL */
+	void *leaving_arg;
 	uint64_t last_serial;
 	struct kv_prefix_stats stats;
 };
@@ -545,6 +547,51 @@ void kv_prefix_claim_close(struct kv_prefix *p, uint64_t claim)
 	evict_claim_close(p->evict, claim);
 }
 
+/* ---- Pages that go and come ---- */
+
+void kv_prefix_on_evict(struct kv_prefix *p, void (*leaving)(void *arg, int32_t page, const struct kv_page_name *name), void *arg)
+{
+	p->leaving = leaving;
+	p->leaving_arg = arg;
+}
+
+bool kv_prefix_name(const struct kv_prefix *p, int32_t page, struct kv_page_name *out)
+{
+	const struct node *n = &p->nodes[page];
+	if (!n->present)
+		return false;
+	*out = (struct kv_page_name){.key = n->key, .n_tokens = n->n_tokens, .first = n->parent == NO_NODE};
+	if (n->parent != NO_NODE)
+		out->parent = p->nodes[n->parent].key;
+	memcpy(out->tokens, n->tokens, (size_t)n->n_tokens * sizeof *n->tokens);
+	return true;
+}
+
+uint64_t kv_prefix_serial(const struct kv_prefix *p, int32_t page)
+{
+	return p->nodes[page].present ? p->nodes[page].serial : 0;
+}
+
+int32_t kv_prefix_adopt(struct kv_prefix *p, const struct kv_page_name *name, int32_t parent, int32_t page, const struct kv_use *use)
+{
+	int32_t index = 0;
+	if (name->first != (parent == NO_NODE))
+		return KV_NO_PAGE;
+	if (parent != NO_NODE && (!p->nodes[parent].present || p->nodes[parent].n_tokens < KV_PAGE_TOKENS ||
+	                          memcmp(&p->nodes[parent].key, &name->parent, sizeof name->parent) != 0))
+		return KV_NO_PAGE;
+	int32_t known = find(p, &name->key, parent, name->tokens, name->n_tokens);
+	if (known != NO_NODE)
+		return known;
+	if (p->nodes[page].present)
+		return KV_NO_PAGE;
+	add_node(p, &name->key, parent, name->tokens, name->n_tokens, page);
+	for (int32_t n = parent; n != NO_NODE; n = p->nodes[n].parent)
+		index++;
+	touch(p, page, index, use);
+	return page;
+}
+
 /* ---- Eviction ---- */
 
 bool kv_prefix_evict(struct kv_prefix *p, int64_t now_ms, enum evict_reason reason)
@@ -552,6 +599,11 @@ bool kv_prefix_evict(struct kv_prefix *p, int64_t now_ms, enum evict_reason reas
 	int32_t page = evict_victim(p->evict, now_ms);
 	if (page == EVICT_NONE)
 		return false;
+	if (p->leaving) {
+		struct kv_page_name name;
+		kv_prefix_name(p, page, &name);
+		p->leaving(p->leaving_arg, page, &name);
+	}
 	evict_remove(p->evict, page, reason);
 	unlink_node(p, page);
 	return true;

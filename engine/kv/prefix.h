@@ -162,6 +162,29 @@ uint64_t kv_prefix_claim_open(struct kv_prefix *p, int64_t until_ms);
 void kv_prefix_claim_renew(struct kv_prefix *p, uint64_t claim, int64_t until_ms);
 void kv_prefix_claim_close(struct kv_prefix *p, uint64_t claim);
 
+/*
+ * A page by its content, as those below the device know it. A first page has a zero parent: its own key binds the root.
+ */
+struct kv_page_name {
+	struct kv_key key, parent;
+	int32_t tokens[KV_PAGE_TOKENS]; /* [n_tokens] */
+	int32_t n_tokens;
+	bool first;
+};
+
+/* Is told of each page that is evicted, which still has its content. */
+void kv_prefix_on_evict(struct kv_prefix *p, void (*leaving)(void *arg, int32_t page, const struct kv_page_name *name), void *arg);
+/* What an indexed page is; false when it is not indexed. */
+bool kv_prefix_name(const struct kv_prefix *p, int32_t page, struct kv_page_name *out);
+/* The serial of a page's entry, another one each time it is indexed; 0: it is not. */
+uint64_t kv_prefix_serial(const struct kv_prefix *p, int32_t page);
+/*
+ * Indexes a page that was brought from elsewhere behind `parent` (an indexed page, KV_NO_PAGE for a first one), as used by `use`.
+ * Returns the page that has this content now, which is another one when it had been indexed in between, or KV_NO_PAGE when
+ * the parent is not the one that the name says.
+ */
+int32_t kv_prefix_adopt(struct kv_prefix *p, const struct kv_page_name *name, int32_t parent, int32_t page, const struct kv_use *use);
+
 /* Evicts the page that the policy finds worth least, a leaf that nobody else holds; false when there is none. */
 bool kv_prefix_evict(struct kv_prefix *p, int64_t now_ms, enum evict_reason reason);
 void kv_prefix_stats(const struct kv_prefix *p, struct kv_prefix_stats *out);

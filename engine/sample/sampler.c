@@ -496,16 +496,35 @@ static int32_t choose(struct sampler *s, float *logits)
 	return draw(s, logits);
 }
 
+static void forbid_others(float *logits, int32_t n, const uint64_t *allowed)
+{
+	for (int32_t i = 0; i < n; i += 64) {
+		uint64_t bits = allowed[i / 64];
+		int32_t here = n - i < 64 ? n - i : 64;
+		if (bits == UINT64_MAX)
+			continue;
+		for (int32_t k = 0; k < here; k++)
+			if (!(bits >> k & 1))
+				logits[i + k] = -INFINITY;
+	}
+}
+
+void sampler_sample_allowed(struct sampler *s, float *logits, const uint64_t *allowed, struct sample_result *out)
+{
+	if (s->p.n_logprobs >= 0)
+		memcpy(s->raw, logits, (size_t)s->n_vocab * sizeof *logits);
+	if (allowed)
+		forbid_others(logits, s->n_vocab, allowed);
+	out->token = choose(s, logits);
+	out->logprob = NAN;
+	out->n_top = 0;
+	if (s->p.n_logprobs >= 0)
+		sampler_logprobs(s->raw, s->n_vocab, out->token, s->p.n_logprobs, out);
+}
+
 void sampler_sample(struct sampler *s, float *logits, struct sample_result *out)
 {
-	if (s->p.n_logprobs < 0) {
-		out->token = choose(s, logits);
-		out->logprob = NAN;
-		out->n_top = 0;
-		return;
-	}
-	memcpy(s->raw, logits, (size_t)s->n_vocab * sizeof *logits);
-	sampler_logprobs(s->raw, s->n_vocab, choose(s, logits), s->p.n_logprobs, out);
+	sampler_sample_allowed(s, logits, NULL, out);
 }
 
 /* ---- A choice made elsewhere ---- */

@@ -68,6 +68,11 @@ void sampler_accept(struct sampler *s, int32_t token, bool generated);
  * logit is above -infinity, the answer is the first token that is not NaN, or token 0.
  */
 void sampler_sample(struct sampler *s, float *logits, struct sample_result *out);
+/*
+ * As sampler_sample, among the tokens whose bit is set (bit t of allowed[t / 64]; NULL: all). Log-probabilities stay
+ * those of the model. When none of them is above -infinity the choice may be one that is not allowed.
+ */
+void sampler_sample_allowed(struct sampler *s, float *logits, const uint64_t *allowed, struct sample_result *out);
 
 /*
  * For a backend that samples: fills *row (all but `output`) with what the choice depends on, valid until the sampler's next call.

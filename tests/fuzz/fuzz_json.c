@@ -20,6 +20,8 @@ extern const char web_index_html[];
 extern const size_t web_index_html_len;
 const char web_index_html[] = "";
 const size_t web_index_html_len = 0;
+extern const char web_index_csp[];
+const char web_index_csp[] = "";
 
 static void expect(int holds)
 {

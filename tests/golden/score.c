@@ -3,6 +3,7 @@
  * stand: it needs nothing of the engine but the model room and a backend.
  *
  *   score --model FILE [--device NAME] [--threads N] [--chunk ROWS] [--together] [--sparse N] [--top K] [--logits FILE]
+ *         [--kv-type int8|fp8_e4m3]
  *
  * Standard input: one sequence per line, token ids separated by blanks. Standard output: a line `vocab N backend NAME`,
  * then for each sequence, position by position,
@@ -13,7 +14,8 @@
  * also writes the raw logits as float32, [rows][vocab] in the order of the lines. A sequence is computed in chunks of
  * --chunk rows; with --together all sequences share each step, else they run one after the other. --sparse N asks for
  * the logits of every Nth row of a chunk only. KV pages are handed out in a scattered order, so that block tables are
- * not the identity.
+ * not the identity. --kv-type narrows each page once it is full, but for a sequence's first: as if it had gone through a
+ * tier of that type (engine/kv/tier_codec.h) before anybody attends to it again.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -22,6 +24,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/kv/tier_codec.h"
 #include "engine/model/forward.h"
 #include "engine/sample/sampler.h"
 
@@ -43,7 +46,7 @@ struct scored {
 };
 
 struct options {
-	const char *model, *device, *logits;
+	const char *model, *device, *logits, *kv_type;
 	int32_t threads, chunk, sparse, top;
 	bool together;
 };
@@ -74,7 +77,7 @@ static bool parse_options(int argc, char **argv, struct options *o)
 		} rows[] = {
 			{"--model", &o->model, NULL},   {"--device", &o->device, NULL},
 			{"--logits", &o->logits, NULL}, {"--threads", NULL, &o->threads},
-			{"--chunk", NULL, &o->chunk},   {"--sparse", NULL, &o->sparse},
+			{"--kv-type", &o->kv_type, NULL}, {"--chunk", NULL, &o->chunk},   {"--sparse", NULL, &o->sparse},
 			{"--top", NULL, &o->top},
 		};
 		bool found = strcmp(argv[i], "--together") == 0;
@@ -228,7 +231,28 @@ static bool step_keep(struct score *s, const struct step *t, const float *logits
 	return true;
 }
 
-static int run(struct score *s, struct model *m, void *kv, int32_t max_rows)
+/* What narrows pages; NULL type: nothing. */
+struct narrow {
+	struct kv_layout layout;
+	struct kv_order order;
+	enum kv_codec_type type;
+	char *packed;
+};
+
+/* Narrows the pages of q that have become full since position `from`. */
+static bool narrow_pages(const struct narrow *w, const struct sequence *q, int32_t from, char *kv)
+{
+	int32_t first = from / KV_PAGE_TOKENS > 0 ? from / KV_PAGE_TOKENS : 1;
+	for (int32_t i = first; i < q->done / KV_PAGE_TOKENS; i++) {
+		char *page = kv + (size_t)q->table[i] * w->layout.page_stride;
+		if (!kv_codec_pack(&w->layout, w->order, w->type, page, w->packed))
+			return false;
+		kv_codec_unpack(&w->layout, w->order, w->type, w->packed, page);
+	}
+	return true;
+}
+
+static int run(struct score *s, struct model *m, void *kv, int32_t max_rows, const struct narrow *narrow)
 {
 	struct step t = {0};
 	int rc = 0;
@@ -253,6 +277,13 @@ static int run(struct score *s, struct model *m, void *kv, int32_t max_rows)
 		if (!step_keep(s, &t, logits, model_params(m)->n_vocab)) {
 			rc = fail("cannot write the logits");
 			goto out;
+		}
+		for (int32_t i = 0; narrow && i < t.batch.n_seqs; i++) {
+			const struct batch_seq *seq = &t.batch.seq[i];
+			for (int32_t j = 0; j < s->n_seqs; j++) {
+				if (s->seqs[j].table == seq->block_table && !narrow_pages(narrow, &s->seqs[j], seq->first_position, kv))
+					rc = fail("a page has no narrow form");
+			}
 		}
 	}
 out:
@@ -301,12 +332,25 @@ static int score(struct score *s, const struct gguf *g, struct backend *b)
 		fail("no memory for the KV pages");
 		goto fail_layout;
 	}
-	rc = run(s, m, kv, max_rows);
+	struct narrow narrow = {.layout = layout};
+	if (s->opt.kv_type) {
+		struct backend_info info;
+		b->ops->info(b, &info);
+		narrow.order = info.kv_order;
+		narrow.packed = malloc(layout.page_bytes * 2);
+		if (!narrow.packed || !kv_codec_find(s->opt.kv_type, &narrow.type)) {
+			fail("--kv-type must be f16, int8 or fp8_e4m3");
+			goto fail_run;
+		}
+	}
+	rc = run(s, m, kv, max_rows, s->opt.kv_type ? &narrow : NULL);
 	if (rc == 0) {
 		struct backend_info info;
 		b->ops->info(b, &info);
 		print(s, p->n_vocab, info.name);
 	}
+fail_run:
+	free(narrow.packed);
 	b->ops->mem_free(b, kv, (size_t)n_pages * layout.page_stride);
 fail_layout:
 	model_destroy(m);

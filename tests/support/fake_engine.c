@@ -334,6 +334,11 @@ void fake_engine_expire(struct engine *e, const char *session)
 	end_session(e, find_session(e, 0, session), "session_expired");
 }
 
+void fake_engine_set_template(struct engine *e, const char *source)
+{
+	e->info.chat_template = source;
+}
+
 int fake_engine_sessions(const struct engine *e)
 {
 	int n = 0;
@@ -376,6 +381,7 @@ void engine_request_destroy(struct engine_request *r)
 	free(r->sampling.bias);
 	free(r->text);
 	free(r->cache_salt);
+	grammar_unref(r->grammar);
 	free(r->tokens);
 	arena_destroy(r->arena);
 	free(r);
@@ -698,7 +704,7 @@ enum status engine_create(const struct engine_options *options, struct engine **
 				       .bos_token = FAKE_BOS,
 				       .eos_token = FAKE_EOS,
 				       .has_chat_template = true,
-				       .chat_template = ""};
+				       .chat_template = "{{ tools }} <tool_call>"};
 	e->stats.pages_total = e->stats.pages_free = 64;
 	return STATUS_OK;
 }

@@ -15,6 +15,8 @@ void fake_engine_set_state(struct engine *e, enum engine_state state, const char
 void fake_engine_set_context(struct engine *e, int32_t n_ctx);
 /* What every generation answers from now on (borrowed). */
 void fake_engine_set_reply(struct engine *e, const char *reply);
+/* The source of its chat template, as the server is told of it (borrowed): by default one that knows tools. */
+void fake_engine_set_template(struct engine *e, const char *source);
 /* How many generations may be unfinished before LIMIT; 0: any number. */
 void fake_engine_set_queue(struct engine *e, int n);
 void fake_engine_set_max_sessions(struct engine *e, int n);

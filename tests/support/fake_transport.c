@@ -13,6 +13,8 @@ extern const char web_index_html[];
 extern const size_t web_index_html_len;
 const char web_index_html[] = "<!doctype html>";
 const size_t web_index_html_len = sizeof web_index_html - 1;
+extern const char web_index_csp[];
+const char web_index_csp[] = "default-src 'none'";
 
 enum { MAX_PIECES = 4096, MAX_PAIRS = 32 };
 

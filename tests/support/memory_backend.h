@@ -32,6 +32,20 @@ static inline void memory_free(struct backend *b, void *p, size_t bytes)
 	((struct memory_backend *)b)->allocated -= (int64_t)bytes;
 }
 
+static inline enum status memory_read(struct backend *b, void *host, const void *src, size_t bytes)
+{
+	(void)b;
+	memcpy(host, src, bytes);
+	return STATUS_OK;
+}
+
+static inline enum status memory_write(struct backend *b, void *dst, const void *host, size_t bytes)
+{
+	(void)b;
+	memcpy(dst, host, bytes);
+	return STATUS_OK;
+}
+
 static inline enum status memory_page_copy(struct backend *b, void *kv, const struct kv_layout *layout, const int32_t *from,
                                            const int32_t *to, int32_t n)
 {
@@ -47,6 +61,8 @@ static inline void memory_backend_init(struct memory_backend *m)
 	static const struct backend_ops ops = {
 	        .mem_alloc = memory_alloc,
 	        .mem_free = memory_free,
+	        .mem_read = memory_read,
+	        .mem_write = memory_write,
 	        .page_copy = memory_page_copy,
 	};
 	memset(m, 0, sizeof *m);

@@ -4,16 +4,22 @@
  * (pretend_device.h), so a page that is served to the wrong request is a failure; and every so often all references are
  * counted again from those who should hold them, and compared with the pool's counts, its ledger and its bytes.
  *
+ * The same again with tiers below, whose disk fails in one of the ways that disks do while the work goes on: nobody may notice.
+ *
  * KVASIR_SOAK_OPS says how many operations (100,000, shared out among the eviction policies), KVASIR_SOAK_SEED which
  * ones.
  */
 #include "tests/unit/unit.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
+#include <unistd.h>
 
 #include "engine/base/log.h"
 #include "engine/census.h"
+#include "engine/kv/tiers.h"
+#include "tests/support/faulty_io.h"
 #include "tests/support/memory_backend.h"
 #include "tests/support/pretend_device.h"
 #include "tests/support/taken_part.h"
@@ -29,6 +35,8 @@ enum {
 	FORKS = 2,
 	HISTORY = 260, /* tokens a conversation may have */
 	AUDIT_EVERY = 500,
+	RAM_BYTES = 64 << 10, /* a few pages: the disk has most of them */
+	DISK_PAGES = 100,
 	MAX_HOLDERS = 128,
 };
 
@@ -85,6 +93,10 @@ struct soak {
 	struct client clients[CLIENTS];
 	struct fork forks[FORKS];
 	struct kv_key roots[SALTS];
+	struct kv_tiers *tiers; /* NULL: none */
+	struct kv_tier *disk_tier;
+	struct faulty *disk;
+	char dir[64];
 	uint64_t rng, next_id, n_done[N_OPS], n_answers, n_expired, n_audits;
 };
 
@@ -126,6 +138,7 @@ static void submit(struct soak *k, const struct client *c, int salt, const int32
 	assert_non_null(r->spec);
 	r->id = ++k->next_id;
 	list_init(&r->link);
+	kv_fetch_init(&r->fetch);
 	for (int32_t i = 0; i < n; i++)
 		assert_true(token_buf_add(&r->tokens, tokens[i]));
 	r->n_prompt = n;
@@ -195,8 +208,12 @@ static void collect_sessions(struct soak *k)
 
 static void do_step(struct soak *k)
 {
-	if (!sched_build(&k->sched))
+	if (!sched_build(&k->sched)) {
+		/* As the worker does. */
+		if (k->tiers && kv_tiers_busy(k->tiers))
+			kv_tier_wait(k->disk_tier, 1);
 		return;
+	}
 	const struct batch *b = &k->sched.batch;
 	uint64_t digest[MAX_RUNNING];
 	for (int32_t i = 0; i < b->n_seqs; i++) {
@@ -316,10 +333,24 @@ static void do_heartbeat(struct soak *k)
 		session_touch(&k->sessions, session_find(&k->sessions, c->tenant, c->id));
 }
 
+/* Time passes for the disk as well: what is only slow by the test's clock must not look as if it hung. */
+static void let_disk_work(struct soak *k)
+{
+	while (!k->disk->hold && !kv_tier_quiet(k->disk_tier)) {
+		kv_tier_wait(k->disk_tier, 1);
+		kv_tiers_poll(k->tiers);
+	}
+}
+
 static void do_tick(struct soak *k)
 {
+	if (k->tiers)
+		let_disk_work(k);
 	clock_advance(&now, (below(k, 16) ? below(k, 1500) : below(k, 30000)) * INT64_C(1000000));
 	collect_sessions(k);
+	/* Now and then the device computes so quickly that no tier pays. */
+	if (k->tiers)
+		kv_tiers_prefill_rate(k->tiers, below(k, 8) ? 1 : 1e15);
 }
 
 static void do_evict(struct soak *k)
@@ -425,6 +456,10 @@ static void audit(struct soak *k)
 	list_each(l, next, &k->sched.waiting) {
 		const struct request *r = list_entry(l, struct request, link);
 		expect_seq(&a, &r->kv, (struct kv_holder){KV_HOLDER_WAITING, r->id});
+		for (int32_t i = 0; i < r->fetch.n; i++) {
+			if (kv_fetch_page(&r->fetch, i) != KV_NO_PAGE)
+				expect(&a, kv_fetch_page(&r->fetch, i), (struct kv_holder){KV_HOLDER_COPY, r->fetch.id});
+		}
 		n_waiting++;
 	}
 	assert_int_equal(n_running, k->sched.n_running);
@@ -534,7 +569,7 @@ static enum op random_op(struct soak *k)
 	return (enum op)op;
 }
 
-static void end(struct soak *k)
+static void end_work(struct soak *k)
 {
 	for (struct list *l; (l = k->sched.running.next) != &k->sched.running;)
 		finish(k, list_entry(l, struct request, link), false);
@@ -545,6 +580,11 @@ static void end(struct soak *k)
 	for (int i = 0; i < FORKS; i++)
 		kv_seq_release(k->pool, &k->forks[i].kv);
 	audit(k);
+}
+
+static void end(struct soak *k)
+{
+	kv_tiers_destroy(k->tiers);
 	sched_free(&k->sched);
 	session_table_free(&k->sessions);
 	census_free(&k->census);
@@ -554,22 +594,127 @@ static void end(struct soak *k)
 	kv_prefix_destroy(k->prefix);
 }
 
-/* The same counts at the end as at the start, and nothing wrong in between. */
-static void soak(const char *policy, int64_t n_ops, int64_t seed)
+/* ---- Tiers ---- */
+
+/* What happens to the disk on the way, one row a kind: name, and what to do to it. */
+#define FAULT_MAP(X)                                                                                                   \
+	X(none, (void)0)                                                                                               \
+	X(enospc, disk->write_error = ENOSPC)                                                                          \
+	X(eio, disk->read_error = EIO)                                                                                 \
+	X(short_transfers, disk->half = true)                                                                          \
+	X(wrong_bytes, disk->flip = 3)                                                                                 \
+	X(hang, disk->hold = true)
+
+enum fault {
+#define X(name, act) FAULT_##name,
+	FAULT_MAP(X)
+#undef X
+	N_FAULTS
+};
+
+static const char *strike(struct faulty *disk, enum fault fault)
+{
+	switch (fault) {
+#define X(name, act)                                                                                                   \
+	case FAULT_##name:                                                                                             \
+		act;                                                                                                   \
+		return #name;
+		FAULT_MAP(X)
+#undef X
+	case N_FAULTS:
+		break;
+	}
+	return "";
+}
+
+static void start_tiers(struct soak *k)
+{
+	const struct kv_tier_device device = {&mem.base, kv_pool_slab(k->pool), pretend_layout()};
+	struct kv_tier *ram;
+	struct error err = {0};
+	strcpy(k->dir, "/tmp/kvasir-soak-XXXXXX");
+	assert_non_null(mkdtemp(k->dir));
+	k->disk = faulty_create();
+	k->disk->page_bytes = PRETEND_PAGE;
+	struct kv_tier_disk_options o = {
+	        .dir = k->dir,
+	        .bytes = (DISK_PAGES + 1) * 2 * KV_FILE_BLOCK,
+	        .identity = k->roots[0],
+	        .version = "1",
+	        .host = "here",
+	        .io = &k->disk->base,
+	        .stall_ms = 40000, /* longer than any tick */
+	};
+	if (kv_tier_ram_create(&device, &now, RAM_BYTES, KV_CODEC_F16, &ram, &err) != STATUS_OK ||
+	    kv_tier_disk_create(&device, &now, &o, &k->disk_tier, &err) != STATUS_OK)
+		fail_msg("%s", err.message);
+	assert_int_equal(kv_tiers_create(k->pool, k->prefix, ram, k->disk_tier, &now, &k->tiers), STATUS_OK);
+	k->sched.tiers = k->tiers;
+}
+
+static void end_hang(struct soak *k)
+{
+	k->disk->hold = false;
+	k->disk->base.ops->kick(&k->disk->base);
+}
+
+static void remove_files(const struct soak *k)
+{
+	char path[128];
+	snprintf(path, sizeof path, "%s/kvasir-kv.0", k->dir);
+	assert_int_equal(unlink(path), 0);
+	assert_int_equal(rmdir(k->dir), 0);
+}
+
+/* It would prove little if the tiers had little to do, or the fault had come to nothing. */
+static void judge_tiers(const struct soak *k, enum fault fault, int64_t n_ops)
+{
+	struct kv_tiers_stats s;
+	kv_tiers_stats(k->tiers, &s);
+	const struct kv_tier_stats *ram = &s.tier[KV_TIER_RAM], *disk = &s.tier[KV_TIER_DISK];
+	print_message("disk %s: %" PRIu64 " and %" PRIu64 " pages stored in RAM and on disk, %" PRIu64 " and %" PRIu64 " came back, %" PRIu64
+	              " corrupt, %" PRIu64 " of %" PRIu64 " fetches cancelled; off: %s\n",
+	              strike(&(struct faulty){0}, fault), ram->put[KV_PUT_STORED], disk->put[KV_PUT_STORED], s.fetched[KV_TIER_RAM],
+	              s.fetched[KV_TIER_DISK], disk->loads[KV_LOAD_CORRUPT], s.fetches_cancelled, s.fetches, disk->off ? disk->off_reason : "no");
+	uint64_t some = (uint64_t)n_ops / 2000;
+	assert_true(ram->put[KV_PUT_STORED] > some && s.fetched[KV_TIER_RAM] > some && !ram->off);
+	assert_true(disk->put[KV_PUT_STORED] > some && s.fetched[KV_TIER_DISK] > 0 && (disk->off || s.fetches_cancelled > 0));
+	assert_int_equal(disk->off, fault == FAULT_enospc || fault == FAULT_eio || fault == FAULT_hang);
+	assert_int_equal(disk->loads[KV_LOAD_CORRUPT] > 0, fault == FAULT_wrong_bytes);
+	assert_true(disk->loads[KV_LOAD_CORRUPT] <= (uint64_t)k->disk->n_flipped);
+	assert_int_equal(k->disk->n_halved > 0, fault == FAULT_short_transfers);
+	assert_int_equal(s.n_fetching, 0);
+	assert_true(ram->used_bytes <= ram->cap_bytes && disk->used_bytes <= disk->cap_bytes);
+}
+
+/* The same counts at the end as at the start, and nothing wrong in between. fault: of the disk below, or N_FAULTS: no tiers. */
+static void soak(const char *policy, int64_t n_ops, int64_t seed, enum fault fault)
 {
 	static struct soak k;
 	struct kv_pool_counts first, last;
 	struct kv_prefix_stats index;
 	start(&k, policy, (uint64_t)seed);
+	if (fault != N_FAULTS)
+		start_tiers(&k);
 	kv_pool_counts(k.pool, &first);
+	int64_t strikes_at = n_ops / 2 + below(&k, (int32_t)(n_ops / 4));
 	for (int64_t i = 0; i < n_ops; i++) {
 		do_op(&k, random_op(&k));
+		if (k.tiers && i == strikes_at)
+			strike(k.disk, fault);
 		if (i % AUDIT_EVERY == 0)
 			audit(&k);
 	}
 	kv_prefix_stats(k.prefix, &index);
 	uint64_t n_preemptions = k.sched.n_preemptions;
+	end_work(&k);
+	if (k.tiers) {
+		judge_tiers(&k, fault, n_ops);
+		end_hang(&k);
+	}
 	end(&k);
+	if (k.tiers)
+		remove_files(&k);
 	kv_pool_counts(k.pool, &last);
 	assert_memory_equal(&first, &last, sizeof first);
 	assert_int_equal(kv_pool_destroy(k.pool), STATUS_OK);
@@ -600,7 +745,18 @@ static void random_work_leaves_nothing_behind_and_serves_nothing_wrong(void **st
 	while (evict_policy_name((size_t)n_policies))
 		n_policies++;
 	for (int64_t i = 0; i < n_policies; i++)
-		soak(evict_policy_name((size_t)i), n_ops / n_policies + 1, seed + i);
+		soak(evict_policy_name((size_t)i), n_ops / n_policies + 1, seed + i, N_FAULTS);
 }
 
-UNIT_MAIN(cmocka_unit_test(random_work_leaves_nothing_behind_and_serves_nothing_wrong))
+static void tiers_and_failing_disks_change_nothing_of_that(void **state)
+{
+	(void)state;
+	int64_t n_ops = setting("KVASIR_SOAK_OPS", 100000), seed = setting("KVASIR_SOAK_SEED", 20260101), n_policies = 0;
+	while (evict_policy_name((size_t)n_policies))
+		n_policies++;
+	for (int64_t i = 0; i < N_FAULTS; i++)
+		soak(evict_policy_name((size_t)((i + seed) % n_policies)), n_ops / N_FAULTS + 1, seed + i, (enum fault)i);
+}
+
+UNIT_MAIN(cmocka_unit_test(random_work_leaves_nothing_behind_and_serves_nothing_wrong),
+          cmocka_unit_test(tiers_and_failing_disks_change_nothing_of_that))

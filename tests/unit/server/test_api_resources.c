@@ -56,7 +56,7 @@ static void text_becomes_tokens_and_back(void **state)
 	x = http_fake_post(s, "/tokenize", "{\"content\":\"\"}");
 	assert_json(http_fake_body(x), "count", "0");
 	x = http_fake_post(s, "/detokenize", "{\"tokens\":[104,105]}");
-	assert_json(http_fake_body(x), "", "{\"content\":\"hi\"}");
+	assert_json(http_fake_body(x), "", "{\"content\":\"hi\",\"prompt\":\"hi\"}");
 	x = http_fake_post(s, "/detokenize", "{\"tokens\":[]}");
 	assert_json(http_fake_body(x), "content", "\"\"");
 }

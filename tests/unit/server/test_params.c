@@ -95,9 +95,9 @@ static void wrong_values_name_their_parameter(void **state)
 		{"\"cache_salt\":\"a\\u0000b\"", "cache_salt"},
 		{"\"ignore_eos\":1", "ignore_eos"},
 		{"\"return_token_ids\":1", "return_token_ids"},
-		{"\"tool_choice\":\"required\"", "tool_choice"},
-		{"\"tool_choice\":{\"type\":\"function\"}", "tool_choice"},
-		{"\"response_format\":{\"type\":\"json_object\"}", "response_format"},
+		{"\"response_format\":{\"type\":\"yaml\"}", "response_format.type"},
+		{"\"response_format\":{\"type\":\"json_object\",\"schema\":1}", "response_format.schema"},
+		{"\"response_format\":{\"type\":\"json_schema\"}", "response_format.json_schema.schema"},
 		{"\"response_format\":\"json\"", "response_format"},
 		{"\"model\":5", "model"},
 	};
@@ -119,8 +119,10 @@ static void wrong_values_name_their_parameter(void **state)
 
 static void what_cannot_be_done_says_so(void **state)
 {
-	struct http_exchange *x = post_chat(*state, "\"response_format\":{\"type\":\"json_schema\"}");
+	struct http_exchange *x = post_chat(*state, "\"response_format\":{\"type\":\"json_schema\",\"json_schema\":"
+						    "{\"schema\":{\"oneOf\":[]}}}");
 	assert_json(http_fake_body(x), "error.code", "\"unsupported_value\"");
+	assert_json(http_fake_body(x), "error.param", "\"response_format.json_schema.schema\"");
 	x = post_completion(*state, "\"best_of\":3,\"n\":2");
 	assert_int_equal(http_fake_status(x), 400);
 	assert_json(http_fake_body(x), "error.param", "\"best_of\"");

@@ -1,0 +1,147 @@
+/*
+ * A tier: pages of KV that have left the device, found by what they were computed from. Mechanism only: what goes into a tier,
+ * and whether a page is worth bringing back, is decided elsewhere.
+ *
+ * A page is known by its chain key (prefix.h), which binds the model, the layout, the tenant's salt and all tokens before it. On a
+ * hit its own tokens and its predecessor's key are compared as well. Pages come from the end of a chain, since the device evicts
+ * leaves first; so a tier keeps no tree: the page that was touched longest ago goes first, which is the end of
+ * a chain as long as it is put again, from its end, whenever the device evicts it.
+ *
+ * Two kinds: memory (tier_ram.c), which may keep pages in a narrower type, and files (tier_disk.c). A tier never fails a request:
+ * what it cannot take it drops, what it cannot give it does not have, and each is counted by its reason.
+ *
+ * Nothing here waits. kv_tier_put() copies the page before it returns; a load is under way until kv_tier_poll() reports it.
+ *
+ * One thread, the device's worker, uses a tier. It and its device must outlive the tier.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "engine/backend.h"
+#include "engine/base/clock.h"
+#include "engine/kv/prefix.h"
+#include "engine/kv/tier_codec.h"
+
+struct kv_tier;
+
+/* Whose pages a tier keeps. */
+struct kv_tier_device {
+	struct backend *backend;
+	void *slab; /* the pool's */
+	struct kv_layout layout;
+};
+
+/* What became of a page that was offered. */
+enum kv_tier_put {
+	KV_PUT_STORED,
+	KV_PUT_PRESENT, /* it was there already */
+	/* The others were dropped: */
+	KV_PUT_OFF,     /* the tier is off */
+	KV_PUT_BUSY,    /* every staging buffer is in use */
+	KV_PUT_RATE,    /* more writes than are allowed in a second */
+	KV_PUT_FULL,    /* all that is there is being read or written */
+	KV_PUT_FAILED,  /* the device did not give it, or its key has other content */
+	KV_PUT_N
+};
+
+/* How a load ended. */
+enum kv_tier_end {
+	KV_LOAD_DONE,    /* the page is in its place */
+	KV_LOAD_FAILED,  /* the tier went off, or the device failed */
+	KV_LOAD_CORRUPT, /* what was stored is not what was put; the page has left the tier */
+	KV_LOAD_N
+};
+
+struct kv_tier_done {
+	uint64_t ticket;
+	enum kv_tier_end end;
+};
+
+enum { KV_TIER_MAX_LOADS = 64 }; /* under way in one tier */
+
+struct kv_tier_stats {
+	const char *kind; /* "ram", "disk" */
+	const char *type; /* of its pages' elements: "f16", "int8", "fp8_e4m3" */
+	const char *io;   /* disk: "io_uring" or "threads"; else "" */
+	bool off;
+	const char *off_reason; /* "" or a static text */
+	uint64_t cap_bytes;     /* memory or file bytes it may take, headers included */
+	uint64_t used_bytes;    /* of these, by pages */
+	uint64_t index_bytes;   /* host memory for finding them, beside the cap */
+	int32_t n_pages, max_pages;
+	int32_t n_writing, n_loading;
+	uint64_t put[KV_PUT_N], loads[KV_LOAD_N], cancelled;
+	uint64_t evicted;
+	/* RAM: pages put that stayed wide because they are sinks, or tails, or hold values that the narrow type cannot. */
+	uint64_t wide_sinks, wide_tails, wide_values;
+	uint64_t bytes_written, bytes_read;
+	/* Measured, and kept up to date; 0: not known yet. */
+	double read_bytes_per_s, write_bytes_per_s;
+};
+
+/*
+ * A tier in `bytes` of host memory, which it takes at once and never exceeds. Of another type than f16 it is lossy: its pages must
+ * be indexed under roots of their own (see kv_tier_scheme()). NOMEM; INVALID when not even one page fits.
+ */
+enum status kv_tier_ram_create(const struct kv_tier_device *device, const struct clock *clock, uint64_t bytes,
+                               enum kv_codec_type type, struct kv_tier **out, struct error *err);
+
+struct kv_io; /* tier_io.h */
+
+struct kv_tier_disk_options {
+	const char *dir;               /* made with 0700 when it is missing */
+	uint64_t bytes;                /* of all files together */
+	uint64_t write_bytes_per_s;    /* 0: no bound */
+	struct kv_key identity;        /* of all that KV depends on but the salt; the files of another are refused */
+	const char *version, *host;    /* likewise; borrowed during the call */
+	int32_t n_staging;             /* buffers of a page each; 0: default */
+	int64_t stall_ms;              /* a transfer that takes longer turns the tier off; 0: default */
+	struct kv_io *io;              /* transfers; owned by the tier from now on, also on failure. NULL: the best there is */
+	void (*wake)(void *arg);       /* from the tier's thread, when kv_tier_poll() would report something; may be NULL */
+	void *wake_arg;
+};
+
+/*
+ * A tier in a few preallocated files. Their pages are found again if their headers agree with `identity`, version, host and
+ * geometry; else they are made anew, with one log line. IO and LIMIT (the disk's, another process uses the directory), NOMEM,
+ * INVALID when not even one page fits.
+ */
+enum status kv_tier_disk_create(const struct kv_tier_device *device, const struct clock *clock, const struct kv_tier_disk_options *o,
+                                struct kv_tier **out, struct error *err);
+/* Drops loads under way; waits for writes. NULL is allowed. */
+void kv_tier_destroy(struct kv_tier *t);
+
+/* Stores a device page. It is copied when this returns. */
+enum kv_tier_put kv_tier_put(struct kv_tier *t, const struct kv_page_name *page, int32_t device_page);
+/* Whether a page that it does not have would be stored, for all that is known beforehand. */
+bool kv_tier_has_room(struct kv_tier *t);
+/* Whether the tier has it now, its content compared; not a use. */
+bool kv_tier_has(struct kv_tier *t, const struct kv_page_name *page);
+/* What it has under this key: fills page, without bytes. False: nothing. */
+bool kv_tier_find(struct kv_tier *t, const struct kv_key *key, struct kv_page_name *page);
+/*
+ * Begins to bring a page to device page `to`, which belongs to the tier until kv_tier_poll() reports the ticket (any number that no
+ * other load under way has) or kv_tier_cancel() is called. A use. NOT_FOUND; LIMIT: too many loads are under way.
+ */
+enum status kv_tier_load(struct kv_tier *t, const struct kv_page_name *page, int32_t to, uint64_t ticket);
+/* Forgets a load: its page is the caller's again, and is not reported. Unknown tickets are ignored. */
+void kv_tier_cancel(struct kv_tier *t, uint64_t ticket);
+/* Moves what is under way on, and reports up to max loads that ended. */
+int32_t kv_tier_poll(struct kv_tier *t, struct kv_tier_done *done, int32_t max);
+/* Waits until kv_tier_poll() has something to move on, or for timeout_ms; for drains and tests. */
+void kv_tier_wait(struct kv_tier *t, int64_t timeout_ms);
+/* The bound on writes no longer holds: the process is about to end. */
+void kv_tier_hurry(struct kv_tier *t);
+/* Nothing is being written or loaded. */
+bool kv_tier_quiet(const struct kv_tier *t);
+/* Forgets a page that nobody reads; false when it is not there or in use. */
+bool kv_tier_drop(struct kv_tier *t, const struct kv_key *key);
+void kv_tier_stats(const struct kv_tier *t, struct kv_tier_stats *out);
+
+/*
+ * What to append to a root's scheme (struct kv_root) where KV may have gone through a tier of this type: "" for exact ones. All KV of
+ * a daemon with a lossy tier lies under such roots, so neither its pages nor its files nor its exports are ever taken for exact ones.
+ */
+const char *kv_tier_scheme(enum kv_codec_type type);

@@ -1,0 +1,160 @@
+#include "engine/kv/tier_codec.h"
+
+#include <math.h>
+#include <string.h>
+
+static const char *const names[KV_CODEC_N] = {"f16", "int8", "fp8_e4m3"};
+
+/* The largest code's value. */
+static const float LARGEST[KV_CODEC_N] = {[KV_CODEC_INT8] = 127, [KV_CODEC_FP8_E4M3] = 448};
+
+/* Adding and subtracting it rounds a float below 2^22 to a whole number, ties to even: the sum has no bits below one. */
+static const float ROUNDER = 12582912.0f; /* 1.5 * 2^23 */
+
+const char *kv_codec_name(enum kv_codec_type type)
+{
+	return (unsigned)type < KV_CODEC_N ? names[type] : NULL;
+}
+
+bool kv_codec_find(const char *name, enum kv_codec_type *out)
+{
+	for (int i = 0; i < KV_CODEC_N; i++) {
+		if (strcmp(names[i], name) == 0) {
+			*out = (enum kv_codec_type)i;
+			return true;
+		}
+	}
+	return false;
+}
+
+static size_t n_blocks(const struct kv_layout *l)
+{
+	return (size_t)l->n_layer * 2 * (size_t)l->n_head_kv;
+}
+
+size_t kv_codec_bytes(const struct kv_layout *l, enum kv_codec_type type)
+{
+	if (type == KV_CODEC_F16)
+		return l->page_bytes;
+	return n_blocks(l) * KV_PAGE_TOKENS * (sizeof(float) + (size_t)l->head_dim);
+}
+
+/* ---- E4M3 ---- */
+
+uint8_t kv_fp8_from_float(float x)
+{
+	float a = fabsf(x), shifted = a * 512 + ROUNDER;
+	uint32_t bits;
+	memcpy(&bits, &x, sizeof bits);
+	uint8_t sign = (uint8_t)(bits >> 31 << 7);
+	if (x != x)
+		return 0x7F;
+	/* Below the smallest normal, 2^-6, codes are multiples of 2^-9. */
+	if (a < 0x1p-6f) {
+		memcpy(&bits, &shifted, sizeof bits);
+		return sign | (bits & 0xF);
+	}
+	if (a >= 448)
+		return sign | 0x7E;
+	memcpy(&bits, &a, sizeof bits);
+	bits += 0x7FFFF + (bits >> 20 & 1);
+	return sign | (uint8_t)((bits >> 20) - ((127 - 7) << 3));
+}
+
+float kv_fp8_to_float(uint8_t c)
+{
+	uint32_t low = c & 0x7F, bits = (uint32_t)(c & 0x80) << 24;
+	float x;
+	if (low == 0x7F)
+		return NAN;
+	if (low < 8)
+		return (c & 0x80 ? -1 : 1) * ((float)low * 0x1p-9f);
+	bits |= (low + ((127 - 7) << 3)) << 20;
+	memcpy(&x, &bits, sizeof x);
+	return x;
+}
+
+/* ---- Pages ---- */
+
+/* A block as floats by token, whatever its order in the page. */
+static void read_block(const uint16_t *block, int32_t dim, bool by_dim, float *x /* [KV_PAGE_TOKENS][dim] */)
+{
+	for (int32_t i = 0; i < dim * KV_PAGE_TOKENS; i++)
+		x[by_dim ? i % KV_PAGE_TOKENS * dim + i / KV_PAGE_TOKENS : i] = quant_half_to_float(block[i]);
+}
+
+static void write_block(const float *x, int32_t dim, bool by_dim, uint16_t *block)
+{
+	for (int32_t i = 0; i < dim * KV_PAGE_TOKENS; i++)
+		block[i] = quant_float_to_half(x[by_dim ? i % KV_PAGE_TOKENS * dim + i / KV_PAGE_TOKENS : i]);
+}
+
+static bool is_key(const struct kv_layout *l, struct kv_order order, size_t block)
+{
+	return order.pairs ? block % 2 == 0 : block / (size_t)l->n_head_kv % 2 == 0;
+}
+
+/* False for a vector with an infinity or a NaN. */
+static bool pack_vector(const float *x, int32_t dim, enum kv_codec_type type, float *scale, uint8_t *code)
+{
+	float max = 0;
+	for (int32_t d = 0; d < dim; d++) {
+		/* A NaN passes no comparison, so it is looked for by name. */
+		if (!isfinite(x[d]))
+			return false;
+		max = fabsf(x[d]) > max ? fabsf(x[d]) : max;
+	}
+	float inverse = max > 0 ? LARGEST[type] / max : 0;
+	*scale = max / LARGEST[type];
+	for (int32_t d = 0; d < dim; d++) {
+		float y = x[d] * inverse;
+		code[d] = type == KV_CODEC_INT8 ? (uint8_t)(int8_t)((y + ROUNDER) - ROUNDER) : kv_fp8_from_float(y);
+	}
+	return true;
+}
+
+enum { MAX_HEAD_DIM = 1024 };
+
+bool kv_codec_pack(const struct kv_layout *l, struct kv_order order, enum kv_codec_type type, const void *page, void *out)
+{
+	float x[MAX_HEAD_DIM * KV_PAGE_TOKENS];
+	int32_t dim = l->head_dim;
+	size_t n = n_blocks(l);
+	float *scale = out;
+	uint8_t *code = (uint8_t *)out + n * KV_PAGE_TOKENS * sizeof *scale;
+	if (type == KV_CODEC_F16) {
+		memcpy(out, page, l->page_bytes);
+		return true;
+	}
+	if (dim > MAX_HEAD_DIM)
+		return false;
+	for (size_t b = 0; b < n; b++) {
+		read_block((const uint16_t *)page + b * KV_PAGE_TOKENS * (size_t)dim, dim, order.keys_by_dim && is_key(l, order, b), x);
+		for (size_t t = 0; t < KV_PAGE_TOKENS; t++) {
+			size_t vector = b * KV_PAGE_TOKENS + t;
+			if (!pack_vector(x + t * (size_t)dim, dim, type, scale + vector, code + vector * (size_t)dim))
+				return false;
+		}
+	}
+	return true;
+}
+
+void kv_codec_unpack(const struct kv_layout *l, struct kv_order order, enum kv_codec_type type, const void *packed, void *page)
+{
+	float x[MAX_HEAD_DIM * KV_PAGE_TOKENS], value[256];
+	int32_t dim = l->head_dim;
+	size_t n = n_blocks(l), in_block = KV_PAGE_TOKENS * (size_t)dim;
+	const float *scale = packed;
+	const uint8_t *code = (const uint8_t *)packed + n * KV_PAGE_TOKENS * sizeof *scale;
+	if (type == KV_CODEC_F16) {
+		memcpy(page, packed, l->page_bytes);
+		return;
+	}
+	for (int c = 0; c < 256; c++)
+		value[c] = type == KV_CODEC_INT8 ? (float)(int8_t)c : kv_fp8_to_float((uint8_t)c);
+	for (size_t b = 0; b < n; b++) {
+		for (size_t i = 0; i < in_block; i++)
+			x[i] = scale[b * KV_PAGE_TOKENS + i / (size_t)dim] * value[code[b * in_block + i]];
+		write_block(x, dim, order.keys_by_dim && is_key(l, order, b), (uint16_t *)page + b * in_block);
+	}
+}

@@ -1,0 +1,204 @@
+/*
+ * The tier in host memory. Pages of different sizes (wide and narrow ones) share one slab without holes: it is cut into units, and a
+ * page takes as many as it needs, wherever they lie. Copies happen in the worker's thread: they take microseconds.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/base/clock.h"
+#include "engine/kv/tier_impl.h"
+
+enum {
+	NONE = EVICT_NONE,
+	UNIT_BYTES = 4096,
+	/* Pages that one poll copies: a step never waits longer for it. */
+	LOADS_PER_POLL = 16,
+};
+
+struct ram {
+	struct kv_tier base;
+	enum kv_codec_type type;
+	char *slab;        /* [n_units][UNIT_BYTES] */
+	int32_t *next;     /* [n_units] next unit of the page, or of the free list */
+	int32_t n_units, n_free_units, first_free_unit;
+	char *wide, *narrow; /* a page each: on its way */
+};
+
+static int32_t units_for(size_t bytes)
+{
+	return (int32_t)((bytes + UNIT_BYTES - 1) / UNIT_BYTES);
+}
+
+static size_t form_bytes(const struct ram *r, enum kv_codec_type form)
+{
+	return kv_codec_bytes(&r->base.device.layout, form);
+}
+
+/* The type that a page is stored as, which is in r->wide; that form of it is then in *bytes. */
+static enum kv_codec_type choose_form(struct ram *r, const struct kv_page_name *page, const char **bytes)
+{
+	struct kv_tier_stats *s = &r->base.stats;
+	*bytes = r->wide;
+	if (r->type == KV_CODEC_F16)
+		return KV_CODEC_F16;
+	if (page->first) {
+		s->wide_sinks++;
+		return KV_CODEC_F16;
+	}
+	/* The rest of a tail is what was there before, and it will be written on: neither is worth a scale. */
+	if (page->n_tokens < KV_PAGE_TOKENS) {
+		s->wide_tails++;
+		return KV_CODEC_F16;
+	}
+	if (!kv_codec_pack(&r->base.device.layout, r->base.order, r->type, r->wide, r->narrow)) {
+		s->wide_values++;
+		return KV_CODEC_F16;
+	}
+	*bytes = r->narrow;
+	return r->type;
+}
+
+static void copy_in(struct ram *r, struct kv_tier_entry *e, const char *bytes, size_t n)
+{
+	int32_t *link = &e->at;
+	for (size_t at = 0; at < n; at += UNIT_BYTES) {
+		int32_t unit = r->first_free_unit;
+		size_t part = n - at < UNIT_BYTES ? n - at : UNIT_BYTES;
+		r->first_free_unit = r->next[unit];
+		r->n_free_units--;
+		memcpy(r->slab + (size_t)unit * UNIT_BYTES, bytes + at, part);
+		*link = unit;
+		link = &r->next[unit];
+	}
+	*link = NONE;
+}
+
+static void copy_out(const struct ram *r, const struct kv_tier_entry *e, char *bytes, size_t n)
+{
+	int32_t unit = e->at;
+	for (size_t at = 0; at < n; at += UNIT_BYTES, unit = r->next[unit])
+		memcpy(bytes + at, r->slab + (size_t)unit * UNIT_BYTES, n - at < UNIT_BYTES ? n - at : UNIT_BYTES);
+}
+
+static enum kv_tier_put put(struct kv_tier *t, int32_t entry, int32_t device_page)
+{
+	struct ram *r = (struct ram *)t;
+	struct kv_tier_entry *e = &t->entries[entry];
+	const char *bytes;
+	int64_t start = clock_now_ns(clock_system());
+	if (kv_tier_read_page(t, device_page, r->wide) != STATUS_OK)
+		return KV_PUT_FAILED;
+	e->form = choose_form(r, &e->page, &bytes);
+	size_t n = form_bytes(r, e->form);
+	while (r->n_free_units < units_for(n)) {
+		if (!kv_tier_evict(t))
+			return KV_PUT_FULL;
+	}
+	copy_in(r, e, bytes, n);
+	kv_tier_release(t, entry);
+	t->stats.bytes_written += n;
+	kv_tier_measure(&t->stats.write_bytes_per_s, t->device.layout.page_bytes, clock_now_ns(clock_system()) - start);
+	return KV_PUT_STORED;
+}
+
+static void leave(struct kv_tier *t, int32_t entry)
+{
+	struct ram *r = (struct ram *)t;
+	for (int32_t unit = t->entries[entry].at, next; unit != NONE; unit = next) {
+		next = r->next[unit];
+		r->next[unit] = r->first_free_unit;
+		r->first_free_unit = unit;
+		r->n_free_units++;
+	}
+}
+
+static enum kv_tier_end load(struct ram *r, const struct kv_tier_load *l)
+{
+	struct kv_tier *t = &r->base;
+	const struct kv_tier_entry *e = &t->entries[l->entry];
+	int64_t start = clock_now_ns(clock_system());
+	size_t n = form_bytes(r, e->form);
+	copy_out(r, e, e->form == KV_CODEC_F16 ? r->wide : r->narrow, n);
+	if (e->form != KV_CODEC_F16)
+		kv_codec_unpack(&t->device.layout, t->order, e->form, r->narrow, r->wide);
+	if (kv_tier_write_page(t, l->to, r->wide) != STATUS_OK)
+		return KV_LOAD_FAILED;
+	t->stats.bytes_read += n;
+	kv_tier_measure(&t->stats.read_bytes_per_s, t->device.layout.page_bytes, clock_now_ns(clock_system()) - start);
+	return KV_LOAD_DONE;
+}
+
+static void advance(struct kv_tier *t)
+{
+	int n = 0;
+	for (int i = 0; i < KV_TIER_MAX_LOADS && n < LOADS_PER_POLL; i++) {
+		struct kv_tier_load *l = &t->loads[i];
+		if (l->entry == NONE || l->ended)
+			continue;
+		if (!l->cancelled)
+			n++;
+		kv_tier_end_load(t, l, l->cancelled ? KV_LOAD_FAILED : load((struct ram *)t, l));
+	}
+}
+
+static void stats(const struct kv_tier *t, struct kv_tier_stats *out)
+{
+	const struct ram *r = (const struct ram *)t;
+	out->used_bytes = (uint64_t)(r->n_units - r->n_free_units) * UNIT_BYTES;
+}
+
+static void destroy(struct kv_tier *t)
+{
+	struct ram *r = (struct ram *)t;
+	kv_tier_fini(t);
+	free(r->narrow);
+	free(r->wide);
+	free(r->next);
+	free(r->slab);
+	free(r);
+}
+
+enum status kv_tier_ram_create(const struct kv_tier_device *device, const struct clock *clock, uint64_t bytes,
+                               enum kv_codec_type type, struct kv_tier **out, struct error *err)
+{
+	static const struct kv_tier_ops ops = {put, NULL, advance, leave, NULL, stats, destroy};
+	size_t narrow = kv_codec_bytes(&device->layout, type), wide = device->layout.page_bytes;
+	uint64_t n_units = bytes / UNIT_BYTES;
+	if (n_units > INT32_MAX)
+		n_units = INT32_MAX;
+	/* A narrow page may be the larger one: with heads of a few dimensions the scales outweigh what is saved. */
+	int32_t most = (int32_t)(n_units / (uint64_t)units_for(narrow < wide ? narrow : wide));
+	if (n_units < (uint64_t)units_for(wide) || most < 1)
+		return error_set_param(err, STATUS_INVALID, "kv-ram", "a RAM tier of %llu bytes holds no page of %zu",
+		                       (unsigned long long)bytes, wide);
+	struct ram *r = calloc(1, sizeof *r);
+	struct backend_info info = {.kv_order = {.known = true}};
+	if (device->backend->ops->info)
+		device->backend->ops->info(device->backend, &info);
+	if (type != KV_CODEC_F16 && !info.kv_order.known) {
+		free(r);
+		return error_set_param(err, STATUS_UNSUPPORTED, "kv-ram-dtype", "kv-ram-dtype: %s has pages that can only be kept as f16",
+		                       info.name);
+	}
+	if (!r || kv_tier_init(&r->base, &ops, device, clock, most, NULL) != STATUS_OK) {
+		free(r);
+		return error_set(err, STATUS_NOMEM, "no memory for a RAM tier of %llu bytes", (unsigned long long)bytes);
+	}
+	r->type = type;
+	r->n_units = r->n_free_units = (int32_t)n_units;
+	r->slab = malloc((size_t)n_units * UNIT_BYTES);
+	r->next = malloc((size_t)n_units * sizeof *r->next);
+	r->wide = malloc(wide);
+	r->narrow = malloc(narrow);
+	if (!r->slab || !r->next || !r->wide || !r->narrow) {
+		destroy(&r->base);
+		return error_set(err, STATUS_NOMEM, "no memory for a RAM tier of %llu bytes", (unsigned long long)bytes);
+	}
+	for (int32_t i = 0; i < r->n_units; i++)
+		r->next[i] = i + 1 < r->n_units ? i + 1 : NONE;
+	r->base.stats.kind = "ram";
+	r->base.stats.type = kv_codec_name(type);
+	r->base.stats.cap_bytes = n_units * UNIT_BYTES;
+	*out = &r->base;
+	return STATUS_OK;
+}

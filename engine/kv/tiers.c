@@ -1,0 +1,485 @@
+#include "engine/kv/tiers.h"
+
+#include <stdlib.h>
+
+enum {
+	/* A tier that does not pay is tried with so many pages, so often. */
+	TRIAL_PAGES = 2,
+	TRIAL_MS = 30000,
+	MAX_FETCH_PAGES = 1 << 16,
+	DONE_BATCH = 32,
+	/* Pages that wait to be written behind; when there are more, the oldest wait for their eviction instead. */
+	BEHIND = 8192,
+};
+
+enum page_state { PAGE_WANTED, PAGE_LOADING, PAGE_LOADED, PAGE_FAILED };
+
+struct kv_fetch_page {
+	struct kv_page_name name;
+	enum kv_tier_kind tier;
+	enum page_state state;
+	int32_t page; /* of the device, or KV_NO_PAGE */
+};
+
+struct kv_tiers {
+	struct kv_pool *pool;
+	struct kv_prefix *prefix;
+	const struct clock *clock;
+	struct kv_tier *tier[KV_TIER_KINDS]; /* or NULL */
+	int64_t trial_ms[KV_TIER_KINDS];     /* of the last trial's beginning */
+	int32_t trial_left[KV_TIER_KINDS];
+	struct kv_weak_page *behind;         /* [BEHIND] a ring; NULL without a disk */
+	uint64_t first_behind, n_behind;
+	struct list fetches;
+	uint64_t last_id;
+	struct kv_tiers_stats stats;
+};
+
+static struct kv_holder holder_of(const struct kv_fetch *f)
+{
+	return (struct kv_holder){KV_HOLDER_COPY, f->id};
+}
+
+void kv_fetch_init(struct kv_fetch *f)
+{
+	*f = (struct kv_fetch){0};
+	list_init(&f->link);
+}
+
+int32_t kv_fetch_page(const struct kv_fetch *f, int32_t i)
+{
+	return f->pages[i].page;
+}
+
+/* ---- What pays ---- */
+
+static bool pays(const struct kv_tiers *t, enum kv_tier_kind kind)
+{
+	struct kv_tier_stats s;
+	double prefill = t->stats.prefill_tokens_per_s;
+	kv_tier_stats(t->tier[kind], &s);
+	if (s.read_bytes_per_s <= 0 || prefill <= 0)
+		return true;
+	return (double)kv_pool_layout(t->pool)->page_bytes / s.read_bytes_per_s < KV_PAGE_TOKENS / prefill;
+}
+
+/* Whether a page may go to or come from a tier: it pays, or it is time for a trial. */
+static bool may_use(struct kv_tiers *t, enum kv_tier_kind kind)
+{
+	int64_t now = clock_now_ms(t->clock);
+	if (!t->tier[kind])
+		return false;
+	if (pays(t, kind))
+		return true;
+	if (now - t->trial_ms[kind] >= TRIAL_MS) {
+		t->trial_ms[kind] = now;
+		t->trial_left[kind] = TRIAL_PAGES;
+	}
+	return t->trial_left[kind] > 0 && t->trial_left[kind]-- > 0;
+}
+
+void kv_tiers_prefill_rate(struct kv_tiers *t, double tokens_per_s)
+{
+	t->stats.prefill_tokens_per_s = tokens_per_s;
+}
+
+/* ---- Down ---- */
+
+/*
+ * A page goes to every tier at once, rather than from one to the next: the disk gets exact bytes where the RAM tier keeps narrow
+ * ones, and neither waits for the other.
+ */
+static void leaving(void *arg, int32_t page, const struct kv_page_name *name)
+{
+	struct kv_tiers *t = arg;
+	for (int kind = 0; kind < KV_TIER_KINDS; kind++) {
+		if (!t->tier[kind])
+			continue;
+		if (may_use(t, (enum kv_tier_kind)kind))
+			kv_tier_put(t->tier[kind], name, page);
+		else
+			t->stats.unpaid[kind]++;
+	}
+}
+
+void kv_tiers_write_behind(struct kv_tiers *t, const struct kv_seq *seq)
+{
+	for (int32_t i = 0; t->behind && i < seq->n_pages; i++) {
+		uint64_t serial = kv_prefix_serial(t->prefix, seq->pages[i]);
+		if (serial == 0)
+			continue;
+		if (t->n_behind == BEHIND) {
+			t->first_behind++;
+			t->n_behind--;
+		}
+		t->behind[(t->first_behind + t->n_behind++) % BEHIND] = (struct kv_weak_page){seq->pages[i], serial};
+	}
+}
+
+static bool can_write_behind(const struct kv_tiers *t)
+{
+	return t->n_behind > 0 && kv_tier_has_room(t->tier[KV_TIER_DISK]);
+}
+
+static void write_behind(struct kv_tiers *t)
+{
+	struct kv_tier *disk = t->tier[KV_TIER_DISK];
+	struct kv_page_name name;
+	while (can_write_behind(t)) {
+		struct kv_weak_page w = t->behind[t->first_behind++ % BEHIND];
+		t->n_behind--;
+		if (kv_prefix_serial(t->prefix, w.page) != w.serial || !kv_prefix_name(t->prefix, w.page, &name) ||
+		    kv_tier_has(disk, &name))
+			continue;
+		if (may_use(t, KV_TIER_DISK))
+			kv_tier_put(disk, &name, w.page);
+		else
+			t->stats.unpaid[KV_TIER_DISK]++;
+	}
+}
+
+/* ---- Up ---- */
+
+static bool in_tiers(const struct kv_tiers *t, const struct kv_page_name *name, enum kv_tier_kind *kind)
+{
+	for (int k = 0; k < KV_TIER_KINDS; k++) {
+		if (t->tier[k] && kv_tier_has(t->tier[k], name)) {
+			*kind = (enum kv_tier_kind)k;
+			return true;
+		}
+	}
+	return false;
+}
+
+/* The name of the full page behind `before` that holds these tokens. */
+static struct kv_page_name name_of(const struct kv_key *before, const int32_t *tokens, bool first)
+{
+	struct kv_page_name name = {.n_tokens = KV_PAGE_TOKENS, .first = first};
+	kv_key_next(before, tokens, &name.key);
+	if (!first)
+		name.parent = *before;
+	memcpy(name.tokens, tokens, sizeof name.tokens);
+	return name;
+}
+
+/* The key of the last full page that seq holds, or of the root. False when that page has left the index. */
+static bool last_key(const struct kv_tiers *t, const struct kv_key *root, const struct kv_seq *seq, struct kv_key *out)
+{
+	struct kv_page_name name;
+	*out = *root;
+	if (seq->n_pages == 0)
+		return true;
+	if (!kv_prefix_name(t->prefix, seq->pages[seq->n_pages - 1], &name) || name.n_tokens < KV_PAGE_TOKENS)
+		return false;
+	*out = name.key;
+	return true;
+}
+
+bool kv_tiers_comes(const struct kv_tiers *t, const struct kv_key *root, const int32_t *tokens, int32_t n, const struct kv_seq *seq)
+{
+	struct kv_key key;
+	int32_t at = seq->n_pages;
+	if (list_empty(&t->fetches) || (at + 1) * KV_PAGE_TOKENS > n || !last_key(t, root, seq, &key))
+		return false;
+	struct kv_page_name name = name_of(&key, tokens + at * KV_PAGE_TOKENS, at == 0);
+	list_each(l, next, (struct list *)&t->fetches) {
+		const struct kv_fetch *f = list_entry(l, struct kv_fetch, link);
+		for (int32_t i = f->next_adopt; i < f->n; i++) {
+			if (memcmp(&f->pages[i].name.key, &name.key, sizeof name.key) == 0)
+				return true;
+		}
+	}
+	return false;
+}
+
+/* Adds a page to the fetch; false without memory. */
+static bool want(struct kv_fetch *f, const struct kv_page_name *name, enum kv_tier_kind kind)
+{
+	if ((f->n & (f->n - 1)) == 0) {
+		struct kv_fetch_page *pages = realloc(f->pages, (size_t)(f->n ? f->n * 2 : 1) * sizeof *pages);
+		if (!pages)
+			return false;
+		f->pages = pages;
+	}
+	f->pages[f->n++] = (struct kv_fetch_page){*name, kind, PAGE_WANTED, KV_NO_PAGE};
+	return true;
+}
+
+/*
+ * The tail that a conversation left behind these full pages. A tier knows it only by its key, which binds its tokens: so each
+ * possible length is asked for, the longest first.
+ */
+static void want_tail(struct kv_tiers *t, struct kv_fetch *f, const struct kv_key *before, const int32_t *tokens, int32_t n)
+{
+	enum kv_tier_kind kind;
+	for (int32_t k = n < KV_PAGE_TOKENS ? n : KV_PAGE_TOKENS - 1; k > 0; k--) {
+		struct kv_page_name name = {.parent = *before, .n_tokens = k};
+		kv_key_tail(before, tokens, k, &name.key);
+		memcpy(name.tokens, tokens, (size_t)k * sizeof *tokens);
+		if (!in_tiers(t, &name, &kind))
+			continue;
+		if (may_use(t, kind) && want(f, &name, kind))
+			f->n_tokens += k;
+		return;
+	}
+}
+
+bool kv_tiers_fetch(struct kv_tiers *t, struct kv_fetch *f, const struct kv_key *root, const int32_t *tokens, int32_t n,
+                    const struct kv_seq *seq, int32_t max_pages)
+{
+	struct kv_key key;
+	enum kv_tier_kind kind;
+	int32_t at = seq->n_pages;
+	if (max_pages > MAX_FETCH_PAGES)
+		max_pages = MAX_FETCH_PAGES;
+	f->n = 0;
+	if (!last_key(t, root, seq, &key))
+		return false;
+	for (; (at + 1) * KV_PAGE_TOKENS <= n && f->n < max_pages; at++) {
+		struct kv_page_name name = name_of(&key, tokens + at * KV_PAGE_TOKENS, at == 0);
+		if (!in_tiers(t, &name, &kind) || !may_use(t, kind) || !want(f, &name, kind))
+			break;
+		key = name.key;
+	}
+	f->n_tokens = at * KV_PAGE_TOKENS;
+	if (at > 0 && at * KV_PAGE_TOKENS < n && f->n < max_pages)
+		want_tail(t, f, &key, tokens + at * KV_PAGE_TOKENS, n - at * KV_PAGE_TOKENS);
+	if (f->n == 0) {
+		free(f->pages);
+		f->pages = NULL;
+		return false;
+	}
+	f->id = ++t->last_id;
+	f->next_load = f->next_adopt = 0;
+	f->under_way = true;
+	list_push_back(&t->fetches, &f->link);
+	t->stats.fetches++;
+	t->stats.n_fetching++;
+	return true;
+}
+
+/* A ticket names the fetch and the page in it. */
+static uint64_t ticket_of(const struct kv_fetch *f, int32_t i)
+{
+	return f->id * MAX_FETCH_PAGES + (uint64_t)i;
+}
+
+/* Gives back the pages from `from` on, and wants no more of them. */
+static void cut(struct kv_tiers *t, struct kv_fetch *f, int32_t from)
+{
+	for (int32_t i = from; i < f->n; i++) {
+		struct kv_fetch_page *p = &f->pages[i];
+		if (p->state == PAGE_LOADING)
+			kv_tier_cancel(t->tier[p->tier], ticket_of(f, i));
+		if (p->page != KV_NO_PAGE)
+			kv_pool_unref(t->pool, p->page, holder_of(f));
+	}
+	f->n = from;
+}
+
+static void end(struct kv_tiers *t, struct kv_fetch *f)
+{
+	free(f->pages);
+	list_remove(&f->link);
+	f->pages = NULL;
+	f->n = 0;
+	f->under_way = false;
+	t->stats.n_fetching--;
+}
+
+void kv_tiers_cancel(struct kv_tiers *t, struct kv_fetch *f)
+{
+	if (!f->under_way)
+		return;
+	t->stats.fetches_cancelled++;
+	cut(t, f, f->next_adopt);
+	end(t, f);
+}
+
+/* A page to load into. What it takes from the index is no page that a fetch or its request holds. */
+static int32_t take_page(struct kv_tiers *t, const struct kv_fetch *f)
+{
+	int32_t page = kv_pool_get(t->pool, holder_of(f));
+	if (page == KV_NO_PAGE && kv_prefix_evict(t->prefix, clock_now_ms(t->clock), EVICT_FOR_PROMPT))
+		page = kv_pool_get(t->pool, holder_of(f));
+	return page;
+}
+
+static void start_loads(struct kv_tiers *t, struct kv_fetch *f)
+{
+	while (f->next_load < f->n) {
+		struct kv_fetch_page *p = &f->pages[f->next_load];
+		if (p->page == KV_NO_PAGE)
+			p->page = take_page(t, f);
+		if (p->page == KV_NO_PAGE) {
+			cut(t, f, f->next_load);
+			return;
+		}
+		enum status st = kv_tier_load(t->tier[p->tier], &p->name, p->page, ticket_of(f, f->next_load));
+		if (st == STATUS_LIMIT)
+			return;
+		if (st != STATUS_OK) {
+			cut(t, f, f->next_load);
+			return;
+		}
+		p->state = PAGE_LOADING;
+		f->next_load++;
+	}
+}
+
+/* The page that has arrived next joins the index and the sequence; false when it cannot. */
+static bool adopt(struct kv_tiers *t, struct kv_fetch *f, struct kv_seq *seq, const struct kv_use *use)
+{
+	struct kv_fetch_page *p = &f->pages[f->next_adopt];
+	int32_t parent = seq->n_pages ? seq->pages[seq->n_pages - 1] : KV_NO_PAGE;
+	int32_t page = kv_prefix_adopt(t->prefix, &p->name, parent, p->page, use);
+	if (page == KV_NO_PAGE || (p->name.n_tokens == KV_PAGE_TOKENS && !kv_seq_append(t->pool, seq, page)))
+		return false;
+	/* A tail is not held: whoever goes on from it takes it over from the index. */
+	kv_pool_unref(t->pool, p->page, holder_of(f));
+	p->page = KV_NO_PAGE;
+	t->stats.fetched[p->tier]++;
+	f->next_adopt++;
+	return true;
+}
+
+bool kv_tiers_advance(struct kv_tiers *t, struct kv_fetch *f, struct kv_seq *seq, const struct kv_use *use)
+{
+	if (!f->under_way)
+		return true;
+	start_loads(t, f);
+	while (f->next_adopt < f->n && f->pages[f->next_adopt].state == PAGE_LOADED) {
+		if (!adopt(t, f, seq, use))
+			cut(t, f, f->next_adopt);
+	}
+	if (f->next_adopt < f->n && f->pages[f->next_adopt].state == PAGE_FAILED)
+		cut(t, f, f->next_adopt);
+	if (f->next_adopt < f->n)
+		return false;
+	end(t, f);
+	return true;
+}
+
+void kv_tiers_poll(struct kv_tiers *t)
+{
+	struct kv_tier_done done[DONE_BATCH];
+	for (int kind = 0; kind < KV_TIER_KINDS; kind++) {
+		int32_t n = t->tier[kind] ? kv_tier_poll(t->tier[kind], done, DONE_BATCH) : 0;
+		for (int32_t i = 0; i < n; i++) {
+			list_each(l, next, &t->fetches) {
+				struct kv_fetch *f = list_entry(l, struct kv_fetch, link);
+				if (f->id == done[i].ticket / MAX_FETCH_PAGES)
+					f->pages[done[i].ticket % MAX_FETCH_PAGES].state = done[i].end == KV_LOAD_DONE ? PAGE_LOADED : PAGE_FAILED;
+			}
+		}
+	}
+	if (t->behind)
+		write_behind(t);
+}
+
+bool kv_tiers_ready(const struct kv_tiers *t)
+{
+	return t->tier[KV_TIER_RAM] && !kv_tier_quiet(t->tier[KV_TIER_RAM]);
+}
+
+bool kv_tiers_busy(const struct kv_tiers *t)
+{
+	for (int kind = 0; kind < KV_TIER_KINDS; kind++) {
+		if (t->tier[kind] && !kv_tier_quiet(t->tier[kind]))
+			return true;
+	}
+	return !list_empty(&t->fetches) || can_write_behind(t);
+}
+
+/* ---- The end of the process ---- */
+
+static bool wait_a_bit(struct kv_tiers *t, int64_t deadline_ms)
+{
+	if (clock_now_ms(t->clock) >= deadline_ms)
+		return false;
+	kv_tier_wait(t->tier[KV_TIER_DISK], 20);
+	kv_tiers_poll(t);
+	return true;
+}
+
+int32_t kv_tiers_save(struct kv_tiers *t, const struct kv_weak *weak, int64_t deadline_ms)
+{
+	struct kv_tier *disk = t->tier[KV_TIER_DISK];
+	int32_t n = kv_weak_alive(t->prefix, weak), saved = 0;
+	t->n_behind = 0;
+	struct kv_page_name name;
+	if (!disk)
+		return 0;
+	kv_tier_hurry(disk);
+	/* The beginning last: the tier lets go of what was touched first. */
+	for (int32_t i = n - 1; i >= 0; i--) {
+		enum kv_tier_put put;
+		if (!kv_prefix_name(t->prefix, weak->pages[i].page, &name))
+			continue;
+		while ((put = kv_tier_put(disk, &name, weak->pages[i].page)) == KV_PUT_BUSY) {
+			if (!wait_a_bit(t, deadline_ms))
+				return saved;
+		}
+		saved += put == KV_PUT_STORED || put == KV_PUT_PRESENT;
+	}
+	return saved;
+}
+
+void kv_tiers_flush(struct kv_tiers *t, int64_t deadline_ms)
+{
+	while (t->tier[KV_TIER_DISK] && !kv_tier_quiet(t->tier[KV_TIER_DISK]) && wait_a_bit(t, deadline_ms))
+		;
+}
+
+/* ---- Life ---- */
+
+enum status kv_tiers_create(struct kv_pool *pool, struct kv_prefix *prefix, struct kv_tier *ram, struct kv_tier *disk,
+                            const struct clock *clock, struct kv_tiers **out)
+{
+	struct kv_tiers *t = calloc(1, sizeof *t);
+	if (!t) {
+		kv_tier_destroy(ram);
+		kv_tier_destroy(disk);
+		return STATUS_NOMEM;
+	}
+	if (disk && !(t->behind = calloc(BEHIND, sizeof *t->behind))) {
+		kv_tier_destroy(ram);
+		kv_tier_destroy(disk);
+		free(t);
+		return STATUS_NOMEM;
+	}
+	t->pool = pool;
+	t->prefix = prefix;
+	t->clock = clock;
+	t->tier[KV_TIER_RAM] = ram;
+	t->tier[KV_TIER_DISK] = disk;
+	for (int kind = 0; kind < KV_TIER_KINDS; kind++)
+		t->trial_ms[kind] = clock_now_ms(clock);
+	list_init(&t->fetches);
+	kv_prefix_on_evict(prefix, leaving, t);
+	*out = t;
+	return STATUS_OK;
+}
+
+void kv_tiers_destroy(struct kv_tiers *t)
+{
+	if (!t)
+		return;
+	kv_prefix_on_evict(t->prefix, NULL, NULL);
+	for (int kind = 0; kind < KV_TIER_KINDS; kind++)
+		kv_tier_destroy(t->tier[kind]);
+	free(t->behind);
+	free(t);
+}
+
+void kv_tiers_stats(const struct kv_tiers *t, struct kv_tiers_stats *out)
+{
+	*out = t->stats;
+	for (int kind = 0; kind < KV_TIER_KINDS; kind++) {
+		out->has[kind] = t->tier[kind] != NULL;
+		if (!t->tier[kind])
+			continue;
+		kv_tier_stats(t->tier[kind], &out->tier[kind]);
+		out->pays[kind] = pays(t, (enum kv_tier_kind)kind);
+	}
+}

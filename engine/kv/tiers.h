@@ -1,0 +1,99 @@
+/*
+ * The tiers below the device: which pages go down, and which come up.
+ *
+ * Down. A page that the prefix index evicts is offered to each tier that can give it back sooner than it could be computed again:
+ * where bytes of a page / bytes a second of the tier < tokens of a page / tokens a second of prefill. Both are measured at start
+ * and with every transfer and step from then on. A tier that does not pay is tried again with a few pages now and then, so that
+ * its figures stay true.
+ *
+ * The disk is slower than prompts come in, so it is not left until a page is evicted: what a request leaves is written behind it,
+ * as buffers and the bound on writes allow, and a page that is evicted later is there already.
+ *
+ * Up. A request that is next in line asks for what the tiers have behind the pages that the index knows (kv_tiers_fetch()). Its
+ * pages are taken and filled while others compute, and join the index one by one, in order, each as soon as it is there; so what
+ * was fetched for a request that leaves is not lost.
+ *
+ * A page in a tier may be in the device as well: a tier forgets nothing because it was fetched.
+ *
+ * One thread, the device's worker, uses it.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "engine/base/list.h"
+#include "engine/kv/pool.h"
+#include "engine/kv/prefix.h"
+#include "engine/kv/tier.h"
+
+enum kv_tier_kind { KV_TIER_RAM, KV_TIER_DISK, KV_TIER_KINDS };
+
+struct kv_tiers;
+
+struct kv_tiers_stats {
+	bool has[KV_TIER_KINDS];
+	struct kv_tier_stats tier[KV_TIER_KINDS];
+	bool pays[KV_TIER_KINDS];         /* by the present figures */
+	uint64_t unpaid[KV_TIER_KINDS];   /* pages dropped because they are computed sooner than fetched */
+	uint64_t fetched[KV_TIER_KINDS];  /* pages that came up and joined the index */
+	uint64_t fetches, fetches_cancelled;
+	int32_t n_fetching;               /* requests that wait for pages */
+	double prefill_tokens_per_s;      /* as far as it is known; 0: not yet */
+};
+
+/* The pages one request waits for; part of the request. */
+struct kv_fetch {
+	struct list link;   /* among those under way; kv_fetch_init() */
+	uint64_t id;
+	struct kv_fetch_page *pages; /* [n] */
+	int32_t n, next_load, next_adopt;
+	int32_t n_tokens;   /* that the index and the tiers have of the prompt, when all are there */
+	bool under_way;
+};
+
+void kv_fetch_init(struct kv_fetch *f);
+/* The device page that is taken for page i of a fetch, or KV_NO_PAGE. */
+int32_t kv_fetch_page(const struct kv_fetch *f, int32_t i);
+
+/* Takes over the tiers; either may be NULL. They end with it. NOMEM: they have ended. */
+enum status kv_tiers_create(struct kv_pool *pool, struct kv_prefix *prefix, struct kv_tier *ram, struct kv_tier *disk,
+                            const struct clock *clock, struct kv_tiers **out);
+/* Every fetch must have been cancelled. NULL is allowed. */
+void kv_tiers_destroy(struct kv_tiers *t);
+void kv_tiers_prefill_rate(struct kv_tiers *t, double tokens_per_s);
+
+/*
+ * Begins to bring what the tiers have of tokens[0..n) behind the pages that `seq` holds, which must be what the index knows of them from
+ * the start (kv_prefix_hold()). Fetched pages join seq. At most max_pages are taken. False when there is nothing to bring.
+ */
+bool kv_tiers_fetch(struct kv_tiers *t, struct kv_fetch *f, const struct kv_key *root, const int32_t *tokens, int32_t n,
+                    const struct kv_seq *seq, int32_t max_pages);
+/* True while a fetch is under way for the same pages that kv_tiers_fetch() would bring. */
+bool kv_tiers_comes(const struct kv_tiers *t, const struct kv_key *root, const int32_t *tokens, int32_t n, const struct kv_seq *seq);
+/*
+ * Moves one fetch on: what has arrived joins the index and seq. True when it is over: everything is there that will come. When seq
+ * has lost pages since the beginning it is over as well.
+ */
+bool kv_tiers_advance(struct kv_tiers *t, struct kv_fetch *f, struct kv_seq *seq, const struct kv_use *use);
+/* Gives up what has not arrived. Nothing for a fetch that is not under way. */
+void kv_tiers_cancel(struct kv_tiers *t, struct kv_fetch *f);
+
+/* A request ends, and has left these pages to the index: the disk is to have them. */
+void kv_tiers_write_behind(struct kv_tiers *t, const struct kv_seq *seq);
+
+/* Takes note of the transfers that have ended. Call it before kv_tiers_advance(). */
+void kv_tiers_poll(struct kv_tiers *t);
+/* There is something to do at once, without waiting for a transfer. */
+bool kv_tiers_ready(const struct kv_tiers *t);
+/* Transfers are under way. */
+bool kv_tiers_busy(const struct kv_tiers *t);
+
+/*
+ * Writes the pages of `weak` that are still there to the disk tier, whatever they are worth, and waits for buffers, at most until
+ * the clock reads deadline_ms. For the end of the process. How many are there now.
+ */
+int32_t kv_tiers_save(struct kv_tiers *t, const struct kv_weak *weak, int64_t deadline_ms);
+/* Waits for what is being written, at most until deadline_ms. */
+void kv_tiers_flush(struct kv_tiers *t, int64_t deadline_ms);
+void kv_tiers_stats(const struct kv_tiers *t, struct kv_tiers_stats *out);

@@ -1,0 +1,203 @@
+"""KV below the pool: pages come back from RAM and disk with the same answer, a dying disk harms nobody, sessions outlive a restart."""
+import json
+import os
+import re
+import shutil
+import tempfile
+import time
+
+import httpx
+import pytest
+
+from daemon import SLOW, Daemon, eventually
+
+PAGE = 368640  # of SmolLM2-135M: 30 layers, 3 KV heads of 64, f16
+POOL = ("--kv-memory", 64 * PAGE, "--context", 900)  # a conversation of 900 tokens, and little more
+
+
+@pytest.fixture
+def disk():
+    path = tempfile.mkdtemp(prefix="kvasir-tiers-")
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def prompt(seed, words):
+    return " ".join(f"{seed} tells {i} of {i * 7919 % 1000} tales." for i in range(words))
+
+
+def complete(d, text, n=4, **more):
+    r = httpx.post(d.url + "/v1/completions", json={"prompt": text, "max_tokens": n, "temperature": 0, **more}, timeout=120 * SLOW)
+    assert r.status_code == 200, r.text
+    j = r.json()
+    return j["choices"][0]["text"], j["usage"]["prompt_tokens"], (j["usage"].get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+
+
+def tier(d, kind):
+    tiers = {t["kind"]: t for t in httpx.get(d.url + "/v1/kv", timeout=10 * SLOW).json()["tiers"]}
+    return tiers[kind]
+
+
+def settled(d, kind):
+    return eventually(lambda: (lambda t: t if t["writing"] == 0 and t["loading"] == 0 else None)(tier(d, kind)), 20, "the tier is quiet")
+
+
+def push_out(d, rounds=2):
+    """Prompts of others that need the whole pool."""
+    for i in range(rounds):
+        complete(d, prompt(f"other{i}", 60), n=1)
+
+
+@pytest.mark.parametrize("kind", ["ram", "disk"])
+def test_what_left_the_pool_comes_back_with_the_same_answer(disk, kind):
+    args = ("--kv-ram", "256M") if kind == "ram" else ("--kv-disk", f"{disk}:256M")
+    with Daemon(*POOL, *args) as d:
+        text = prompt("mine", 60)
+        first, n, _ = complete(d, text)
+        push_out(d)
+        stored = settled(d, kind)
+        assert stored["stored"] > 0 and stored["pays"]
+        again, _, cached = complete(d, text)
+        assert again == first
+        assert cached >= n - 17, "all of it but the last page came back"
+        after = tier(d, kind)
+        assert after["fetched"] >= n // 16 - 5
+        assert after["bytes_used"] <= after["bytes"]
+        kv = httpx.get(d.url + "/v1/kv").json()
+        assert kv["drift_pages"] == 0 and kv["fetches"]["under_way"] == 0
+        m = httpx.get(d.url + "/metrics").text
+        assert re.search(r'kvasir:tier_fetched_total\{[^}]*tier="%s"\} [1-9]' % kind, m)
+
+
+def test_a_slow_disk_is_not_used(disk):
+    with Daemon(*POOL, "--kv-disk", f"{disk}:256M", "--kv-disk-rate", 1) as d:
+        complete(d, prompt("mine", 60))
+        push_out(d)
+        t = settled(d, "disk")
+        # A record is written at once; the bound allows the next one after 100 hours.
+        assert t["stored"] <= 1 and t["dropped"]["rate"] > 0
+
+
+def test_a_disk_that_vanishes_harms_nobody(disk):
+    with Daemon(*POOL, "--kv-disk", f"{disk}:256M") as d:
+        text = prompt("mine", 60)
+        first, _, _ = complete(d, text)
+        push_out(d)
+        settled(d, "disk")
+        # Cut to nothing under the daemon: reads end at once.
+        for name in os.listdir(disk):
+            os.truncate(os.path.join(disk, name), 0)
+        again, _, _ = complete(d, text)
+        assert again == first
+        t = tier(d, "disk")
+        assert t["state"] == "off" or t["loads"]["corrupt"] > 0
+        push_out(d, 1)
+        assert d.stderr().count("event=kv_disk_off") <= 1
+        assert httpx.get(d.url + "/v1/kv").json()["drift_pages"] == 0
+
+
+def test_no_disk_is_no_reason_not_to_serve():
+    with Daemon(*POOL, "--kv-disk", "/proc/nowhere:256M") as d:
+        complete(d, "Hello")
+        assert "there is no disk tier" in d.stderr()
+
+
+def test_pages_outlive_kill_9(disk):
+    text = prompt("mine", 60)
+    d = Daemon(*POOL, "--kv-disk", f"{disk}:256M")
+    first, n, _ = complete(d, text)
+    push_out(d)
+    settled(d, "disk")
+    d.process.kill()
+    d.process.wait()
+    with Daemon(*POOL, "--kv-disk", f"{disk}:256M") as d:
+        again, _, cached = complete(d, text)
+        assert again == first
+        # What was pushed out; the last pages of it were perhaps not.
+        assert cached >= n // 2
+
+
+def test_a_client_that_leaves_cancels_what_is_on_its_way(disk):
+    with Daemon(*POOL, "--kv-ram", "256M") as d:
+        text = prompt("mine", 60)
+        first, _, _ = complete(d, text)
+        push_out(d)
+        for _ in range(5):
+            with pytest.raises(httpx.TimeoutException):
+                httpx.post(d.url + "/v1/completions", json={"prompt": text, "max_tokens": 150}, timeout=0.02)
+            push_out(d, 1)
+        d.wait_idle()
+        kv = httpx.get(d.url + "/v1/kv").json()
+        assert kv["fetches"]["under_way"] == 0 and kv["drift_pages"] == 0
+        assert complete(d, text)[0] == first
+
+
+def test_a_narrow_tier_says_what_it_is(disk):
+    with Daemon(*POOL, "--kv-ram", "256M", "--kv-ram-dtype", "int8") as d:
+        text = prompt("mine", 60)
+        _, n, _ = complete(d, text)
+        push_out(d)
+        t = settled(d, "ram")
+        assert t["type"] == "int8" and t["stored"] > 0
+        assert t["bytes_used"] < t["pages"] * PAGE * 0.65
+        _, _, cached = complete(d, text)
+        assert cached >= n - 17
+
+
+def chat(d, session, messages, key="none"):
+    body = {"messages": messages, "max_tokens": 4, "temperature": 0, "session_id": session}
+    r = httpx.post(d.url + "/v1/chat/completions", json=body, headers={"x-api-key": key}, timeout=120 * SLOW)
+    assert r.status_code == 200, r.text
+    return r.json()
+
+
+def test_a_session_outlives_a_restart(disk):
+    args = ("--kv-disk", f"{disk}:256M", "--session-heartbeat", "200s", "--session-ttl", "200s")
+    turns = [{"role": "user", "content": prompt("mine", 45)}]
+    with Daemon(*POOL, *args) as d:
+        for name, ttl in (("tea", 200), ("brief", 1)):
+            made = httpx.post(d.url + "/v1/sessions", json={"id": name, "ttl": ttl})
+            assert made.status_code == 200, made.text
+        first = chat(d, "tea", turns)
+        born = httpx.get(d.url + "/v1/sessions/tea").json()
+    assert sorted(os.listdir(disk)) == ["kvasir-kv.0", "kvasir-sessions"]
+    assert all(os.stat(os.path.join(disk, f)).st_mode & 0o777 == 0o600 for f in os.listdir(disk))
+    time.sleep(1.1)
+    with Daemon(*POOL, *args) as d:
+        assert httpx.get(d.url + "/v1/sessions/brief").status_code == 404, "its TTL has passed meanwhile"
+        now = httpx.get(d.url + "/v1/sessions/tea").json()
+        assert now["age"] >= born["age"] + 1 and now["requests"] == 1
+        turns += [first["choices"][0]["message"], {"role": "user", "content": "Go on."}]
+        usage = chat(d, "tea", turns)["usage"]
+        kept = first["usage"]["prompt_tokens"]
+        assert usage["prompt_tokens_details"]["cached_tokens"] >= kept, "the tail came back as well"
+        # The sessions were of one moment: what ends from now on does not come back.
+        assert sorted(os.listdir(disk)) == ["kvasir-kv.0"]
+        httpx.delete(d.url + "/v1/sessions/tea")
+    with Daemon(*POOL, *args) as d:
+        assert httpx.get(d.url + "/v1/sessions/tea").status_code == 404
+
+
+def test_sessions_of_api_keys_outlive_a_restart_by_their_names(disk):
+    def keys(*names):
+        return json.dumps({"keys": [{"name": n, "key": "sk-" + n} for n in names]})
+
+    def session(d, name):
+        return httpx.get(d.url + "/v1/sessions/tea", headers={"x-api-key": "sk-" + name})
+
+    args = ("--kv-disk", f"{disk}:256M", "--session-heartbeat", "200s", "--session-ttl", "200s")
+    turns = [{"role": "user", "content": prompt("mine", 45)}]
+    with Daemon(*POOL, *args, env={"KVASIR_API_KEYS": keys("alice", "bob", "carol")}) as d:
+        for name in ("alice", "bob"):
+            made = httpx.post(d.url + "/v1/sessions", json={"id": "tea"}, headers={"x-api-key": "sk-" + name})
+            assert made.status_code == 200, made.text
+        first = chat(d, "tea", turns, "sk-alice")
+    # In another order, so that numbers mean others, and without bob, whose session waits for him.
+    with Daemon(*POOL, *args, env={"KVASIR_API_KEYS": keys("carol", "alice")}) as d:
+        assert session(d, "carol").status_code == 404
+        assert session(d, "alice").json().get("requests") == 1, session(d, "alice").text + d.stderr()
+        turns += [first["choices"][0]["message"], {"role": "user", "content": "Go on."}]
+        usage = chat(d, "tea", turns, "sk-alice")["usage"]
+        assert usage["prompt_tokens_details"]["cached_tokens"] >= first["usage"]["prompt_tokens"]
+    with Daemon(*POOL, *args, env={"KVASIR_API_KEYS": keys("bob")}) as d:
+        assert session(d, "bob").json()["requests"] == 0
