@@ -215,11 +215,37 @@ static void copies(struct pair *p)
 	row_end();
 }
 
+/* Hundreds of pages at once, as bytes: those that were copied to are like their source, and no others have changed. */
+static void many_copies(struct pair *p)
+{
+	enum { N = 300 };
+	row_begin("page_copy of 300");
+	struct cache *c = cache_new(p, 1, 1, 8, N * 2 / SEQS * KV_PAGE_TOKENS);
+	size_t stride = c->layout.page_stride, bytes = stride * (size_t)c->n_pages;
+	uint8_t *before = malloc(bytes), *after = malloc(bytes);
+	if (!before || !after || c->n_pages != 2 * N)
+		give_up("no memory for pages");
+	for (size_t i = 0; i < bytes; i++)
+		before[i] = (uint8_t)random_bits(p);
+	must(p->device->ops->mem_write(p->device, c->device, before, bytes), "mem_write");
+	must(p->device->ops->page_copy(p->device, c->device, &c->layout, c->pages, c->pages + N, N), "page_copy");
+	must(p->device->ops->mem_read(p->device, after, c->device, bytes), "mem_read");
+	for (int i = 0; i < N; i++) {
+		const uint8_t *from = before + (size_t)c->pages[i] * stride, *to = after + (size_t)c->pages[N + i] * stride;
+		row_result(memcmp(from, to, c->layout.page_bytes) != 0, 0, "page %d", c->pages[N + i]);
+		row_result(memcmp(from, after + (size_t)c->pages[i] * stride, stride) != 0, 0, "page %d, which was only read", c->pages[i]);
+	}
+	free(before);
+	free(after);
+	cache_free(c);
+	row_end();
+}
+
 void compare_attention(struct pair *p)
 {
 	const struct {
 		int32_t n_head_kv, group, dim;
-	} shapes[] = {{3, 3, 64}, {2, 1, 128}, {1, 8, 80}, {2, 5, 16}, {1, 40, 32}, {2, 4, 64}, {4, 7, 16}, {1, 2, 256}, {8, 4, 128}};
+	} shapes[] = {{3, 3, 64}, {2, 1, 128}, {1, 8, 80}, {2, 5, 16}, {1, 40, 32}, {2, 12, 96}, {2, 4, 64}, {4, 7, 16}, {1, 2, 256}, {8, 4, 128}};
 	for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
 		conversations(p, shapes[i].n_head_kv, shapes[i].group, shapes[i].dim, p->large ? 400 : 90);
 	/* Any shape that a backend may be asked for. */
@@ -231,4 +257,5 @@ void compare_attention(struct pair *p)
 		long_contexts(p, 2, 8, 128, 33000);
 	}
 	copies(p);
+	many_copies(p);
 }

@@ -290,6 +290,33 @@ static void race_between_half_warps(void **)
 	});
 }
 
+/* Whoever comes last leaves its number, in a block and in the grid. */
+__global__ void all_write_one_place(int *x)
+{
+	x[0] = static_cast<int>(threadIdx.x);
+	if (threadIdx.x == 0)
+		x[1] = static_cast<int>(blockIdx.x);
+}
+
+static void race_in_global_memory(void **)
+{
+	device_array<int> x(2);
+	bool other_thread = false, other_block = false;
+	int natural[2], out[2];
+	GPU_LAUNCH(all_write_one_place, 40, 64, 0, stream, x.p);
+	expect_success();
+	x.read(natural);
+	assert_true(natural[0] == 63 && natural[1] == 39); /* which a test would take for right */
+	in_every_order([&] {
+		GPU_LAUNCH(all_write_one_place, 40, 64, 0, stream, x.p);
+		expect_success();
+		x.read(out);
+		other_thread = other_thread || out[0] != natural[0];
+		other_block = other_block || out[1] != natural[1];
+	});
+	assert_true(other_thread && other_block);
+}
+
 __global__ void shared_too_large()
 {
 	GPU_SHARED(char, a, 40 * 1024);
@@ -589,7 +616,7 @@ UNIT_MAIN(HOST_CUDA_TEST(divergent_barrier), HOST_CUDA_TEST(return_before_a_barr
           HOST_CUDA_TEST(shared_before_its_start), HOST_CUDA_TEST(shared_uninitialised),
           HOST_CUDA_TEST(shared_of_an_earlier_block), HOST_CUDA_TEST(shared_misaligned_vector),
           HOST_CUDA_TEST(race_within_a_warp), HOST_CUDA_TEST(race_between_warps), HOST_CUDA_TEST(race_on_reuse),
-          HOST_CUDA_TEST(race_between_half_warps), HOST_CUDA_TEST(shared_over_the_limit), HOST_CUDA_TEST(copy_not_waited_for),
+          HOST_CUDA_TEST(race_between_half_warps), HOST_CUDA_TEST(race_in_global_memory), HOST_CUDA_TEST(shared_over_the_limit), HOST_CUDA_TEST(copy_not_waited_for),
           HOST_CUDA_TEST(copy_of_the_wrong_group), HOST_CUDA_TEST(copy_without_a_barrier), HOST_CUDA_TEST(copy_misaligned),
           HOST_CUDA_TEST(copy_in_whose_way_something_is_written), HOST_CUDA_TEST(copy_from_a_wrong_place),
           HOST_CUDA_TEST(fragments_in_the_wrong_place), HOST_CUDA_TEST(fragments_of_wrong_rows),
