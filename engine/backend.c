@@ -47,6 +47,7 @@ static const struct device_kind {
 	enum status (*create)(int32_t number, struct backend **out, struct error *err);
 } device_kinds[] = {
 #if defined(__x86_64__)
+        {"cpu-avx512-bf16", "cpu", false, cpu_avx512_bf16_create},
         {"cpu-avx512", "cpu", false, cpu_avx512_create},
         {"cpu-avx2", "cpu", false, cpu_avx2_create},
 #endif

@@ -188,6 +188,11 @@ struct backend_ops {
 	enum status (*page_copy)(struct backend *b, void *kv, const struct kv_layout *layout, const int32_t *from,
 	                         const int32_t *to, int32_t n);
 	enum status (*sync)(struct backend *b);
+	/*
+	 * Reads device memory [p, p + bytes) once, as fast as the device can, and sums its 64-bit words: what a benchmark calls
+	 * the read bandwidth. bytes is a multiple of 4096. NULL where the backend has none.
+	 */
+	enum status (*scan)(struct backend *b, const void *p, size_t bytes, uint64_t *sum);
 	/* One phrase about what failed last, "" when nothing has; valid until the next failure. NULL where nothing is known. */
 	const char *(*last_failure)(const struct backend *b);
 };

@@ -34,6 +34,7 @@ enum {
 	ENGINE_SESSION_ID_MAX = 64, /* longest session id, in bytes: [A-Za-z0-9_.-] */
 	ENGINE_MAX_TENANTS = 256,
 	ENGINE_SALT_MAX = 64,       /* longest salt of a tenant, in bytes */
+	ENGINE_TENANT_NAME_MAX = 64,
 };
 
 struct engine_options {
@@ -116,6 +117,7 @@ struct engine_tenant_limits {
 /* Whom requests and sessions belong to; the server gives the number a meaning. */
 struct engine_tenant {
 	int32_t id; /* [0, ENGINE_MAX_TENANTS) */
+	char name[ENGINE_TENANT_NAME_MAX + 1]; /* what it is known by beyond this process, where ids mean nothing; "": nothing */
 	char salt[ENGINE_SALT_MAX + 1]; /* tenants of different salts share no KV */
 	struct engine_tenant_limits limits;
 };
@@ -490,3 +492,61 @@ struct engine_replay_result {
  */
 enum status engine_replay(const struct engine_trace *t, const char *policy, int32_t capacity_blocks, double time_scale,
                           struct engine_replay_result *out, struct error *err);
+
+/*
+ * Measures a model on a device, in the calling thread and without an engine: the forward pass over paged KV, without sampling.
+ *
+ * For each depth, that many tokens of context are put in place; then each prompt length is measured on top of them (one
+ * sequence, chunks of a step, one row of logits at the end) and, for each batch size, `decode_tokens` steps of one token for each sequence.
+ */
+enum { ENGINE_BENCH_BATCH_MAX = 256, ENGINE_BENCH_RUNS_MAX = 100, ENGINE_BENCH_OPS_MAX = 16 };
+
+struct engine_bench_params {
+	const char *model_path;
+	const char *device; /* NULL: "cpu" */
+	int32_t n_threads;  /* 0: one per physical core */
+	const int32_t *prefill; /* [n_prefill] tokens of a prompt, each at least 1 */
+	size_t n_prefill;
+	int32_t decode_tokens;  /* 0: no decoding */
+	const int32_t *depth;   /* [n_depths] tokens of context */
+	size_t n_depths;
+	const int32_t *batch;   /* [n_batches] sequences that decode together */
+	size_t n_batches;
+	int32_t runs;           /* of each test */
+	bool random_kv;         /* fill the context with random keys and values instead of computing them: quick, and the same work to read */
+};
+
+struct engine_bench_info {
+	char backend[64], detail[128];
+	int32_t n_threads;
+	uint64_t memory_bytes, cache_bytes; /* sizes of what was read */
+	double memory_bytes_per_s;          /* reading more than any cache holds; 0: the device cannot tell */
+	double cache_bytes_per_s;           /* reading the same small part again and again */
+};
+
+struct engine_bench_row {
+	bool prefill; /* else decode */
+	int32_t tokens, depth, batch; /* tokens of each sequence */
+	int32_t runs;
+	double tokens_per_s;      /* of all sequences together; median of the runs */
+	double best_tokens_per_s;
+	double bytes_per_s;       /* of weights and KV, each byte counted once a step, at the median speed */
+	double bytes_per_token;
+	double read_bytes_per_s;  /* the best that plain reading of memory reached between the runs; 0: the device cannot tell */
+	struct {
+		const char *name;
+		double share; /* of the time of a run of its own, in which each operation is waited for; "host": what is left */
+	} ops[ENGINE_BENCH_OPS_MAX];
+	size_t n_ops;
+};
+
+struct engine_bench_sink {
+	void *arg;
+	void (*info)(void *arg, const struct engine_bench_info *info); /* once, first */
+	void (*row)(void *arg, const struct engine_bench_row *row);
+	/* A test that goes beyond the context the model was trained with. */
+	void (*left_out)(void *arg, bool prefill, int32_t tokens, int32_t depth);
+};
+
+/* INVALID names the number that makes no sense; IO, CORRUPT, UNSUPPORTED and NOMEM as for loading. */
+enum status engine_bench(const struct engine_bench_params *params, const struct engine_bench_sink *sink, struct error *err);

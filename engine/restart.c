@@ -13,7 +13,7 @@
 #include "engine/base/hash.h"
 #include "engine/base/log.h"
 
-enum { FORMAT = 1, PATH_BYTES = 4200 };
+enum { FORMAT = 2, PATH_BYTES = 4200 };
 static const char MAGIC[8] = "KVSESSN";
 
 /* In front of [n] struct session_saved. */
@@ -71,19 +71,23 @@ static bool write_file(const char *dir, const struct header *h, const struct ses
 }
 
 void restart_save(const char *dir, const struct kv_key *identity, struct session_table *sessions, struct kv_tiers *tiers,
-                  int64_t limit_ms)
+                  const struct restart *r, int64_t limit_ms)
 {
 	int64_t deadline = clock_now_ms(sessions->clock) + limit_ms, now = calendar_ms(), pages = 0;
 	struct header h = {.format = FORMAT, .record_bytes = sizeof(struct session_saved), .identity = *identity};
-	struct session_saved *records = calloc(sessions->n_sessions + 1, sizeof *records);
+	struct session_saved *records = calloc(sessions->n_sessions + r->n + 1, sizeof *records);
 	memcpy(h.magic, MAGIC, sizeof h.magic);
 	for (size_t i = 0; i < sessions->n_sessions; i++) {
 		const struct session *s = sessions->heap[i];
 		pages += kv_tiers_save(tiers, &s->kv, deadline);
-		if (records && s->tenant->id == 0 && session_deadline_ms(s) > clock_now_ms(sessions->clock))
+		/* Who has no name but is not tenant 0 could not be told from it. */
+		bool named = s->tenant->id == 0 || s->tenant->name[0];
+		if (records && named && session_deadline_ms(s) > clock_now_ms(sessions->clock))
 			session_save(sessions, s, now, &records[h.n++]);
 	}
 	kv_tiers_flush(tiers, deadline);
+	for (size_t i = 0; records && i < r->n; i++)
+		records[h.n++] = r->waiting[i];
 	if (records)
 		h.checksum = checksum(&h, records);
 	if (!records || (h.n > 0 && !write_file(dir, &h, records)))
@@ -117,23 +121,52 @@ out:
 	return records;
 }
 
-void restart_load(const char *dir, const struct kv_key *identity, struct session_table *sessions)
+/* Those of one name become sessions, and leave the list. How many did. */
+static size_t restore(struct restart *r, struct session_table *sessions, const char *name, int32_t tenant)
+{
+	int64_t now = calendar_ms();
+	size_t kept = 0, n = 0;
+	for (size_t i = 0; i < r->n; i++) {
+		if (strcmp(r->waiting[i].tenant, name) != 0)
+			r->waiting[kept++] = r->waiting[i];
+		else if (session_restore(sessions, tenant, &r->waiting[i], now, NULL) == STATUS_OK)
+			n++;
+	}
+	r->n = kept;
+	return n;
+}
+
+void restart_load(const char *dir, const struct kv_key *identity, struct session_table *sessions, struct restart *r)
 {
 	char path[PATH_BYTES];
 	struct header h;
-	int64_t now = calendar_ms();
-	uint64_t n = 0;
 	snprintf(path, sizeof path, "%s/kvasir-sessions", dir);
-	struct session_saved *records = read_file(path, identity, &h);
+	r->waiting = read_file(path, identity, &h);
 	/* It tells of one moment: a session that ends from now on must not come back. */
 	unlink(path);
-	if (!records)
+	if (!r->waiting)
 		return;
-	for (uint64_t i = 0; i < h.n; i++) {
-		records[i].id[ENGINE_SESSION_ID_MAX] = '\0';
-		if (session_restore(sessions, &records[i], now, NULL) == STATUS_OK)
-			n++;
+	r->n = (size_t)h.n;
+	for (size_t i = 0; i < r->n; i++) {
+		r->waiting[i].id[ENGINE_SESSION_ID_MAX] = '\0';
+		r->waiting[i].tenant[ENGINE_TENANT_NAME_MAX] = '\0';
 	}
-	free(records);
-	log_msg(LOG_INFO, "restart", "%" PRIu64 " of %" PRIu64 " saved sessions go on", n, h.n);
+	size_t n = restore(r, sessions, "", 0);
+	log_msg(LOG_INFO, "restart", "%zu of %" PRIu64 " saved sessions go on, %zu wait for their API keys", n, h.n, r->n);
+}
+
+void restart_claim(struct restart *r, struct session_table *sessions, const struct tenant *tenant)
+{
+	size_t before = r->n;
+	if (r->n == 0 || !tenant->name[0])
+		return;
+	size_t n = restore(r, sessions, tenant->name, tenant->id);
+	if (r->n < before)
+		log_msg(LOG_INFO, "restart", "%zu of %zu saved sessions of the API key %s go on", n, before - r->n, tenant->name);
+}
+
+void restart_free(struct restart *r)
+{
+	free(r->waiting);
+	*r = (struct restart){NULL, 0};
 }

@@ -3,9 +3,9 @@
  * both; the next one reads the file, removes it, and finds the pages when a session's next turn asks for them: they are known by
  * their tokens, which the client sends again, so the file needs none.
  *
- * The file is bound to what pages depend on, like the tier's (tier_file.h). Only sessions of tenant 0 are kept: what the other
- * tenants' numbers mean follows from the keys a daemon is started with, and a number that means somebody else would hand a session
- * over. Their pages are found again under their salts.
+ * The file is bound to what pages depend on, like the tier's (tier_file.h). A tenant is known in it by its name, since what its number
+ * means follows from the keys a daemon is started with: its sessions wait until a tenant of that name is made. Who has no name is
+ * tenant 0.
  */
 #pragma once
 
@@ -13,8 +13,17 @@
 #include "engine/kv/tiers.h"
 #include "engine/session.h"
 
-/* Saves all sessions and their pages, for at most limit_ms. */
+/* Saved sessions whose tenants there are not yet. */
+struct restart {
+	struct session_saved *waiting; /* [n] */
+	size_t n;
+};
+
+/* Saves all sessions and their pages, for at most limit_ms; and again those that still wait. */
 void restart_save(const char *dir, const struct kv_key *identity, struct session_table *sessions, struct kv_tiers *tiers,
-                  int64_t limit_ms);
-/* Makes the sessions that are saved in dir, if any are and they are of this identity. */
-void restart_load(const char *dir, const struct kv_key *identity, struct session_table *sessions);
+                  const struct restart *r, int64_t limit_ms);
+/* Makes the sessions of tenant 0 that are saved in dir, if any are and they are of this identity; the others wait in the empty *r. */
+void restart_load(const char *dir, const struct kv_key *identity, struct session_table *sessions, struct restart *r);
+/* A tenant has been made: so are its sessions. */
+void restart_claim(struct restart *r, struct session_table *sessions, const struct tenant *tenant);
+void restart_free(struct restart *r);

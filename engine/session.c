@@ -237,6 +237,7 @@ void session_save(const struct session_table *t, const struct session *s, int64_
 {
 	memset(out, 0, sizeof *out);
 	memcpy(out->id, s->id, sizeof out->id);
+	memcpy(out->tenant, s->tenant->name, sizeof out->tenant);
 	out->created_ms = calendar_ms - (clock_now_ms(t->clock) - s->created_ms);
 	out->heartbeat_ms = s->heartbeat_ms;
 	out->ttl_ms = s->ttl_ms;
@@ -244,12 +245,14 @@ void session_save(const struct session_table *t, const struct session *s, int64_
 	out->ended = s->ended;
 }
 
-enum status session_restore(struct session_table *t, const struct session_saved *saved, int64_t calendar_ms, struct error *err)
+enum status session_restore(struct session_table *t, int32_t tenant, const struct session_saved *saved, int64_t calendar_ms,
+                            struct error *err)
 {
 	struct engine_session_params p = {
 	        .heartbeat_timeout_ms = saved->heartbeat_ms,
 	        .ttl_ms = saved->ttl_ms,
 	        .max_tokens = saved->max_tokens,
+	        .tenant = tenant,
 	};
 	struct session *s;
 	/* A calendar that was set back makes nobody younger than now. */

@@ -66,6 +66,7 @@ enum status session_create(struct session_table *t, const struct engine_session_
 /* What outlives the process of a session. Times are milliseconds of the system's calendar clock. */
 struct session_saved {
 	char id[ENGINE_SESSION_ID_MAX + 1];
+	char tenant[ENGINE_TENANT_NAME_MAX + 1]; /* the name of whose it is */
 	int64_t created_ms;
 	int64_t heartbeat_ms, ttl_ms;
 	int32_t max_tokens;
@@ -74,10 +75,11 @@ struct session_saved {
 
 void session_save(const struct session_table *t, const struct session *s, int64_t calendar_ms, struct session_saved *out);
 /*
- * A session of tenant 0 as it was: its TTL has gone on, and being restored is a sign of life. As session_create(); NOT_FOUND: its
+ * A session as it was, of a tenant that the caller has found by its name: its TTL has gone on, and being restored is a sign of life. As session_create(); NOT_FOUND: its
  * TTL has passed meanwhile.
  */
-enum status session_restore(struct session_table *t, const struct session_saved *saved, int64_t calendar_ms, struct error *err);
+enum status session_restore(struct session_table *t, int32_t tenant, const struct session_saved *saved, int64_t calendar_ms,
+                            struct error *err);
 
 /* NULL when the tenant has none of this id, or its deadline has passed. */
 struct session *session_find(struct session_table *t, int32_t tenant, const char *id);

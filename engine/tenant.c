@@ -39,6 +39,7 @@ enum status tenant_set(struct tenant_table *t, const struct engine_tenant *given
 		if (t->n <= given->id)
 			t->n = given->id + 1;
 	}
+	memcpy(n->name, given->name, sizeof n->name);
 	memcpy(n->salt, given->salt, sizeof n->salt);
 	n->limits = given->limits;
 	n->max_pages = whole_pages(given->limits.kv_bytes, t->page_bytes);

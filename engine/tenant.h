@@ -27,6 +27,7 @@ struct ended_requests {
 
 struct tenant {
 	int32_t id;
+	char name[ENGINE_TENANT_NAME_MAX + 1];
 	char salt[ENGINE_SALT_MAX + 1];
 	struct engine_tenant_limits limits;
 	int32_t max_pages;     /* limits.kv_bytes in whole pages; INT32_MAX: no limit */

@@ -29,6 +29,7 @@ struct worker {
 	struct session_table sessions;
 	struct sched sched;
 	struct census census;
+	struct restart restart; /* sessions of the process before that still wait for their tenant */
 	struct engine_kv kv;    /* as the census found it last */
 	int64_t census_ms;      /* and when */
 	bool census_stale;      /* something may have changed since */
@@ -250,10 +251,13 @@ static void enforce_limit(struct worker *w, const struct tenant *t)
 
 static void handle_tenant(struct worker *w, struct command *c)
 {
-	if (tenant_set(&w->tenants, &c->set) == STATUS_OK)
-		enforce_limit(w, tenant_find(&w->tenants, c->set.id));
-	else
+	if (tenant_set(&w->tenants, &c->set) == STATUS_OK) {
+		struct tenant *t = tenant_find(&w->tenants, c->set.id);
+		enforce_limit(w, t);
+		restart_claim(&w->restart, &w->sessions, t);
+	} else {
 		log_msg(LOG_ERROR, "tenant", "no memory for tenant %" PRId32, c->set.id);
+	}
 	command_destroy(c);
 }
 
@@ -724,7 +728,7 @@ static void serve(struct worker *w)
 	for (struct list *l; (l = w->sched.waiting.next) != &w->sched.waiting;)
 		finish_request(w, list_entry(l, struct request, link), ENGINE_FINISH_CANCELLED, "shutdown");
 	if (e->tiers && e->options.kv_disk_dir && !w->lost)
-		restart_save(e->options.kv_disk_dir, &e->identity, &w->sessions, e->tiers, SAVE_MS);
+		restart_save(e->options.kv_disk_dir, &e->identity, &w->sessions, e->tiers, &w->restart, SAVE_MS);
 	while (w->sessions.n_sessions > 0)
 		session_remove(&w->sessions, w->sessions.heap[0]);
 	publish(w);
@@ -810,7 +814,7 @@ static enum status start(struct worker *w, struct error *err)
 	if (e->tiers) {
 		measure_prefill(w);
 		if (o->kv_disk_dir)
-			restart_load(o->kv_disk_dir, &e->identity, &w->sessions);
+			restart_load(o->kv_disk_dir, &e->identity, &w->sessions, &w->restart);
 	}
 	w->next_gc_ms = clock_now_ms(e->clock) + o->session_gc_ms;
 	return STATUS_OK;
@@ -832,6 +836,7 @@ void *worker_thread_main(void *engine)
 		serve(&w);
 	if (!w.stopping)
 		refuse(e);
+	restart_free(&w.restart);
 	census_free(&w.census);
 	free(w.part_logits);
 	free(w.part_token);

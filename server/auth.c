@@ -227,6 +227,7 @@ static enum status place_key(struct auth *a, const struct json *entry, struct au
 		return json_fail(entry, STATUS_LIMIT, err, "is one name too many: there may be %d, those counted that were removed.",
 				 ENGINE_MAX_TENANTS - 1);
 	k->tenant.id = at;
+	memcpy(k->tenant.name, k->name, sizeof k->tenant.name);
 	a->keys[at] = *k;
 	a->n += at == a->n;
 	return STATUS_OK;

@@ -15,7 +15,7 @@
 #include "engine/base/str.h"
 #include "engine/engine.h"
 
-enum { AUTH_NAME_MAX = 64, AUTH_REFUSED = -1 };
+enum { AUTH_NAME_MAX = ENGINE_TENANT_NAME_MAX, AUTH_REFUSED = -1 };
 
 struct auth_key {
 	char name[AUTH_NAME_MAX + 1]; /* [A-Za-z0-9_.-], so it can stand in logs, labels and JSON as it is */

@@ -19,6 +19,7 @@ enum {
 int cli_serve(int argc, char **argv);
 int cli_health(int argc, char **argv);
 int cli_inspect(int argc, char **argv);
+int cli_bench(int argc, char **argv);
 int cli_plan(int argc, char **argv);
 int cli_tokenize(int argc, char **argv);
 int cli_render(int argc, char **argv);

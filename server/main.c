@@ -24,6 +24,7 @@ static const struct command commands[] = {
 #endif
 	{"generate", cli_generate, "stream one answer to a prompt"},
 	{"inspect", cli_inspect, "describe a model file"},
+	{"bench", cli_bench, "measure prefill and decode against the machine's read bandwidth"},
 	{"plan", cli_plan, "say what memory a model and its conversations will take"},
 #ifdef HAVE_JANSSON
 	{"tokenize", cli_tokenize, "turn text into token ids"},

@@ -173,6 +173,7 @@ suite_noserver() {
 	if [ -n "$KVASIR_TEST_MODEL" ]; then
 		check noserver-inspect build-noserver/server/kvasir inspect "$KVASIR_TEST_MODEL"
 		check noserver-generate build-noserver/server/kvasir generate --model "$KVASIR_TEST_MODEL" --prompt Hello --max-tokens 4
+		check noserver-bench build-noserver/server/kvasir bench --model "$KVASIR_TEST_MODEL" --prefill 16 --decode 2 --runs 1
 	else
 		skip noserver-generate "no model"
 	fi

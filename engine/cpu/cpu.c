@@ -92,6 +92,40 @@ enum status cpu_page_copy(struct backend *b, void *kv, const struct kv_layout *l
 	return STATUS_OK;
 }
 
+/* ---- The measure of memory ---- */
+
+enum { SCAN_PAGE = 4096, SCAN_PIECE_PAGES = 64 };
+
+struct scan {
+	const char *p;
+	_Atomic uint64_t sum;
+};
+
+static void scan_pages(void *arg, int64_t begin, int64_t end, int thread)
+{
+	typedef uint64_t words __attribute__((vector_size(64)));
+	struct scan *s = arg;
+	words a = {0}, b = {0};
+	(void)thread;
+	for (const char *p = s->p + begin * SCAN_PAGE, *stop = s->p + end * SCAN_PAGE; p < stop; p += 2 * sizeof a) {
+		a += *(const words *)(const void *)p;
+		b += *(const words *)(const void *)(p + sizeof a);
+	}
+	a += b;
+	uint64_t sum = 0;
+	for (size_t i = 0; i < sizeof a / sizeof sum; i++)
+		sum += a[i];
+	atomic_fetch_add(&s->sum, sum);
+}
+
+enum status cpu_scan(struct backend *b, const void *p, size_t bytes, uint64_t *sum)
+{
+	struct scan s = {.p = p};
+	threads_for(((struct cpu_base *)b)->threads, (int64_t)(bytes / SCAN_PAGE), SCAN_PIECE_PAGES, scan_pages, &s);
+	*sum = s.sum;
+	return STATUS_OK;
+}
+
 enum status cpu_check_weight(const struct weight_desc *d, struct error *err)
 {
 	if (d->n_in <= 0 || d->n_out <= 0)

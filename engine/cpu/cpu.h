@@ -20,6 +20,7 @@ void cpu_base_fini(struct cpu_base *c);
 /* Constructors, one per row of the table in backend.c. */
 enum status cpu_reference_create(int32_t n_threads, struct backend **out, struct error *err);
 enum status cpu_avx2_create(int32_t n_threads, struct backend **out, struct error *err);
+enum status cpu_avx512_bf16_create(int32_t n_threads, struct backend **out, struct error *err);
 enum status cpu_avx512_create(int32_t n_threads, struct backend **out, struct error *err);
 
 /* Entries of the vtable that are the same for all. */
@@ -33,6 +34,7 @@ enum status cpu_gather_rows(struct backend *b, const float *x, int32_t dim, cons
 enum status cpu_page_copy(struct backend *b, void *kv, const struct kv_layout *layout, const int32_t *from,
                           const int32_t *to, int32_t n);
 enum status cpu_sync(struct backend *b);
+enum status cpu_scan(struct backend *b, const void *p, size_t bytes, uint64_t *sum);
 
 /* Checks a description: sizes above zero, whole blocks in a row, a byte count that does not overflow. */
 enum status cpu_check_weight(const struct weight_desc *desc, struct error *err);

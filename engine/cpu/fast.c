@@ -68,6 +68,8 @@ static enum status weight_create(struct backend *b, const struct weight_desc *de
 		cpu_memory_cool(desc->data, cpu_row_bytes(desc) * (size_t)desc->n_out);
 	}
 	f->max_in = desc->n_in > f->max_in ? desc->n_in : f->max_in;
+	if (desc->format->type == QUANT_BF16 && f->kernels->narrow && desc->n_in > f->max_narrow_in)
+		f->max_narrow_in = desc->n_in;
 	*out = w;
 	return STATUS_OK;
 
@@ -126,7 +128,21 @@ struct matmul_job {
 	const struct matmul *mm;
 	int32_t n_mm;
 	bool precise;
+	bool narrow; /* products with BF16 weights take bfloat16s */
 };
+
+static int64_t narrow_stride(int64_t n_in)
+{
+	return (n_in + 1) & ~INT64_C(1);
+}
+
+static void narrow_rows(void *arg, int64_t begin, int64_t end, int thread)
+{
+	const struct matmul_job *j = arg;
+	(void)thread;
+	for (int64_t row = begin; row < end; row++)
+		j->f->kernels->narrow(j->x + row * j->n_in, j->n_in, (uint16_t *)j->f->narrow.p + row * narrow_stride(j->n_in));
+}
 
 /* Items are groups of rows_quant rows. */
 static void quantize_groups(void *arg, int64_t begin, int64_t end, int thread)
@@ -158,6 +174,7 @@ static void multiply_tiles(const struct matmul_job *j, const struct matmul *mm, 
 				        .fine = (const struct act_fine *)j->f->fine.p + row * w->n_units,
 				        .n_in = j->n_in,
 				        .x = j->x + row * j->n_in,
+				        .narrow = j->narrow ? (const uint16_t *)j->f->narrow.p + row * narrow_stride(j->n_in) : NULL,
 				        .y = mm->y + row * w->desc.n_out + at,
 				        .y_stride = w->desc.n_out,
 				        .n_outs = (int)min_i64(w->tile_outs, w->desc.n_out - at),
@@ -189,6 +206,12 @@ static enum status reserve_act(struct fast *f, int64_t n_rows, int64_t n_in)
 	return ok ? STATUS_OK : STATUS_NOMEM;
 }
 
+static enum status reserve_narrow(struct fast *f, int64_t n_rows, int64_t n_in)
+{
+	size_t bytes = (size_t)n_rows * (size_t)narrow_stride(n_in) * sizeof(uint16_t);
+	return n_in == 0 || scratch_grow(&f->narrow, bytes) ? STATUS_OK : STATUS_NOMEM;
+}
+
 static enum status matmul(struct backend *b, const float *x, int64_t n_rows, const struct matmul *mm, int32_t n_mm)
 {
 	struct fast *f = self(b);
@@ -203,6 +226,7 @@ static enum status matmul(struct backend *b, const float *x, int64_t n_rows, con
 		if (!w->tiles || w->desc.n_in != j.n_in)
 			return STATUS_INVALID;
 		quantised |= !pack_is_float(w->format);
+		j.narrow |= w->format->type == QUANT_BF16 && f->kernels->narrow;
 		j.precise |= mm[i].precise;
 		n_tiles += w->n_tiles;
 		tile_bytes = (int64_t)w->tile_bytes > tile_bytes ? (int64_t)w->tile_bytes : tile_bytes;
@@ -213,6 +237,13 @@ static enum status matmul(struct backend *b, const float *x, int64_t n_rows, con
 		if (s != STATUS_OK)
 			return s;
 		threads_for(f->base.threads, (n_rows + group - 1) / group, row_grain(group * j.n_in), quantize_groups, &j);
+	}
+	j.narrow &= !j.precise;
+	if (j.narrow) {
+		enum status s = reserve_narrow(f, n_rows, j.n_in);
+		if (s != STATUS_OK)
+			return s;
+		threads_for(f->base.threads, n_rows, row_grain(j.n_in), narrow_rows, &j);
 	}
 	/* Long runs suit the memory; but all threads shall have one. */
 	int64_t n_threads = threads_count(f->base.threads), share = (n_tiles + n_threads - 1) / n_threads;
@@ -351,6 +382,8 @@ static enum status reserve(struct backend *b, int32_t max_rows, int32_t max_widt
 	(void)max_width; /* the weights say how wide inputs are */
 	enum status s = reserve_act(f, max_rows, f->max_in);
 	if (s == STATUS_OK)
+		s = reserve_narrow(f, max_rows, f->max_narrow_in);
+	if (s == STATUS_OK)
 		s = reserve_rope(f, max_rows, layout->head_dim);
 	return s == STATUS_OK ? attn_plan_reserve(f, max_rows, layout) : s;
 }
@@ -375,6 +408,7 @@ static void destroy(struct backend *b)
 	attn_plan_destroy(f->plan);
 	scratch_free(&f->act);
 	scratch_free(&f->fine);
+	scratch_free(&f->narrow);
 	scratch_free(&f->rope_table);
 	free(f);
 }
@@ -402,6 +436,7 @@ static const struct backend_ops fast_ops = {
         .gather_rows = cpu_gather_rows,
         .page_copy = cpu_page_copy,
         .sync = cpu_sync,
+        .scan = cpu_scan,
 };
 
 static enum status fast_create(const struct cpu_kernels *kernels, int32_t n_threads, struct backend **out,
@@ -440,11 +475,30 @@ enum status cpu_avx2_create(int32_t n_threads, struct backend **out, struct erro
 	return fast_create(&cpu_kernels_avx2, n_threads, out, err);
 }
 
+static bool has_avx512(void)
+{
+	return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+	       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
+}
+
+/* Likewise not known to every compiler: leaf 7.1, EAX bit 5 (Intel, Architecture Instruction Set Extensions). */
+static bool has_avx512_bf16(void)
+{
+	unsigned a, b, c, d;
+	return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & 1u << 5);
+}
+
+enum status cpu_avx512_bf16_create(int32_t n_threads, struct backend **out, struct error *err)
+{
+	if (!has_avx512() || !has_avx512_bf16())
+		return error_set(err, STATUS_UNSUPPORTED,
+		                 "this machine has no AVX-512 with BW, DQ, VL, VNNI and BF16, which cpu-avx512-bf16 needs");
+	return fast_create(&cpu_kernels_avx512_bf16, n_threads, out, err);
+}
+
 enum status cpu_avx512_create(int32_t n_threads, struct backend **out, struct error *err)
 {
-	if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
-	    !__builtin_cpu_supports("avx512dq") || !__builtin_cpu_supports("avx512vl") ||
-	    !__builtin_cpu_supports("avx512vnni"))
+	if (!has_avx512())
 		return error_set(err, STATUS_UNSUPPORTED,
 		                 "this machine has no AVX-512 with BW, DQ, VL and VNNI, which cpu-avx512 needs");
 	return fast_create(&cpu_kernels_avx512, n_threads, out, err);

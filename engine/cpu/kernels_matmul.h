@@ -16,6 +16,7 @@ enum {
 	VB = 4 * LANES, /* bytes of a byte vector */
 	FLOAT_VECTORS = 4,
 	ROW_STRIDE = sizeof(struct act), /* of rows in a group */
+	FINE_ABOVE = 2, /* times the mean square of the units' largest values: see struct act */
 };
 
 _Static_assert(sizeof(struct act_fine) == sizeof(struct act) && offsetof(struct act_fine, d) == offsetof(struct act, d),
@@ -78,7 +79,7 @@ static void quantize(const float *x, int64_t n_in, int rows, bool precise, struc
 		}
 		for (int64_t u = 0; u < n_units; u++) {
 			struct act *a = out + u * rows + r;
-			bool is_fine = precise || a->d * a->d * (float)n_units > square_sum;
+			bool is_fine = precise || a->d * a->d * (float)n_units > FINE_ABOVE * square_sum;
 			quantize_unit(x + r * n_in + u * UNIT, is_fine, a, fine + u * rows + r);
 			out[u * rows].fine = is_fine || (r > 0 && out[u * rows].fine);
 		}
@@ -291,17 +292,10 @@ INLINE void tile_quantised(const struct tile_job *t, int rows, enum pack_planes 
 
 INLINE vf load_weights(const char *p, enum pack_planes planes)
 {
-	switch (planes) {
-	case PLANES_F32:
-		return vf_load((const float *)(const void *)p);
-	case PLANES_F16:
-		return vf_load_half(p);
-	default:
-		return vf_load_bf16(p);
-	}
+	return planes == PLANES_F32 ? vf_load((const float *)(const void *)p) : vf_load_half(p);
 }
 
-/* A tile of a float format times `rows` rows. */
+/* A tile of F32 or F16 times `rows` rows. */
 INLINE void tile_float(const struct tile_job *t, int rows, enum pack_planes planes)
 {
 	const int bytes = planes == PLANES_F32 ? 4 : 2;
@@ -330,6 +324,59 @@ INLINE void tile_float(const struct tile_job *t, int rows, enum pack_planes plan
 		UNROLL
 		for (int v = 0; v < FLOAT_VECTORS; v++)
 			store_outputs(t, r, v * LANES, acc[r][v]);
+}
+
+/* A tile of BF16 times `rows` rows: of floats, or `narrow` of bfloat16s. */
+INLINE void tile_pairs(const struct tile_job *t, int rows, bool narrow)
+{
+	const int64_t stride = (t->n_in + 1) & ~INT64_C(1); /* of narrow rows */
+	const char *p = t->tile;
+	vf acc[FLOAT_ROWS][FLOAT_VECTORS];
+	UNROLL
+	for (int r = 0; r < rows; r++)
+		UNROLL
+		for (int v = 0; v < FLOAT_VECTORS; v++)
+			acc[r][v] = vf_zero();
+	for (int64_t k = 0; k < t->n_in; k += 2, p += FLOAT_VECTORS * VB) {
+		vb w[FLOAT_VECTORS];
+		UNROLL
+		for (int v = 0; v < FLOAT_VECTORS; v++)
+			w[v] = vb_load(p + v * VB);
+		UNROLL
+		for (int r = 0; r < rows && narrow; r++)
+			UNROLL
+			for (int v = 0; v < FLOAT_VECTORS; v++)
+				acc[r][v] = vf_dot_bf16(acc[r][v], w[v], t->narrow + r * stride + k);
+		UNROLL
+		for (int half = 0; half < 2 && !narrow; half++) {
+			vf element[FLOAT_VECTORS];
+			if (k + half == t->n_in)
+				break;
+			UNROLL
+			for (int v = 0; v < FLOAT_VECTORS; v++)
+				element[v] = half ? vf_high_bf16(w[v]) : vf_low_bf16(w[v]);
+			UNROLL
+			for (int r = 0; r < rows; r++) {
+				vf x = vf_set1(t->x[r * t->n_in + k + half]);
+				UNROLL
+				for (int v = 0; v < FLOAT_VECTORS; v++)
+					acc[r][v] = vf_fma(element[v], x, acc[r][v]);
+			}
+		}
+	}
+	UNROLL
+	for (int r = 0; r < rows; r++)
+		UNROLL
+		for (int v = 0; v < FLOAT_VECTORS; v++)
+			store_outputs(t, r, v * LANES, acc[r][v]);
+}
+
+static __attribute__((unused)) void narrow(const float *x, int64_t n, uint16_t *out)
+{
+	for (int64_t k = 0; k < n; k += LANES)
+		vf_store_bf16_n(out + k, vf_load_n(x + k, n - k < LANES ? (int)(n - k) : LANES), n - k < LANES ? (int)(n - k) : LANES);
+	if (n % 2)
+		out[n] = 0;
 }
 
 /* One function per format; a case per number of rows, so that the sums stay in registers. */
@@ -369,7 +416,16 @@ TILE_FUNCTION(tile_q5_k, QUANT_ROWS, tile_quantised(t, ROWS, PLANES_4_1, 1, true
 TILE_FUNCTION(tile_q6_k, QUANT_ROWS, tile_quantised(t, ROWS, PLANES_4_2, 2, false, true, 5))
 TILE_FUNCTION(tile_f32, FLOAT_ROWS, tile_float(t, ROWS, PLANES_F32))
 TILE_FUNCTION(tile_f16, FLOAT_ROWS, tile_float(t, ROWS, PLANES_F16))
-TILE_FUNCTION(tile_bf16, FLOAT_ROWS, tile_float(t, ROWS, PLANES_BF16))
+TILE_FUNCTION(tile_bf16_float, FLOAT_ROWS, tile_pairs(t, ROWS, false))
+TILE_FUNCTION(tile_bf16_narrow, FLOAT_ROWS, tile_pairs(t, ROWS, true))
+
+static void tile_bf16(const struct tile_job *t, int rows)
+{
+	if (HAS_BF16 && t->narrow)
+		tile_bf16_narrow(t, rows);
+	else
+		tile_bf16_float(t, rows);
+}
 
 static void tile(const struct tile_job *t, enum quant_type type, int rows)
 {

@@ -9,6 +9,7 @@ const struct cpu_kernels TABLE = {
         .rows_quant = QUANT_ROWS,
         .rows_float = FLOAT_ROWS,
         .quantize = quantize,
+        .narrow = HAS_BF16 ? narrow : NULL,
         .tile = tile,
         .rms_norm = rms_norm,
         .swiglu = swiglu,

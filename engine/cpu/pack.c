@@ -237,7 +237,8 @@ enum status pack_layout(struct weight *w, int lanes, int tile_floats)
 	w->n_tiles = (w->desc.n_out + w->tile_outs - 1) / w->tile_outs;
 	if (pack_is_float(f)) {
 		w->n_units = 0;
-		w->tile_bytes = (size_t)w->desc.n_in * (size_t)tile_floats * element_bytes(f->planes);
+		int64_t n_in = f->planes == PLANES_BF16 ? (w->desc.n_in + 1) & ~INT64_C(1) : w->desc.n_in;
+		w->tile_bytes = (size_t)n_in * (size_t)tile_floats * element_bytes(f->planes);
 	} else {
 		w->n_units = w->desc.n_in / UNIT;
 		int64_t rest = w->n_units % SPAN_UNITS;
@@ -336,6 +337,11 @@ static void pack_float_row(const struct weight *w, const char *row, char *tile, 
 {
 	size_t n = element_bytes(w->format->planes), step = (size_t)w->tile_outs * n;
 	char *out = tile + (size_t)lane * n;
+	if (w->format->planes == PLANES_BF16) {
+		for (int64_t k = 0; k < w->desc.n_in; k++, row += n)
+			memcpy(tile + (k / 2 * w->tile_outs + lane) * 4 + k % 2 * 2, row, n);
+		return;
+	}
 	for (int64_t k = 0; k < w->desc.n_in; k++, row += n, out += step)
 		memcpy(out, row, n);
 }

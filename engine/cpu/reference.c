@@ -438,6 +438,7 @@ static const struct backend_ops reference_ops = {
         .gather_rows = cpu_gather_rows,
         .page_copy = cpu_page_copy,
         .sync = cpu_sync,
+        .scan = cpu_scan,
 };
 
 enum status cpu_reference_create(int32_t n_threads, struct backend **out, struct error *err)

@@ -9,6 +9,7 @@ enum {
 	LANES = 8,
 	S8_SHIFT = -1,
 	HAS_SHORTS = 1,
+	HAS_BF16 = 0,
 	QUANT_ROWS = 4,
 	FLOAT_ROWS = 3,
 };
@@ -56,10 +57,6 @@ INLINE vf vf_load_half_n(const void *p, int n)
 	memcpy(part, p, (size_t)n * 2);
 	return vf_load_half(part);
 }
-INLINE vf vf_load_bf16(const void *p)
-{
-	return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(p)), 16));
-}
 INLINE void vf_store_half(void *p, vf v)
 {
 	_mm_storeu_si128(p, _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
@@ -76,6 +73,8 @@ INLINE void vf_store_s8(int8_t *p, vf v)
 	__m128i w = _mm_packs_epi32(_mm256_castsi256_si128(i), _mm256_extracti128_si256(i, 1));
 	_mm_storel_epi64((__m128i *)p, _mm_packs_epi16(w, w));
 }
+INLINE vf vf_low_bf16(vb w) { return _mm256_castsi256_ps(_mm256_slli_epi32(w, 16)); }
+INLINE vf vf_high_bf16(vb w) { return _mm256_castsi256_ps(_mm256_and_si256(w, _mm256_set1_epi32((int)0xFFFF0000))); }
 INLINE float vf_hmax(vf v)
 {
 	__m128 a = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
@@ -116,6 +115,9 @@ INLINE __m256i four_bytes(const int8_t *a)
 INLINE vi vi_short_products(vb w, const int8_t *a) { return _mm256_maddubs_epi16(w, four_bytes(a)); }
 INLINE vi vi_add_shorts(vi a, vi b) { return _mm256_add_epi16(a, b); }
 INLINE vi vi_pair_sums(vi a) { return _mm256_madd_epi16(a, _mm256_set1_epi16(1)); }
+/* never called: HAS_BF16 is 0 */
+INLINE vf vf_dot_bf16(vf acc, vb w, const uint16_t *a) { return (void)w, (void)a, acc; }
+INLINE void vf_store_bf16_n(uint16_t *p, vf v, int n) { (void)p, (void)v, (void)n; }
 INLINE vi vi_dot_u8(vi acc, vb w, const int8_t *a) { return vi_add(acc, vi_pair_sums(vi_short_products(w, a))); }
 INLINE vb vb_prepare_s8(vb w) { return w; }
 INLINE vi vi_dot_s8(vi acc, vb w, const int8_t *a)

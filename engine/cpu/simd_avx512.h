@@ -1,5 +1,5 @@
 /*
- * Vector primitives of AVX-512 (F, BW, DQ, VL, VNNI): 16 floats or 64 bytes. simd_avx2.h has the same names; what each does
+ * Vector primitives of AVX-512 (F, BW, DQ, VL, VNNI, and BF16 where the compiler may use it): 16 floats or 64 bytes. simd_avx2.h has the same names; what each does
  * is said here. `n` of a partial load or store is 0..LANES; lanes beyond read as zero and are not written.
  */
 #pragma once
@@ -11,6 +11,11 @@ enum {
 	LANES = 16,
 	S8_SHIFT = 7, /* vi_dot_s8 adds 1 << S8_SHIFT times the sum of a, which the accumulator must begin without; -1: adds nothing */
 	HAS_SHORTS = 0, /* whether vi_short_products() and its kind are the faster way */
+#ifdef __AVX512BF16__
+	HAS_BF16 = 1, /* whether vf_dot_bf16() and vf_store_bf16_n() work */
+#else
+	HAS_BF16 = 0,
+#endif
 	QUANT_ROWS = 8, /* rows of a quantised tile whose sums fit the registers */
 	FLOAT_ROWS = 6,
 };
@@ -49,13 +54,9 @@ INLINE vf vf_round(vf a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_
 INLINE vf vf_scale2(vf a, vf n) { return _mm512_scalef_ps(a, n); }
 /* lanes below n from a, the others from b */
 INLINE vf vf_first(vf a, vf b, int n) { return _mm512_mask_blend_ps(first(n), b, a); }
-/* halves, and bfloat16s, to floats */
+/* halves to floats */
 INLINE vf vf_load_half(const void *p) { return _mm512_cvtph_ps(_mm256_loadu_si256(p)); }
 INLINE vf vf_load_half_n(const void *p, int n) { return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first(n), p)); }
-INLINE vf vf_load_bf16(const void *p)
-{
-	return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(p)), 16));
-}
 INLINE void vf_store_half(void *p, vf v)
 {
 	_mm256_storeu_si256(p, _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
@@ -66,6 +67,23 @@ INLINE void vf_store_half_n(void *p, vf v, int n)
 }
 /* rounded to nearest integers in -128..127 */
 INLINE void vf_store_s8(int8_t *p, vf v) { _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(v))); }
+/* the first (second) bfloat16 of each pair */
+INLINE vf vf_low_bf16(vb w) { return _mm512_castsi512_ps(_mm512_slli_epi32(w, 16)); }
+INLINE vf vf_high_bf16(vb w) { return _mm512_castsi512_ps(_mm512_and_si512(w, _mm512_set1_epi32((int)0xFFFF0000))); }
+#ifdef __AVX512BF16__
+/* each lane: acc + the products of two pairs of bfloat16s, that of w's lane and the one at a; numbers below 2^-126 count as zero */
+INLINE vf vf_dot_bf16(vf acc, vb w, const uint16_t *a)
+{
+	int32_t pair;
+	__builtin_memcpy(&pair, a, 4);
+	return _mm512_dpbf16_ps(acc, (__m512bh)w, (__m512bh)_mm512_set1_epi32(pair));
+}
+/* as bfloat16, rounded to nearest */
+INLINE void vf_store_bf16_n(uint16_t *p, vf v, int n) { _mm256_mask_storeu_epi16(p, first(n), (__m256i)_mm512_cvtneps_pbh(v)); }
+#else
+INLINE vf vf_dot_bf16(vf acc, vb w, const uint16_t *a) { return (void)w, (void)a, acc; } /* never called: HAS_BF16 is 0 */
+INLINE void vf_store_bf16_n(uint16_t *p, vf v, int n) { (void)p, (void)v, (void)n; }
+#endif
 INLINE float vf_hmax(vf v) { return _mm512_reduce_max_ps(v); }
 /* in a fixed order: halves onto halves */
 INLINE float vf_hsum(vf v)

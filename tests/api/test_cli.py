@@ -28,7 +28,12 @@ def golden(*path):
     ([], 2, "usage"), (["help", "generate"], 0, "--max-tokens"), (["generate", "--help"], 0, "--max-tokens"),
     (["serve", "--help"], 0, "--drain-timeout"), (["help", "nothing"], 2, "nothing"), (["nothing"], 2, "nothing"),
     (["generate"], 2, "--model"), (["inspect"], 2, "path"), (["tokenize", "--model", "x"], 2, "--text"),
-    (["generate", "--modle", "x"], 2, "--model"), (["render", "--template", "x", "--jsonl", "--now", "noon"], 2, "noon"),
+    (["generate", "--modle", "x"], 2, "--model"), (["bench"], 2, "--model"), (["help", "bench"], 0, "--random-kv"),
+    (["bench", "--model", "x", "--prefill", "512,"], 2, "prefill"), (["bench", "--model", "x", "--depth", "-1"], 2, "depth"),
+    (["bench", "--model", "x", "--batch", "one"], 2, "batch"), (["bench", "--model", "x", "--batch", "0"], 2, "batch"),
+    (["bench", "--model", "x", "--prefill", "99999999999"], 2, "prefill"), (["bench", "--model", "x", "--runs", "0"], 2, "runs"),
+    (["bench", "--model", "x", "--depth", ""], 2, "depth"), (["bench", "--model", "x", "--prefill", "", "--decode", "0"], 2, "decode"),
+    (["bench", "--model", "/nothing"], 1, "/nothing"), (["render", "--template", "x", "--jsonl", "--now", "noon"], 2, "noon"),
     (["inspect", "/nothing.gguf"], 1, "/nothing.gguf"), (["tokenize", "--model", "/nothing", "--text", "x"], 1, "/nothing"),
     (["generate", "--model", "/nothing", "--prompt", "x"], 1, "/nothing"),
     (["render", "--template", "/nothing", "--jsonl"], 1, "/nothing"), (["serve"], 1, "--model"),
@@ -47,6 +52,25 @@ def test_inspect_tells_what_is_in_the_file():
         assert word in text, word
     facts = json.loads(kvasir("inspect", MODEL, "--json").stdout)
     assert "llama" in json.dumps(facts)
+
+
+def test_bench_measures_each_test_against_the_memory():
+    args = ["bench", "--model", MODEL, "--prefill", "16", "--decode", 2, "--depth", "40,0", "--batch", "1,3", "--runs", 1, "--random-kv"]
+    r = json.loads(kvasir(*args, "--json").stdout)
+    assert r["model"] == os.path.basename(MODEL) and r["threads"] >= 1 and r["context"] == "random" and r["left_out"] == []
+    assert r["read_bandwidth"]["memory_bytes_per_s"] > 1e8 and r["read_bandwidth"]["cache_bytes_per_s"] > 1e8
+    rows = r["rows"]
+    assert [(x["test"], x["tokens"], x["depth"], x["batch"]) for x in rows] == [
+        ("prefill", 16, 0, 1), ("decode", 2, 0, 1), ("decode", 2, 0, 3), ("prefill", 16, 40, 1), ("decode", 2, 40, 1), ("decode", 2, 40, 3)]
+    for x in rows:
+        assert x["tokens_per_s"] > 0 and 0 < x["read_fraction"] < 2 and abs(sum(x["ops"].values()) - 1) < 0.01
+        assert abs(x["bytes_per_s"] / x["read_bytes_per_s"] - x["read_fraction"]) < 1e-9
+    # 30 layers of 3 KV heads of 64 halves: K and V of the 40 tokens that the deeper test reads more.
+    assert abs(rows[4]["bytes_per_token"] - rows[1]["bytes_per_token"] - 40 * 30 * 3 * 64 * 2 * 2) < 1
+    assert rows[2]["bytes_per_token"] < rows[1]["bytes_per_token"] / 2
+    table = kvasir(*args).stdout.splitlines()
+    assert len(table) == 2 + len(rows) and "GB/s from memory" in table[0]
+    assert [line.split()[0] for line in table[2:]] == [x["test"] for x in rows]
 
 
 def test_generate_streams_text_and_repeats_itself():

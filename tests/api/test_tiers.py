@@ -1,4 +1,5 @@
 """KV below the pool: pages come back from RAM and disk with the same answer, a dying disk harms nobody, sessions outlive a restart."""
+import json
 import os
 import re
 import shutil
@@ -143,9 +144,9 @@ def test_a_narrow_tier_says_what_it_is(disk):
         assert cached >= n - 17
 
 
-def chat(d, session, messages):
+def chat(d, session, messages, key="none"):
     body = {"messages": messages, "max_tokens": 4, "temperature": 0, "session_id": session}
-    r = httpx.post(d.url + "/v1/chat/completions", json=body, timeout=120 * SLOW)
+    r = httpx.post(d.url + "/v1/chat/completions", json=body, headers={"x-api-key": key}, timeout=120 * SLOW)
     assert r.status_code == 200, r.text
     return r.json()
 
@@ -175,3 +176,28 @@ def test_a_session_outlives_a_restart(disk):
         httpx.delete(d.url + "/v1/sessions/tea")
     with Daemon(*POOL, *args) as d:
         assert httpx.get(d.url + "/v1/sessions/tea").status_code == 404
+
+
+def test_sessions_of_api_keys_outlive_a_restart_by_their_names(disk):
+    def keys(*names):
+        return json.dumps({"keys": [{"name": n, "key": "sk-" + n} for n in names]})
+
+    def session(d, name):
+        return httpx.get(d.url + "/v1/sessions/tea", headers={"x-api-key": "sk-" + name})
+
+    args = ("--kv-disk", f"{disk}:256M", "--session-heartbeat", "200s", "--session-ttl", "200s")
+    turns = [{"role": "user", "content": prompt("mine", 45)}]
+    with Daemon(*POOL, *args, env={"KVASIR_API_KEYS": keys("alice", "bob", "carol")}) as d:
+        for name in ("alice", "bob"):
+            made = httpx.post(d.url + "/v1/sessions", json={"id": "tea"}, headers={"x-api-key": "sk-" + name})
+            assert made.status_code == 200, made.text
+        first = chat(d, "tea", turns, "sk-alice")
+    # In another order, so that numbers mean others, and without bob, whose session waits for him.
+    with Daemon(*POOL, *args, env={"KVASIR_API_KEYS": keys("carol", "alice")}) as d:
+        assert session(d, "carol").status_code == 404
+        assert session(d, "alice").json().get("requests") == 1, session(d, "alice").text + d.stderr()
+        turns += [first["choices"][0]["message"], {"role": "user", "content": "Go on."}]
+        usage = chat(d, "tea", turns, "sk-alice")["usage"]
+        assert usage["prompt_tokens_details"]["cached_tokens"] >= first["usage"]["prompt_tokens"]
+    with Daemon(*POOL, *args, env={"KVASIR_API_KEYS": keys("bob")}) as d:
+        assert session(d, "bob").json()["requests"] == 0
