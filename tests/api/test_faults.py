@@ -7,6 +7,7 @@ of the allocations fail, in others each one does in turn; with KVASIR_FULL=yes a
 """
 import json
 import os
+import signal
 import socket
 import time
 
@@ -352,3 +353,40 @@ def test_an_allocation_that_fails_at_the_start(tmp_path):
             break
         n += step
     print(f"start: about {n} allocations, {outcomes}")
+
+
+@pytest.mark.no_model
+def test_an_allocation_that_fails_while_keys_are_read_again(tmp_path):
+    """Either set of keys works as a whole; nobody is locked out, and nobody let in."""
+    need_library()
+    keys = tmp_path / "keys.json"
+
+    def write(n):
+        keys.write_text(json.dumps({"keys": [{"name": f"key{i}", "key": f"secret-{i}-{n}"} for i in range(3)]}))
+
+    def ask_as(d, key):
+        with connect(d) as s:
+            s.sendall(f"GET /v1/models HTTP/1.1\r\nHost: a\r\nConnection: close\r\nX-Api-Key: {key}\r\n\r\n".encode())
+            return read_head(s)[0]
+    write(0)
+    with FaultyDaemon("--api-keys", keys, "--threads", 1, model=tiny_model(str(tmp_path))) as d:
+        now, n = 0, 1
+        while True:
+            write(now + 1)
+            seen = d.control.seen
+            d.arm(n)
+            d.signal(signal.SIGHUP)
+            eventually(lambda: d.control.seen > seen, 10, "the signal is seen")
+            d.live(at_most=0)
+            fired = d.disarm()
+            assert d.process.poll() is None, d.where()
+            answers = {(i, k): ask_as(d, f"secret-{i}-{k}") for i in range(3) for k in (now, now + 1)}
+            new = answers[0, now + 1] == 200
+            for (_, k), status in answers.items():
+                assert status == (200 if k == now + new else 401), (n, answers, d.where())
+            if fired == 0:
+                assert new
+                break
+            now += new
+            n += 1
+    assert n > 5, "reading keys allocates"
