@@ -1,7 +1,9 @@
 #include "server/loop.h"
 
 #include <fcntl.h>
+#include <sched.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -40,6 +42,32 @@ void loop_timer_stop(struct loop_timer *t)
 {
 	if (t)
 		uv_close((uv_handle_t *)&t->handle, on_closed);
+}
+
+void *loop_realloc(void *old, size_t n)
+{
+	enum { PATIENCE_NS = 200000000 };
+	void *p = realloc(old, n);
+	for (uint64_t until = p ? 0 : uv_hrtime() + PATIENCE_NS; !p && uv_hrtime() < until; p = realloc(old, n))
+		sched_yield();
+	return p;
+}
+
+static void *patient_malloc(size_t n)
+{
+	return loop_realloc(NULL, n ? n : 1);
+}
+
+static void *patient_calloc(size_t n, size_t size)
+{
+	size_t bytes;
+	void *p = __builtin_mul_overflow(n, size, &bytes) ? NULL : patient_malloc(bytes);
+	return p ? memset(p, 0, bytes) : NULL;
+}
+
+void loop_be_patient(void)
+{
+	uv_replace_allocator(patient_malloc, loop_realloc, patient_calloc, free);
 }
 
 static void on_poll(uv_poll_t *handle, int status, int events)

@@ -363,6 +363,7 @@ enum status server_run(const struct config *config, struct error *err)
 		if (s.status != STATUS_OK)
 			goto free_template;
 	}
+	loop_be_patient();
 	rc = uv_loop_init(&s.loop);
 	if (rc) {
 		s.status = error_set(err, STATUS_INTERNAL, "cannot start the event loop: %s", uv_strerror(rc));

@@ -4,7 +4,6 @@
 #include <dlfcn.h>
 #include <libwebsockets.h>
 #include <link.h>
-#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -13,12 +12,12 @@
 #include "engine/base/list.h"
 #include "engine/base/log.h"
 #include "server/frame.h"
+#include "server/loop.h"
 #include "server/stream.h"
 #include "server/ws_server.h"
 
 enum {
 	CLOSE_MS = 5000,  /* how long a close handshake may take */
-	MEMORY_MS = 200,  /* how long libwebsockets waits for memory */
 	SEND_ROUNDS = 16, /* messages sent before other connections have their turn */
 	RX_CHUNK = 4096,  /* libwebsockets hands over this much of a message at a time */
 	REASON_MAX = 123, /* bytes of a close reason (RFC 6455, 5.5) */
@@ -358,20 +357,15 @@ static void on_sweep(uv_timer_t *handle)
 
 /*
  * The memory of libwebsockets. Version 4.1.6 loses what it has made so far, a descriptor among it, when a later step of
- * opening a connection gets none. So it is told only when there is none for a while: what it asks for is little, and other
- * threads free.
+ * opening a connection gets none. So it is told only when there is none for a while.
  */
 static void *lws_memory(void *old, size_t n, const char *reason)
 {
 	(void)reason;
-	if (n == 0) {
-		free(old);
-		return NULL;
-	}
-	void *p = realloc(old, n);
-	for (int64_t until = p ? 0 : now_ms() + MEMORY_MS; !p && now_ms() < until; p = realloc(old, n))
-		sched_yield();
-	return p;
+	if (n)
+		return loop_realloc(old, n);
+	free(old);
+	return NULL;
 }
 
 /* What libwebsockets says while it starts is worth reading; later it complains about every odd peer. */

@@ -42,11 +42,13 @@ def tiny_model(folder):
 
 
 class FaultyDaemon(Daemon):
-    def __init__(self, *args, env=None, **more):
+    def __init__(self, *args, env=None, fail_at=0, **more):
+        """fail_at: as arm() has it, from the start of the program."""
         self.file = tempfile.NamedTemporaryFile(prefix="kvasir-fault-")
         self.file.truncate(mmap.PAGESIZE)
         self.map = mmap.mmap(self.file.fileno(), mmap.PAGESIZE)
         self.control = Control.from_buffer(self.map)
+        self.control.fail_at = fail_at
         self.trace = tempfile.NamedTemporaryFile("r", prefix="kvasir-fault-trace-")
         options = os.environ.get("ASAN_OPTIONS", "")
         # What the dynamic linker keeps for good, which LSan knows about only when nothing stands before its malloc.
@@ -57,7 +59,7 @@ class FaultyDaemon(Daemon):
                "ASAN_OPTIONS": f"verify_asan_link_order=0:{options}",
                "LSAN_OPTIONS": f"suppressions={self.suppressions.name}:print_suppressions=0", **(env or {})}
         super().__init__(*args, env=env, **more)
-        assert self.control.seen > 0, "the library was not loaded"
+        eventually(lambda: self.control.seen > 0, 5, "the library is loaded")
 
     def arm(self, n, span=1):
         """The n-th allocation from now fails, and those after it up to `span` in all."""

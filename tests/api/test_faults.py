@@ -7,11 +7,12 @@ of the allocations fail, in others each one does in turn; with KVASIR_FULL=yes a
 """
 import json
 import os
+import signal
 import socket
 import time
 
 import pytest
-from daemon import SLOW
+from daemon import SLOW, eventually
 from faults import FaultyDaemon, need_library, sanitizer, tiny_model
 from transport import Ws, error_of, read_chunks, read_head
 
@@ -290,3 +291,102 @@ def test_many_allocations_that_fail_together(faulty, name, span):
     rss = faulty.rss_bytes()
     sweep(faulty, KINDS[name], name, span, leaks=name != "websocket")
     assert sanitizer() or faulty.rss_bytes() <= rss + (8 << 20)
+
+
+@pytest.fixture(scope="module")
+def tiered(tmp_path_factory):
+    """One whose pool is too small for what it is asked, so that pages go down into the tiers and come back."""
+    need_library()
+    folder = tmp_path_factory.mktemp("tiers")
+    with FaultyDaemon("--kv-memory", "128K", "--context", 512, "--kv-ram", "64K", "--kv-disk", f"{folder}:4M", "--threads", 1,
+                      "--session-heartbeat", "1h", "--session-ttl", "1h", model=tiny_model(str(folder))) as d:
+        yield d
+
+
+def turns(d):
+    """Three conversations that do not fit the pool together, twice."""
+    return [ask_json(d, "POST", "/v1/completions", {"prompt": f"{i} The engine reads a model from a file. " * 12, "max_tokens": 3,
+                                                    "temperature": 0})["choices"] for i in (1, 2, 3, 1, 2, 3)]
+
+
+@pytest.mark.no_model
+def test_an_allocation_that_fails_while_pages_move_between_tiers(tiered):
+    sweep(tiered, turns, "tiers", leaks=False)  # what the tiers know of pages grows for a while
+
+
+@pytest.mark.no_model
+def test_an_allocation_that_fails_at_the_start(tmp_path):
+    """A status and its reason, or a daemon that says that it failed, or one that works all the same."""
+    need_library()
+    model = tiny_model(str(tmp_path))
+    # Those before main() are not the program's: libcudart's, where it is linked, takes a failure for granted.
+    version = FaultyDaemon(command=("version",), wait=False)
+    assert version.wait() == 0
+    step, n, outcomes = (1 if FULL else 12), version.control.seen, {}
+    while True:
+        d = FaultyDaemon("--kv-memory", "2M", "--threads", 1, model=model, wait=False, fail_at=n)
+        try:
+            def settled():
+                if d.process.poll() is not None:
+                    return "ended"
+                try:
+                    return ask_json(d, "GET", "/health/ready")["status"]
+                except Failed as e:
+                    return "failed" if "failed" in str(e) else None
+                except (OSError, Dropped):
+                    return None
+            state = eventually(settled, 20, f"allocation {n}: it is ready, has failed, or has ended\n{d.where()}")
+            fired = d.disarm()
+            if state == "ended":
+                assert d.process.returncode in (1, 2), f"allocation {n}: status {d.process.returncode}\n{d.stderr()}\n{d.where()}"
+                assert d.stderr().splitlines()[-1].startswith("kvasir: "), f"allocation {n}: {d.stderr()}\n{d.where()}"
+            else:
+                assert state != "ok" or chat(d)
+                assert d.stop() == 0, d.where()
+        finally:
+            if d.process.poll() is None:
+                d.process.kill()
+                d.process.wait()
+        outcomes[state] = outcomes.get(state, 0) + (fired > 0)
+        if fired == 0:
+            assert state == "ok"
+            break
+        n += step
+    print(f"start: about {n} allocations, {outcomes}")
+
+
+@pytest.mark.no_model
+def test_an_allocation_that_fails_while_keys_are_read_again(tmp_path):
+    """Either set of keys works as a whole; nobody is locked out, and nobody let in."""
+    need_library()
+    keys = tmp_path / "keys.json"
+
+    def write(n):
+        keys.write_text(json.dumps({"keys": [{"name": f"key{i}", "key": f"secret-{i}-{n}"} for i in range(3)]}))
+
+    def ask_as(d, key):
+        with connect(d) as s:
+            s.sendall(f"GET /v1/models HTTP/1.1\r\nHost: a\r\nConnection: close\r\nX-Api-Key: {key}\r\n\r\n".encode())
+            return read_head(s)[0]
+    write(0)
+    with FaultyDaemon("--api-keys", keys, "--threads", 1, model=tiny_model(str(tmp_path))) as d:
+        now, n = 0, 1
+        while True:
+            write(now + 1)
+            seen = d.control.seen
+            d.arm(n)
+            d.signal(signal.SIGHUP)
+            eventually(lambda: d.control.seen > seen, 10, "the signal is seen")
+            d.live(at_most=0)
+            fired = d.disarm()
+            assert d.process.poll() is None, d.where()
+            answers = {(i, k): ask_as(d, f"secret-{i}-{k}") for i in range(3) for k in (now, now + 1)}
+            new = answers[0, now + 1] == 200
+            for (_, k), status in answers.items():
+                assert status == (200 if k == now + new else 401), (n, answers, d.where())
+            if fired == 0:
+                assert new
+                break
+            now += new
+            n += 1
+    assert n > 5, "reading keys allocates"
