@@ -4,6 +4,7 @@
 #include <cpuid.h>
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 enum {
 	PIECE_BYTES = 256 << 10,      /* smallest share of weights worth handing to a thread */
@@ -129,6 +130,7 @@ struct matmul_job {
 	int32_t n_mm;
 	bool precise;
 	bool narrow; /* products with BF16 weights take bfloat16s */
+	bool one_group; /* all rows fit one call of a kernel, which takes their fine parts as it goes */
 };
 
 static int64_t narrow_stride(int64_t n_in)
@@ -152,37 +154,109 @@ static void quantize_groups(void *arg, int64_t begin, int64_t end, int thread)
 	(void)thread;
 	for (int64_t row = begin * group; row < end * group && row < j->n_rows; row += group)
 		j->f->kernels->quantize(j->x + row * j->n_in, j->n_in, (int)min_i64(group, j->n_rows - row), j->precise,
-		                        (struct act *)j->f->act.p + row * (j->n_in / UNIT),
-		                        (struct act_fine *)j->f->fine.p + row * (j->n_in / UNIT));
+		                        (struct act *)j->f->act.p + row * (j->n_in / UNIT), (uint8_t *)j->f->is_fine.p + row,
+		                        j->n_rows);
+}
+
+/* Items are units: collects the fine parts of those rows that have them; where rows are one group, zeros for the others. */
+static void refine_units(void *arg, int64_t begin, int64_t end, int thread)
+{
+	const struct matmul_job *j = arg;
+	(void)thread;
+	for (int64_t u = begin; u < end; u++) {
+		const uint8_t *is_fine = (const uint8_t *)j->f->is_fine.p + u * j->n_rows;
+		struct act *fine = (struct act *)j->f->fine.p + u * j->n_rows;
+		int32_t *row = (int32_t *)j->f->fine_row.p + u * j->n_rows, n = 0;
+		for (int64_t r = 0; r < j->n_rows; r++) {
+			struct act *to = fine + (j->one_group ? r : n);
+			if (is_fine[r]) {
+				j->f->kernels->refine(j->x + r * j->n_in + u * UNIT, to);
+				row[n++] = (int32_t)r;
+			} else if (j->one_group) {
+				memset(to, 0, sizeof *to);
+			}
+		}
+		((int32_t *)j->f->n_fine.p)[u] = n;
+	}
+}
+
+/* The units that some row has a fine part of. */
+static void list_fine_units(struct fast *f, int64_t n_units)
+{
+	const int32_t *n_fine = f->n_fine.p;
+	int32_t *unit = f->fine_unit.p;
+	f->n_fine_units = 0;
+	for (int64_t u = 0; u < n_units; u++)
+		if (n_fine[u])
+			unit[f->n_fine_units++] = (int32_t)u;
+}
+
+/*
+ * Adds the fine parts of all rows to a tile's outputs, which stand at y for the first row. They are summed up by themselves, in
+ * sums[n_rows][lanes], as a kernel does that takes both parts at once: the result is the same.
+ */
+static void add_fine(const struct matmul_job *j, const struct weight *w, struct tile_job *tile, float *sums)
+{
+	const struct fast *f = j->f;
+	int lanes = f->kernels->lanes;
+	memset(sums, 0, (size_t)j->n_rows * (size_t)lanes * sizeof *sums);
+	tile->sums = sums;
+	for (int32_t i = 0; i < f->n_fine_units; i++) {
+		int64_t u = ((const int32_t *)f->fine_unit.p)[i], n = ((const int32_t *)f->n_fine.p)[u];
+		tile->unit = u;
+		for (int64_t r = 0; r < n; r += f->kernels->rows_quant) {
+			tile->act = (const struct act *)f->fine.p + u * j->n_rows + r;
+			tile->row = (const int32_t *)f->fine_row.p + u * j->n_rows + r;
+			f->kernels->tile_add_unit(tile, w->format->type, (int)min_i64(f->kernels->rows_quant, n - r));
+		}
+	}
+	for (int64_t r = 0; r < j->n_rows; r++)
+		for (int i = 0; i < tile->n_outs; i++)
+			tile->y[r * tile->y_stride + i] += sums[r * lanes + i];
+}
+
+/* Tile t of a product for rows from `row` on. */
+static struct tile_job tile_of(const struct matmul_job *j, const struct matmul *mm, int64_t t, int64_t row)
+{
+	const struct weight *w = mm->weight;
+	int64_t at = t * w->tile_outs;
+	return (struct tile_job){
+	        .tile = w->tiles + (size_t)t * w->tile_bytes,
+	        .n_units = w->n_units,
+	        .act = (const struct act *)j->f->act.p + row * w->n_units,
+	        .fine = j->one_group && j->f->n_fine_units > 0 ? j->f->fine.p : NULL,
+	        .n_fine = j->f->n_fine.p,
+	        .n_in = j->n_in,
+	        .x = j->x + row * j->n_in,
+	        .narrow = j->narrow ? (const uint16_t *)j->f->narrow.p + row * narrow_stride(j->n_in) : NULL,
+	        .y = mm->y + row * w->desc.n_out + at,
+	        .y_stride = w->desc.n_out,
+	        .n_outs = (int)min_i64(w->tile_outs, w->desc.n_out - at),
+	        .bias = mm->bias ? mm->bias + at : NULL,
+	        .accumulate = mm->accumulate,
+	};
 }
 
 /* Tiles [begin, end) of one product for all rows. */
-static void multiply_tiles(const struct matmul_job *j, const struct matmul *mm, int64_t begin, int64_t end)
+static void multiply_tiles(const struct matmul_job *j, const struct matmul *mm, int64_t begin, int64_t end, int thread)
 {
 	const struct weight *w = mm->weight;
 	const struct cpu_kernels *k = j->f->kernels;
 	int64_t group = pack_is_float(w->format) ? k->rows_float : k->rows_quant;
 	int64_t block = (int64_t)(BLOCK_BYTES / w->tile_bytes) + 1;
-	for (; begin < end; begin += block)
+	bool fine = !pack_is_float(w->format) && !j->one_group && j->f->n_fine_units > 0;
+	float *sums = (float *)j->f->fine_sums.p + (int64_t)thread * j->n_rows * k->lanes;
+	for (; begin < end; begin += block) {
 		for (int64_t row = 0; row < j->n_rows; row += group)
 			for (int64_t t = begin; t < end && t < begin + block; t++) {
-				int64_t at = t * w->tile_outs;
-				struct tile_job tile = {
-				        .tile = w->tiles + (size_t)t * w->tile_bytes,
-				        .n_units = w->n_units,
-				        .act = (const struct act *)j->f->act.p + row * w->n_units,
-				        .fine = (const struct act_fine *)j->f->fine.p + row * w->n_units,
-				        .n_in = j->n_in,
-				        .x = j->x + row * j->n_in,
-				        .narrow = j->narrow ? (const uint16_t *)j->f->narrow.p + row * narrow_stride(j->n_in) : NULL,
-				        .y = mm->y + row * w->desc.n_out + at,
-				        .y_stride = w->desc.n_out,
-				        .n_outs = (int)min_i64(w->tile_outs, w->desc.n_out - at),
-				        .bias = mm->bias ? mm->bias + at : NULL,
-				        .accumulate = mm->accumulate,
-				};
+				struct tile_job tile = tile_of(j, mm, t, row);
 				k->tile(&tile, w->format->type, (int)min_i64(group, j->n_rows - row));
 			}
+		for (int64_t t = begin; t < end && t < begin + block && fine; t++) {
+			struct tile_job tile = tile_of(j, mm, t, 0);
+			add_fine(j, w, &tile, sums);
+		}
+	}
 }
 
 /* Items are the tiles of all products, one after the other. */
@@ -190,19 +264,23 @@ static void multiply_range(void *arg, int64_t begin, int64_t end, int thread)
 {
 	const struct matmul_job *j = arg;
 	int64_t first = 0;
-	(void)thread;
 	for (int32_t i = 0; i < j->n_mm && first < end; i++) {
 		int64_t n = j->mm[i].weight->n_tiles;
 		if (begin < first + n)
-			multiply_tiles(j, &j->mm[i], begin > first ? begin - first : 0, min_i64(n, end - first));
+			multiply_tiles(j, &j->mm[i], begin > first ? begin - first : 0, min_i64(n, end - first), thread);
 		first += n;
 	}
 }
 
 static enum status reserve_act(struct fast *f, int64_t n_rows, int64_t n_in)
 {
-	size_t n = (size_t)n_rows * (size_t)(n_in / UNIT);
-	bool ok = scratch_grow(&f->act, n * sizeof(struct act)) && scratch_grow(&f->fine, n * sizeof(struct act_fine));
+	size_t n_units = (size_t)(n_in / UNIT), n = (size_t)n_rows * n_units;
+	bool ok = n == 0 || (scratch_grow(&f->act, n * sizeof(struct act)) && scratch_grow(&f->is_fine, n) &&
+	                     scratch_grow(&f->fine, n * sizeof(struct act)) && scratch_grow(&f->fine_row, n * sizeof(int32_t)) &&
+	                     scratch_grow(&f->n_fine, n_units * sizeof(int32_t)) &&
+	                     scratch_grow(&f->fine_unit, n_units * sizeof(int32_t)) &&
+	                     scratch_grow(&f->fine_sums, (size_t)n_rows * (size_t)f->kernels->lanes *
+	                                                         (size_t)threads_count(f->base.threads) * sizeof(float)));
 	return ok ? STATUS_OK : STATUS_NOMEM;
 }
 
@@ -233,10 +311,13 @@ static enum status matmul(struct backend *b, const float *x, int64_t n_rows, con
 	}
 	if (quantised) {
 		int64_t group = f->kernels->rows_quant;
+		j.one_group = n_rows <= group;
 		enum status s = reserve_act(f, n_rows, j.n_in);
 		if (s != STATUS_OK)
 			return s;
 		threads_for(f->base.threads, (n_rows + group - 1) / group, row_grain(group * j.n_in), quantize_groups, &j);
+		threads_for(f->base.threads, j.n_in / UNIT, row_grain(n_rows), refine_units, &j);
+		list_fine_units(f, j.n_in / UNIT);
 	}
 	j.narrow &= !j.precise;
 	if (j.narrow) {
@@ -408,7 +489,12 @@ static void destroy(struct backend *b)
 	cpu_base_fini(&f->base);
 	attn_plan_destroy(f->plan);
 	scratch_free(&f->act);
+	scratch_free(&f->is_fine);
 	scratch_free(&f->fine);
+	scratch_free(&f->fine_row);
+	scratch_free(&f->n_fine);
+	scratch_free(&f->fine_unit);
+	scratch_free(&f->fine_sums);
 	scratch_free(&f->narrow);
 	scratch_free(&f->rope_table);
 	free(f);

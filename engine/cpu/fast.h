@@ -31,25 +31,21 @@ enum {
 };
 
 /*
- * 32 activations of a row, quantised: x = d * (q + fine.q / 256). Eight bits do for most units; those whose largest value is above
- * the root mean square of the row's units' by more than the square root of two get sixteen, as nearly all of the error of eight bits
- * comes from them: on SmolLM2-135M the mean error of log-probabilities is 0.025 with them and above 0.04 without; 0.020 if all
- * above the mean have them, for which prompts take a tenth longer. For the others fine.q is zero.
- * As integer sums are exact, a kernel may skip the fine part where it is zero for all of its rows.
+ * 32 activations of a row, quantised: x = d * q. Eight bits do for most units. Those whose largest value is above the root mean square
+ * of the row's units' by more than the square root of two get sixteen, as nearly all of the error of eight bits comes from them: what
+ * d * q leaves is quantised again, as another unit with a d of a 256th. On SmolLM2-135M the mean error of log-probabilities is 0.025
+ * with them and above 0.04 without; 0.020 if all above the mean have them.
+ *
+ * A tenth of the units are such, and they tend to be the same ones in many rows. A product therefore first takes the eight bits of all
+ * units, then goes through the units once more with the rows that have more of them. The fine parts are summed up by themselves, in
+ * ascending order, and added last; so rows that are few enough for one call of a kernel may take both parts of a unit together.
  */
 struct act {
 	int8_t q[UNIT];
 	float d;
 	int32_t minus_sum[3]; /* -sum of q: first half, second half, all */
-	float sum[3];         /* d * sum of q + fine.q / 256, likewise */
-	int32_t fine;         /* in the first row of a group: some row of the group has a fine part in this unit */
-};
-
-struct act_fine {
-	int8_t q[UNIT];
-	float d;              /* that of the act, divided by 256 */
-	int32_t minus_sum[3];
-	int32_t unused[4];
+	float sum[3];         /* d * sum of q, likewise */
+	int32_t unused;
 };
 
 enum pack_planes { PLANES_8, PLANES_4, PLANES_4_1, PLANES_4_2, PLANES_2, PLANES_2_1, PLANES_F32, PLANES_F16, PLANES_BF16 };
@@ -87,8 +83,12 @@ void pack_tiles(const struct weight *w, int lanes, int64_t begin, int64_t end);
 struct tile_job {
 	const char *tile;
 	int64_t n_units;       /* quantised */
-	const struct act *act; /* [n_units][rows] */
-	const struct act_fine *fine; /* likewise */
+	const struct act *act; /* [n_units][rows]; one unit only: [rows] */
+	const struct act *fine; /* [n_units][rows], zeros where a row has no fine part; NULL: there are none here */
+	const int32_t *n_fine; /* [n_units] with it: rows that have one */
+	int64_t unit;          /* one unit only: which, */
+	const int32_t *row;    /* [rows] whose rows these are, */
+	float *sums;           /* [..][lanes] and the sums to add to, by row */
 	int64_t n_in;          /* float formats */
 	const float *x;        /* [rows][n_in] */
 	const uint16_t *narrow; /* BF16: [rows][n_in rounded up to even] the same as bfloat16, or NULL: x counts */
@@ -125,12 +125,16 @@ struct cpu_kernels {
 	enum quant_type kv_type; /* elements of KV pages ... */
 	enum kv_block_order kv_keys, kv_values; /* ... and how they lie */
 
-	/* out and fine: [n_in / UNIT][rows]; precise: every unit gets a fine part */
-	void (*quantize)(const float *x, int64_t n_in, int rows, bool precise, struct act *out, struct act_fine *fine);
+	/* out: [n_in / UNIT][rows]; fine[unit * fine_stride + row]: whether eight bits are too few, as always for `precise`. */
+	void (*quantize)(const float *x, int64_t n_in, int rows, bool precise, struct act *out, uint8_t *fine, int64_t fine_stride);
+	/* What quantize() leaves of the unit at x, quantised. */
+	void (*refine)(const float *x, struct act *out);
 	/* x as bfloat16, rounded to nearest, for products with BF16 weights; out: n rounded up to even. NULL: they take x as it is. */
 	void (*narrow)(const float *x, int64_t n, uint16_t *out);
 	/* rows: 1 .. rows_quant or rows_float */
 	void (*tile)(const struct tile_job *j, enum quant_type type, int rows);
+	/* Adds the products of one unit of a quantised tile. */
+	void (*tile_add_unit)(const struct tile_job *j, enum quant_type type, int rows);
 
 	void (*rms_norm)(const float *x, int32_t dim, const float *gain, float eps, float *out);
 	void (*swiglu)(float *gate, const float *up, int64_t n);
@@ -156,7 +160,14 @@ struct fast {
 	struct cpu_base base;
 	const struct cpu_kernels *kernels;
 	int64_t max_in, max_narrow_in;        /* widest matrix so far, and widest of BF16 */
-	struct scratch act, fine;             /* struct act, act_fine: quantised activations of the matmul at hand */
+	struct scratch act;                   /* struct act: quantised activations of the matmul at hand */
+	struct scratch is_fine;               /* uint8_t [n_units][n_rows]: which have a fine part */
+	struct scratch fine;                  /* struct act [n_units][n_rows]: the fine parts of a unit, all or those of n_fine rows ... */
+	struct scratch fine_row;              /* int32_t [n_units][n_rows]: ... which are these, ascending */
+	struct scratch n_fine;                /* int32_t [n_units] */
+	struct scratch fine_unit;             /* int32_t [n_fine_units]: units that have such rows, ascending */
+	int32_t n_fine_units;
+	struct scratch fine_sums;             /* float [n_threads][n_rows][lanes] */
 	struct scratch narrow;                /* uint16_t [n_rows][n_in rounded up to even], likewise */
 	struct scratch rope_table;            /* float [n_rows][n_dims], in the order kernels->rope takes */
 	const struct rope_params *rope_valid; /* whose table it is; NULL: none yet in this step */

@@ -8,8 +8,10 @@
 
 #if defined(__clang__)
 #define UNROLL _Pragma("clang loop unroll(full)")
+#define NO_UNROLL _Pragma("clang loop unroll(disable)")
 #else
 #define UNROLL _Pragma("GCC unroll 16")
+#define NO_UNROLL _Pragma("GCC unroll 1")
 #endif
 
 enum {
@@ -18,9 +20,6 @@ enum {
 	ROW_STRIDE = sizeof(struct act), /* of rows in a group */
 	FINE_ABOVE = 2, /* times the mean square of the units' largest values: see struct act */
 };
-
-_Static_assert(sizeof(struct act_fine) == sizeof(struct act) && offsetof(struct act_fine, d) == offsetof(struct act, d),
-               "both parts of the activations are read with the same strides");
 
 /* Stores a unit of integers that stand in floats; out: the sums of both halves, and of all, negated. */
 INLINE void store_integers(const vf *v, int8_t *q, int32_t *minus_sum)
@@ -37,53 +36,67 @@ INLINE void store_integers(const vf *v, int8_t *q, int32_t *minus_sum)
 	minus_sum[2] = minus_sum[0] + minus_sum[1];
 }
 
-/* One unit; its largest magnitude stands in a->d. */
-INLINE void quantize_unit(const float *x, bool fine, struct act *a, struct act_fine *f)
+INLINE float largest(const float *x)
 {
-	enum { N = UNIT / LANES };
-	float top = a->d;
-	/* Zeros, or numbers too small for 127 / top, become zeros. */
-	vf inverse = vf_set1(top > 0x1p-100f ? 127 / top : 0), whole[N], rest[N];
-	for (int k = 0; k < N; k++) {
-		vf v = vf_mul(vf_load(x + k * LANES), inverse);
-		/* The bounds also turn NaNs into numbers, and keep -128 away, which has no opposite. */
-		whole[k] = vf_max(vf_round(v), vf_set1(-127));
-		rest[k] = vf_round(vf_mul(vf_sub(v, whole[k]), vf_set1(256)));
-		rest[k] = vf_max(vf_min(rest[k], vf_set1(127)), vf_set1(-127));
-	}
-	a->d = top / 127;
-	f->d = a->d * (1.0f / 256);
-	store_integers(whole, a->q, a->minus_sum);
-	if (fine) {
-		store_integers(rest, f->q, f->minus_sum);
-	} else {
-		memset(f->q, 0, sizeof f->q);
-		memset(f->minus_sum, 0, sizeof f->minus_sum);
-	}
-	for (int k = 0; k < 3; k++)
-		a->sum[k] = f->d * (float)-(256 * a->minus_sum[k] + f->minus_sum[k]);
+	vf max = vf_zero();
+	for (int k = 0; k < UNIT; k += LANES)
+		max = vf_max(max, vf_abs(vf_load(x + k)));
+	return vf_hmax(max);
 }
 
-static void quantize(const float *x, int64_t n_in, int rows, bool precise, struct act *out, struct act_fine *fine)
+/* Zeros, or numbers too small for 127 / top, become zeros. */
+INLINE vf inverse_scale(float top)
 {
+	return vf_set1(top > 0x1p-100f ? 127 / top : 0);
+}
+
+/* The integers of a unit. The bounds also turn NaNs into numbers, and keep -128 away, which has no opposite. */
+INLINE vf whole_part(vf scaled)
+{
+	return vf_max(vf_round(scaled), vf_set1(-127));
+}
+
+INLINE void store_unit(const vf *v, float d, struct act *a)
+{
+	store_integers(v, a->q, a->minus_sum);
+	a->d = d;
+	for (int k = 0; k < 3; k++)
+		a->sum[k] = d * (float)-a->minus_sum[k];
+}
+
+static void quantize(const float *x, int64_t n_in, int rows, bool precise, struct act *out, uint8_t *fine, int64_t fine_stride)
+{
+	enum { N = UNIT / LANES };
 	int64_t n_units = n_in / UNIT;
 	for (int r = 0; r < rows; r++) {
 		float square_sum = 0;
 		for (int64_t u = 0; u < n_units; u++) {
-			vf max = vf_zero();
-			for (int k = 0; k < UNIT; k += LANES)
-				max = vf_max(max, vf_abs(vf_load(x + r * n_in + u * UNIT + k)));
-			float top = vf_hmax(max);
-			out[u * rows + r].d = top;
+			float top = largest(x + r * n_in + u * UNIT);
+			vf inverse = inverse_scale(top), v[N];
+			for (int k = 0; k < N; k++)
+				v[k] = whole_part(vf_mul(vf_load(x + r * n_in + u * UNIT + k * LANES), inverse));
+			store_unit(v, top / 127, out + u * rows + r);
 			square_sum += top * top;
 		}
 		for (int64_t u = 0; u < n_units; u++) {
-			struct act *a = out + u * rows + r;
-			bool is_fine = precise || a->d * a->d * (float)n_units > FINE_ABOVE * square_sum;
-			quantize_unit(x + r * n_in + u * UNIT, is_fine, a, fine + u * rows + r);
-			out[u * rows].fine = is_fine || (r > 0 && out[u * rows].fine);
+			float top = 127 * out[u * rows + r].d;
+			fine[u * fine_stride + r] = precise || top * top * (float)n_units > FINE_ABOVE * square_sum;
 		}
 	}
+}
+
+/* The part of a unit that quantize() left: eight more bits. */
+static void refine(const float *x, struct act *out)
+{
+	enum { N = UNIT / LANES };
+	float top = largest(x);
+	vf inverse = inverse_scale(top), v[N];
+	for (int k = 0; k < N; k++) {
+		vf scaled = vf_mul(vf_load(x + k * LANES), inverse);
+		v[k] = vf_round(vf_mul(vf_sub(scaled, whole_part(scaled)), vf_set1(256)));
+		v[k] = vf_max(vf_min(v[k], vf_set1(127)), vf_set1(-127));
+	}
+	store_unit(v, top / 127 * (1.0f / 256), out);
 }
 
 INLINE int unit_bytes(enum pack_planes planes)
@@ -110,23 +123,23 @@ INLINE vb move_bit(vb x, int from, int to)
 	return from == to ? x : from < to ? vb_shl(x, to - from) : vb_shr(x, from - to);
 }
 
-/* Subvector j of the unit at p; the arguments but p are constants after inlining. */
-INLINE vb subvector(const char *p, enum pack_planes planes, int j)
+/* Subvector j of the unit whose planes are the vectors v; the other arguments are constants after inlining. */
+INLINE vb subvector(const vb *v, enum pack_planes planes, int j)
 {
 	vb low;
 	switch (planes) {
 	case PLANES_8:
-		return vb_prepare_s8(vb_load(p + j * VB));
+		return vb_prepare_s8(v[j]);
 	case PLANES_2:
 	case PLANES_2_1:
-		low = vb_and(move_bit(vb_load(p + j / 4 * VB), 2 * (j % 4), 0), vb_set1(3));
-		return planes == PLANES_2 ? low : vb_or_and(low, move_bit(vb_load(p + 2 * VB), j, 2), vb_set1(4));
+		low = vb_and(move_bit(v[j / 4], 2 * (j % 4), 0), vb_set1(3));
+		return planes == PLANES_2 ? low : vb_or_and(low, move_bit(v[2], j, 2), vb_set1(4));
 	default:
-		low = vb_and(move_bit(vb_load(p + j % 4 * VB), j / 4 * 4, 0), vb_set1(15));
+		low = vb_and(move_bit(v[j % 4], j / 4 * 4, 0), vb_set1(15));
 		if (planes == PLANES_4_1)
-			low = vb_or_and(low, move_bit(vb_load(p + 4 * VB), j, 4), vb_set1(16));
+			low = vb_or_and(low, move_bit(v[4], j, 4), vb_set1(16));
 		if (planes == PLANES_4_2)
-			low = vb_or_and(low, move_bit(vb_load(p + (4 + j / 4) * VB), 2 * (j % 4), 4), vb_set1(48));
+			low = vb_or_and(low, move_bit(v[4 + j / 4], 2 * (j % 4), 4), vb_set1(48));
 		return low;
 	}
 }
@@ -173,7 +186,7 @@ INLINE void store_outputs(const struct tile_job *t, int row, int at, vf v)
  * busy in spite of their latency; without an instruction for four products at a time, partial sums are short integers for as long
  * as they fit. Integer sums are the same in any order.
  */
-INLINE void add_products(vi *sum, const char *p, int rows, enum pack_planes planes, int group, int groups, const int8_t *q)
+INLINE void add_products(vi *sum, const vb *v, int rows, enum pack_planes planes, int group, int groups, const int8_t *q)
 {
 	const int subvectors = groups == 1 ? 8 : 4;
 	const bool in_shorts = HAS_SHORTS && planes != PLANES_8;
@@ -187,7 +200,7 @@ INLINE void add_products(vi *sum, const char *p, int rows, enum pack_planes plan
 	UNROLL
 	for (int j = 0; j < subvectors; j++) {
 		int sub = group * subvectors + j, k = j % parts, run = short_run(planes);
-		vb w = subvector(p, planes, sub);
+		vb w = subvector(v, planes, sub);
 		UNROLL
 		for (int r = 0; r < rows; r++) {
 			const int8_t *a = q + r * ROW_STRIDE + 4 * sub;
@@ -215,79 +228,134 @@ INLINE vi begin_sum(int32_t minus_sum, int offset)
 }
 
 /*
- * A tile of a quantised format times `rows` rows. Everything but t is constant after inlining. `offset`: the stored integers are too
- * large by 1 << offset; -1: by nothing. Integer sums are exact; each group adds d_w * d_a * dot (+ min * sum) to the float sum.
+ * How a quantised format stands in tiles: the arguments of its pack_format row, and its offset: the stored integers are too large by
+ * 1 << offset; -1: by nothing. All are constants after inlining.
  */
-INLINE void tile_quantised(const struct tile_job *t, int rows, enum pack_planes planes, int groups, bool has_min, bool super,
-                           int offset)
+struct form {
+	enum pack_planes planes;
+	int groups;
+	bool has_min, super;
+	int offset;
+};
+
+INLINE int unit_scale_bytes(struct form f)
 {
-	const int unit_scales = groups * (super ? 1 : 2) * (has_min ? 2 : 1) * LANES;
-	const int super_scales = (super ? has_min ? 4 : 2 : 0) * LANES;
+	return f.groups * (f.super ? 1 : 2) * (f.has_min ? 2 : 1) * LANES;
+}
+
+INLINE int super_scale_bytes(struct form f)
+{
+	return (f.super ? f.has_min ? 4 : 2 : 0) * LANES;
+}
+
+/* Bytes of the scales of a span of n units. */
+INLINE int span_scale_bytes(struct form f, int n)
+{
+	return (super_scale_bytes(f) + n * unit_scale_bytes(f) + VB - 1) & -VB;
+}
+
+/* The scales of a super-block, where the format has them. */
+struct super {
+	vf d, dmin;
+};
+
+INLINE struct super load_super(const char *s, struct form f)
+{
+	struct super super = {vf_zero(), vf_zero()};
+	if (f.super)
+		super.d = vf_load_half(s);
+	if (f.super && f.has_min)
+		super.dmin = vf_load_half(s + 2 * LANES);
+	return super;
+}
+
+/*
+ * Adds the products of a unit, whose scales are at s and planes at p, with `rows` rows' part of it. Integer sums are exact; each group
+ * adds d_w * d_a * dot (+ min * sum) to the float sum.
+ */
+INLINE void add_unit(vf *acc, const char *p, const char *s, struct super super, const struct act *a, int rows, struct form f)
+{
+	vb v[8];
+	UNROLL
+	for (int i = 0; i < unit_bytes(f.planes) / VB; i++) {
+		v[i] = vb_load(p + i * VB);
+		vb_settle(&v[i]);
+	}
+	UNROLL
+	for (int g = 0; g < f.groups; g++) {
+		vf scale, min = vf_zero();
+		scale = f.super ? vf_mul(vf_load_s8(s), super.d) : vf_load_half(s);
+		s += f.super ? LANES : 2 * LANES;
+		if (f.has_min) {
+			min = f.super ? vf_mul(vf_load_s8(s), super.dmin) : vf_load_half(s);
+			s += f.super ? LANES : 2 * LANES;
+		}
+		vi sum[ROWS_MAX];
+		const int which = f.groups == 1 ? 2 : g;
+		UNROLL
+		for (int r = 0; r < rows; r++)
+			sum[r] = begin_sum(a[r].minus_sum[which], f.offset);
+		add_products(sum, v, rows, f.planes, g, f.groups, a->q);
+		UNROLL
+		for (int r = 0; r < rows; r++) {
+			acc[r] = vf_fma(vf_mul(vi_to_float(sum[r]), scale), vf_set1(a[r].d), acc[r]);
+			if (f.has_min)
+				acc[r] = vf_fma(min, vf_set1(a[r].sum[which]), acc[r]);
+		}
+	}
+}
+
+/* A tile of a quantised format times `rows` rows; fine: with their fine parts. */
+INLINE void tile_quantised(const struct tile_job *t, int rows, struct form f, bool fine)
+{
 	const char *p = t->tile;
-	const struct act *a = t->act;
-	const struct act_fine *f = t->fine;
-	vf acc[ROWS_MAX];
+	const struct act *a = t->act, *more = t->fine;
+	const int32_t *n_fine = t->n_fine;
+	vf acc[ROWS_MAX], acc_fine[ROWS_MAX];
 	UNROLL
 	for (int r = 0; r < rows; r++)
-		acc[r] = vf_zero();
+		acc[r] = acc_fine[r] = vf_zero();
 	for (int64_t left = t->n_units; left > 0; left -= SPAN_UNITS) {
-		const int n = super || left > SPAN_UNITS ? SPAN_UNITS : (int)left;
-		const char *s = p;
-		vf d = vf_zero(), dmin = vf_zero();
-		p += (super_scales + n * unit_scales + VB - 1) & -VB;
+		const int n = f.super || left > SPAN_UNITS ? SPAN_UNITS : (int)left;
+		const char *s = p + super_scale_bytes(f);
 		/* All scales before the planes, so that memory sees one ascending stream. */
-		for (const char *line = s; line < p; line += 64)
+		for (const char *line = p, *end = p + span_scale_bytes(f, n); line < end; line += 64)
 			_mm_prefetch(line, _MM_HINT_T0);
-		if (super) {
-			d = vf_load_half(s);
-			s += 2 * LANES;
-		}
-		if (super && has_min) {
-			dmin = vf_load_half(s);
-			s += 2 * LANES;
-		}
-		for (int u = 0; u < n; u++, p += unit_bytes(planes), a += rows, f += rows) {
-			const bool fine = a->fine;
-			UNROLL
-			for (int g = 0; g < groups; g++) {
-				vf scale, min = vf_zero();
-				scale = super ? vf_mul(vf_load_s8(s), d) : vf_load_half(s);
-				s += super ? LANES : 2 * LANES;
-				if (has_min) {
-					min = super ? vf_mul(vf_load_s8(s), dmin) : vf_load_half(s);
-					s += super ? LANES : 2 * LANES;
-				}
-				vi sum[ROWS_MAX];
-				const int which = groups == 1 ? 2 : g;
-				UNROLL
-				for (int r = 0; r < rows; r++)
-					sum[r] = begin_sum(a[r].minus_sum[which], offset);
-				const int8_t *q = a->q;
-				const float *da = &a->d;
-				for (bool again = fine;; again = false) {
-					add_products(sum, p, rows, planes, g, groups, q);
-					if (!again)
-						break;
-					UNROLL
-					for (int r = 0; r < rows; r++)
-						sum[r] = vi_add(vi_shl(sum[r], 8), begin_sum(f[r].minus_sum[which], offset));
-					q = f->q;
-					da = &f->d;
-				}
-				UNROLL
-				for (int r = 0; r < rows; r++) {
-					/* 256 times the sum times d / 256: the same, bit for bit, as without a fine part. */
-					vf d_row = vf_set1(da[r * ROW_STRIDE / (int)sizeof *da]);
-					acc[r] = vf_fma(vf_mul(vi_to_float(sum[r]), scale), d_row, acc[r]);
-					if (has_min)
-						acc[r] = vf_fma(min, vf_set1(a[r].sum[which]), acc[r]);
-				}
-			}
+		struct super super = load_super(p, f);
+		p += span_scale_bytes(f, n);
+		NO_UNROLL /* the loop fits the decoder's cache, eight copies of it do not */
+		for (int u = 0; u < n; u++, p += unit_bytes(f.planes), s += unit_scale_bytes(f), a += rows) {
+			add_unit(acc, p, s, super, a, rows, f);
+			if (fine && *n_fine++)
+				add_unit(acc_fine, p, s, super, more, rows, f);
+			more += fine ? rows : 0;
 		}
 	}
 	UNROLL
 	for (int r = 0; r < rows; r++)
 		store_outputs(t, r, 0, acc[r]);
+	UNROLL
+	for (int r = 0; r < rows && fine; r++) {
+		float *y = t->y + r * t->y_stride;
+		vf_store_n(y, vf_add(vf_load_n(y, t->n_outs), acc_fine[r]), t->n_outs);
+	}
+}
+
+/* Adds one unit's products to the sums that `rows` rows have already: for the parts that refine() made. */
+INLINE void tile_unit(const struct tile_job *t, int rows, struct form f)
+{
+	const int span = (int)(t->unit / SPAN_UNITS), u = (int)(t->unit % SPAN_UNITS);
+	const int64_t left = t->n_units - (int64_t)span * SPAN_UNITS;
+	const char *s = t->tile + (int64_t)span * (span_scale_bytes(f, SPAN_UNITS) + SPAN_UNITS * unit_bytes(f.planes));
+	const char *p = s + span_scale_bytes(f, left < SPAN_UNITS ? (int)left : SPAN_UNITS) + u * unit_bytes(f.planes);
+	vf acc[ROWS_MAX];
+	UNROLL
+	for (int r = 0; r < rows; r++)
+		acc[r] = vf_load(t->sums + t->row[r] * LANES);
+	add_unit(acc, p, s + super_scale_bytes(f) + u * unit_scale_bytes(f), load_super(s, f), t->act, rows, f);
+	UNROLL
+	for (int r = 0; r < rows; r++)
+		vf_store(t->sums + t->row[r] * LANES, acc[r]);
 }
 
 INLINE vf load_weights(const char *p, enum pack_planes planes)
@@ -403,17 +471,29 @@ static __attribute__((unused)) void narrow(const float *x, int64_t n, uint16_t *
 		}                                                                                                      \
 	}
 
+#define QUANTISED(name, ...)                                                                                           \
+	TILE_FUNCTION(whole_##name, QUANT_ROWS, tile_quantised(t, ROWS, ((struct form){__VA_ARGS__}), false))          \
+	TILE_FUNCTION(fine_##name, QUANT_ROWS, tile_quantised(t, ROWS, ((struct form){__VA_ARGS__}), true))            \
+	TILE_FUNCTION(unit_##name, QUANT_ROWS, tile_unit(t, ROWS, ((struct form){__VA_ARGS__})))                       \
+	static void tile_##name(const struct tile_job *t, int rows)                                                    \
+	{                                                                                                              \
+		if (t->fine)                                                                                           \
+			fine_##name(t, rows);                                                                          \
+		else                                                                                                   \
+			whole_##name(t, rows);                                                                         \
+	}
+
 /* planes, groups, has_min and super as in the pack_format row; offset of the format */
-TILE_FUNCTION(tile_q4_0, QUANT_ROWS, tile_quantised(t, ROWS, PLANES_4, 1, false, false, 3))
-TILE_FUNCTION(tile_q4_1, QUANT_ROWS, tile_quantised(t, ROWS, PLANES_4, 1, true, false, -1))
-TILE_FUNCTION(tile_q5_0, QUANT_ROWS, tile_quantised(t, ROWS, PLANES_4_1, 1, false, false, 4))
-TILE_FUNCTION(tile_q5_1, QUANT_ROWS, tile_quantised(t, ROWS, PLANES_4_1, 1, true, false, -1))
-TILE_FUNCTION(tile_q8_0, QUANT_ROWS, tile_quantised(t, ROWS, PLANES_8, 1, false, false, S8_SHIFT))
-TILE_FUNCTION(tile_q2_k, QUANT_ROWS, tile_quantised(t, ROWS, PLANES_2, 2, true, true, -1))
-TILE_FUNCTION(tile_q3_k, QUANT_ROWS, tile_quantised(t, ROWS, PLANES_2_1, 2, false, true, 2))
-TILE_FUNCTION(tile_q4_k, QUANT_ROWS, tile_quantised(t, ROWS, PLANES_4, 1, true, true, -1))
-TILE_FUNCTION(tile_q5_k, QUANT_ROWS, tile_quantised(t, ROWS, PLANES_4_1, 1, true, true, -1))
-TILE_FUNCTION(tile_q6_k, QUANT_ROWS, tile_quantised(t, ROWS, PLANES_4_2, 2, false, true, 5))
+QUANTISED(q4_0, PLANES_4, 1, false, false, 3)
+QUANTISED(q4_1, PLANES_4, 1, true, false, -1)
+QUANTISED(q5_0, PLANES_4_1, 1, false, false, 4)
+QUANTISED(q5_1, PLANES_4_1, 1, true, false, -1)
+QUANTISED(q8_0, PLANES_8, 1, false, false, S8_SHIFT)
+QUANTISED(q2_k, PLANES_2, 2, true, true, -1)
+QUANTISED(q3_k, PLANES_2_1, 2, false, true, 2)
+QUANTISED(q4_k, PLANES_4, 1, true, true, -1)
+QUANTISED(q5_k, PLANES_4_1, 1, true, true, -1)
+QUANTISED(q6_k, PLANES_4_2, 2, false, true, 5)
 TILE_FUNCTION(tile_f32, FLOAT_ROWS, tile_float(t, ROWS, PLANES_F32))
 TILE_FUNCTION(tile_f16, FLOAT_ROWS, tile_float(t, ROWS, PLANES_F16))
 TILE_FUNCTION(tile_bf16_float, FLOAT_ROWS, tile_pairs(t, ROWS, false))
@@ -434,6 +514,16 @@ static void tile(const struct tile_job *t, enum quant_type type, int rows)
 	        [QUANT_Q4_1] = tile_q4_1, [QUANT_Q5_0] = tile_q5_0, [QUANT_Q5_1] = tile_q5_1, [QUANT_Q8_0] = tile_q8_0,
 	        [QUANT_Q2_K] = tile_q2_k, [QUANT_Q3_K] = tile_q3_k, [QUANT_Q4_K] = tile_q4_k, [QUANT_Q5_K] = tile_q5_k,
 	        [QUANT_Q6_K] = tile_q6_k,
+	};
+	kernel[type](t, rows);
+}
+
+static void tile_add_unit(const struct tile_job *t, enum quant_type type, int rows)
+{
+	static void (*const kernel[])(const struct tile_job *, int) = {
+	        [QUANT_Q4_0] = unit_q4_0, [QUANT_Q4_1] = unit_q4_1, [QUANT_Q5_0] = unit_q5_0, [QUANT_Q5_1] = unit_q5_1,
+	        [QUANT_Q8_0] = unit_q8_0, [QUANT_Q2_K] = unit_q2_k, [QUANT_Q3_K] = unit_q3_k, [QUANT_Q4_K] = unit_q4_k,
+	        [QUANT_Q5_K] = unit_q5_k, [QUANT_Q6_K] = unit_q6_k,
 	};
 	kernel[type](t, rows);
 }

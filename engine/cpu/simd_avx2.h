@@ -100,6 +100,7 @@ INLINE vf vi_to_float(vi a) { return _mm256_cvtepi32_ps(a); }
 INLINE vf vf_load_s8(const void *p) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p))); }
 
 INLINE vb vb_load(const void *p) { return _mm256_loadu_si256(p); }
+INLINE void vb_settle(vb *w) { (void)w; } /* there are too few registers */
 INLINE vb vb_set1(int x) { return _mm256_set1_epi8((char)x); }
 INLINE vb vb_and(vb a, vb b) { return _mm256_and_si256(a, b); }
 INLINE vb vb_or_and(vb a, vb b, vb mask) { return _mm256_or_si256(a, _mm256_and_si256(b, mask)); }
