@@ -326,6 +326,7 @@ static void info(const struct backend *backend, struct backend_info *out)
 	const struct cuda_backend *b = reinterpret_cast<const struct cuda_backend *>(backend);
 	*out = {};
 	out->name = GPU_DEVICE_NAME;
+	out->kv_type = QUANT_F16;
 	memcpy(out->detail, b->detail, sizeof out->detail);
 }
 

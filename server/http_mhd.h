@@ -89,16 +89,21 @@ struct http_exchange {
 	void *user;
 	void (*on_close)(struct http_exchange *x, void *arg);
 	void *on_close_arg;
+	bool (*on_body)(struct http_exchange *x, const char *data, size_t n, void *arg);
+	void *on_body_arg;
+	void (*on_drained)(struct http_exchange *x, void *arg);
+	void *on_drained_arg;
 
 	struct MHD_Response *response; /* ready to be queued, or NULL */
 	int status;
 	struct stream out; /* of a streamed answer */
-	bool handled;	   /* the handler was called */
+	bool handled;	   /* the handler was called, and what takes the body knows of its end */
 	bool answered;	   /* it has begun an answer */
 	bool streaming, ended;
 	bool suspended;
 	bool gone;   /* on_close has run, or the client is being dropped */
 	bool closed; /* on_close has run */
+	bool starved; /* a parameter or header is missing for want of memory */
 };
 
 struct http_exchange *http_exchange_create(struct http_link *l, enum http_method method, const char *url);
@@ -110,4 +115,7 @@ void http_exchange_refuse(struct http_exchange *x, int status, const char *code,
 /* Lets libmicrohttpd go on with a suspended exchange. */
 void http_exchange_wake(struct http_exchange *x);
 void http_link_post(struct http_link *l, unsigned event);
+/* The answer that needs no memory, shared by all; http_response_free() leaves it alone. */
+struct MHD_Response *http_server_out_of_memory(const struct http_server *s);
+void http_response_free(struct MHD_Response *r, const struct http_server *s); /* NULL is allowed */
 bool http_server_draining(const struct http_server *s);

@@ -4,6 +4,7 @@
 #include <dlfcn.h>
 #include <libwebsockets.h>
 #include <link.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -17,6 +18,7 @@
 
 enum {
 	CLOSE_MS = 5000,  /* how long a close handshake may take */
+	MEMORY_MS = 200,  /* how long libwebsockets waits for memory */
 	SEND_ROUNDS = 16, /* messages sent before other connections have their turn */
 	RX_CHUNK = 4096,  /* libwebsockets hands over this much of a message at a time */
 	REASON_MAX = 123, /* bytes of a close reason (RFC 6455, 5.5) */
@@ -92,8 +94,10 @@ enum status ws_send(struct ws_conn *c, const char *text, size_t n)
 		if (status == STATUS_LIMIT) {
 			c->server->stats->dropped_slow++;
 			log_msg(LOG_INFO, "slow_client", "%s left too much unread and was dropped", c->peer);
+			doom(c);
+		} else {
+			ws_close(c, WS_INTERNAL_ERROR, "out of memory");
 		}
-		doom(c);
 		return status;
 	}
 	lws_callback_on_writable(c->wsi);
@@ -352,6 +356,24 @@ static void on_sweep(uv_timer_t *handle)
 	}
 }
 
+/*
+ * The memory of libwebsockets. Version 4.1.6 loses what it has made so far, a descriptor among it, when a later step of
+ * opening a connection gets none. So it is told only when there is none for a while: what it asks for is little, and other
+ * threads free.
+ */
+static void *lws_memory(void *old, size_t n, const char *reason)
+{
+	(void)reason;
+	if (n == 0) {
+		free(old);
+		return NULL;
+	}
+	void *p = realloc(old, n);
+	for (int64_t until = p ? 0 : now_ms() + MEMORY_MS; !p && now_ms() < until; p = realloc(old, n))
+		sched_yield();
+	return p;
+}
+
 /* What libwebsockets says while it starts is worth reading; later it complains about every odd peer. */
 static bool starting;
 
@@ -407,6 +429,7 @@ enum status ws_server_create(uv_loop_t *loop, const struct config *config, const
 		.retry_and_idle_policy = &no_pings,
 		.vhost_name = "kvasir",
 	};
+	lws_set_allocator(lws_memory);
 	lws_set_log_level(LLL_ERR | LLL_WARN, on_lws_log);
 	starting = true;
 	s->context = lws_create_context(&info);

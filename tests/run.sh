@@ -11,7 +11,7 @@
 #   golden    independent outputs, read from $KVASIR_SHARED
 #   api       the daemon with real clients
 #   deploy    what deploy/ holds: balancers, unit, manifests, dashboard (--full: also the image, and a bare Debian)
-#   soak      1,000 requests with random cancels leave nothing behind
+#   soak      1,000 requests (--full: 30 minutes of them) with random cancels and failed allocations leave nothing behind
 #   sanitize  unit and API tests under ASan and UBSan; with --full a million random operations on the KV cache
 #   clang     clang builds it all, warnings are errors
 #   cuda      the kernels for every GPU by nvcc, with gates on what it made of them; the API on the emulated GPU, and while it fails
@@ -211,7 +211,9 @@ suite_deploy() {
 suite_soak() {
 	build build || return
 	need_python soak || return
-	KVASIR_BIN=$PWD/build/server/kvasir summed soak "$cache/venv/bin/python" tests/api/soak.py
+	local how=(--requests 1000)
+	[ "$full" = no ] || how=(--minutes 30)
+	KVASIR_BIN=$PWD/build/server/kvasir summed soak "$cache/venv/bin/python" tests/api/soak.py "${how[@]}"
 }
 
 # The KV rooms and a whole engine, at a million operations (--full); the unit tests do a tenth.

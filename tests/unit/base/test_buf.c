@@ -31,9 +31,9 @@ static void json_strings_are_escaped_and_always_utf8(void **state)
 {
 	(void)state;
 	struct buf b = BUF_INIT;
-	const char in[] = "a\"\\\n\x01\x7f\xc3\xa9\xff\xc3";
+	const char in[] = "a\"\\\n\x01\x7f\xc3\xa9\xff\xc2\x85\xe2\x80\xa8\xc3";
 	buf_json_string(&b, in, sizeof in - 1);
-	assert_string_equal(b.data, "\"a\\\"\\\\\\n\\u0001\\u007f\xc3\xa9\xEF\xBF\xBD\xEF\xBF\xBD\"");
+	assert_string_equal(b.data, "\"a\\\"\\\\\\n\\u0001\\u007f\xc3\xa9\xEF\xBF\xBD\\u0085\\u2028\xEF\xBF\xBD\"");
 	buf_free(&b);
 }
 
