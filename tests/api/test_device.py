@@ -125,3 +125,28 @@ def test_a_device_lost_in_the_middle_of_streams_ends_them_with_the_reason():
         if d.process.poll() is None:
             d.process.kill()
             d.process.wait()
+
+
+def test_pages_that_left_the_device_come_back_with_the_same_answer():
+    """Through host memory; prompts are token ids, so that any model will do."""
+    with Daemon("--kv-memory", "1M") as d:
+        page = d.kv()["pool"]["page_bytes"]
+
+    def ask(d, seed):
+        tokens = [(seed * 31 + i * 7919) % 251 for i in range(700)]
+        r = httpx.post(d.url + "/v1/completions", timeout=60 * SLOW, json={"prompt": tokens, "max_tokens": 6, "temperature": 0, "ignore_eos": True})
+        assert r.status_code == 200, r.text
+        usage = r.json()["usage"]
+        return r.json()["choices"][0]["text"], (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+
+    def tier(d):
+        return httpx.get(d.url + "/v1/kv", timeout=30 * SLOW).json()["tiers"][0]
+    with Daemon("--kv-memory", 64 * max(page, 4096), "--context", 900, "--kv-ram", "64M") as d:
+        first, _ = ask(d, 1)
+        for seed in (2, 3):
+            ask(d, seed)
+        eventually(lambda: tier(d)["stored"] > 0 and tier(d)["writing"] == 0, 20, "the pages that had to go are in the tier")
+        again, cached = ask(d, 1)
+        assert again == first
+        assert cached > 0 and tier(d)["fetched"] > 0, tier(d)
+        assert d.kv()["drift_pages"] == 0

@@ -1,18 +1,20 @@
 /*
- * Calls that the backend makes to the CUDA runtime fail, one at a time, in each of the ways in which calls fail, from the first call of
- * the start to the last of the end; `tests/run.sh --full cuda` has it for every one of them. Whatever fails: every request ends, an answer that ends well is the right one, an engine that says it
- * is ready is, one that is not says why, and nothing stays allocated.
+ * Calls that the backend makes to the CUDA runtime fail, one at a time, in each of the ways in which calls fail, from
+ * the first call of the start to the last of the end; `tests/run.sh --full cuda` has it for every one of them. Whatever
+ * fails: every request ends, an answer that ends well is the right one, an engine that says it is ready is, one that is
+ * not says why, and nothing stays allocated.
  */
 #include "tests/unit/cuda/engine_fixture.h"
 
 #include "engine/base/log.h"
 
-/* Answers of a token from the prompt, one decoded by kernels, one while they are recorded as a graph, and one by that graph. */
+/* Answers of a token from the prompt, one decoded by kernels, one while they are recorded as a graph, and one by that
+ * graph. */
 enum { ANSWER = 4, QUESTIONS = 4 };
 
 /* The third begins as the second ended, within a page, so that a page is copied before it is written. */
-static const char *const question[QUESTIONS] = {"one", "a prompt that takes more than one page, but not two", "a prompt that takes more than one page, but not two!",
-                                                "two"};
+static const char *const question[QUESTIONS] = {"one", "a prompt that takes more than one page, but not two",
+						"a prompt that takes more than one page, but not two!", "two"};
 static struct answer right[QUESTIONS];
 static uint64_t n_calls;
 
@@ -20,7 +22,12 @@ static struct engine *begin(void)
 {
 	struct engine *e;
 	struct error err;
-	struct engine_options o = {.model_path = model_path, .device = "cuda-host", .n_threads = 1, .step_tokens = 64, .max_running = 4, .kv_bytes = 1 << 20};
+	struct engine_options o = {.model_path = model_path,
+				   .device = "cuda-host",
+				   .n_threads = 1,
+				   .step_tokens = 64,
+				   .max_running = 4,
+				   .kv_bytes = 1 << 20};
 	assert_int_equal(engine_create(&o, &e, &err), STATUS_OK);
 	while (engine_state(e) == ENGINE_LOADING) {
 		struct list events;
@@ -80,11 +87,13 @@ static void check_one(uint64_t n, const char *error)
 			if (a[i].error.status != STATUS_OK && a[i].error.message[0] == '\0')
 				fail_msg("%s: question %d fails without a reason", fail, i);
 		}
-		/* Afterwards the engine answers rightly or, if the device is lost, not at all. Its state may follow the last answer a little later. */
+		/* Afterwards the engine answers rightly or, if the device is lost, not at all. Its state may follow the
+		 * last answer a little later. */
 		struct answer more = ask(e, question[0], ANSWER, 0);
 		if (more.error.status != STATUS_OK && more.error.status != STATUS_BUSY)
 			more = ask(e, question[0], ANSWER, 0);
-		if (more.error.status == STATUS_OK ? !is_right(&more, 0) || engine_state(e) != ENGINE_READY : more.error.status != STATUS_BUSY)
+		if (more.error.status == STATUS_OK ? !is_right(&more, 0) || engine_state(e) != ENGINE_READY
+						   : more.error.status != STATUS_BUSY)
 			fail_msg("%s: afterwards \"%s\", in state %d", fail, more.error.message, (int)engine_state(e));
 		if (more.error.status == STATUS_BUSY)
 			wait_for_state(e, ENGINE_FAILED);
