@@ -31,7 +31,7 @@ static const struct option rows[] = {
 static const struct option_table table = {rows, sizeof rows / sizeof *rows};
 
 /* Options whose value is not for everybody's eyes. */
-static const char *const secrets[] = {"api-key"};
+static const char *const secrets[] = {"api-key", "transfer-key"};
 
 /* api-keys may be the path of a file, which is no secret, or what would be in it. */
 static bool is_secret(const struct option *o, const char *json)
@@ -250,6 +250,8 @@ enum status config_check(const struct config *c, struct error *err)
 		                       "log-level: \"%.40s\" does not fit; expected debug, info, warn, error or off", c->log_level);
 	size_t dir_n;
 	int64_t bytes;
+	if (c->transfer_key && strlen(c->transfer_key) < 16)
+		return error_set(err, STATUS_INVALID, "transfer-key: expected a secret of at least 16 characters, such as `openssl rand -hex 32` gives");
 	if (c->kv_disk && config_kv_disk(c, &dir_n, &bytes, err) != STATUS_OK)
 		return STATUS_INVALID;
 	if (!*c->host)

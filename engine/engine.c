@@ -115,6 +115,7 @@ enum status engine_create(const struct engine_options *options, struct engine **
 	o.chat_template = copy_or_null(o.chat_template, &failed);
 	o.device = copy_or_null(o.device ? o.device : "cpu", &failed);
 	o.kv_disk_dir = copy_or_null(o.kv_disk_dir, &failed);
+	o.transfer_key = copy_or_null(o.transfer_key, &failed);
 	e->options = o;
 	e->clock = o.clock;
 	if (failed)
@@ -151,6 +152,7 @@ fail_strings:
 	free((char *)o.chat_template);
 	free((char *)o.device);
 	free((char *)o.kv_disk_dir);
+	free((char *)o.transfer_key);
 	free(e);
 	return st;
 }
@@ -167,6 +169,7 @@ void engine_destroy(struct engine *e)
 	free((char *)e->options.chat_template);
 	free((char *)e->options.device);
 	free((char *)e->options.kv_disk_dir);
+	free((char *)e->options.transfer_key);
 	free(e);
 }
 
@@ -422,6 +425,32 @@ void engine_session_delete(struct engine *e, uint64_t id, int32_t tenant, const 
 {
 	struct engine_session_params p = named(tenant, session);
 	session_command(e, COMMAND_SESSION_DELETE, id, ENGINE_EVENT_SESSION, &p);
+}
+
+void engine_session_export(struct engine *e, uint64_t id, int32_t tenant, const char *session)
+{
+	struct engine_session_params p = named(tenant, session);
+	session_command(e, COMMAND_SESSION_EXPORT, id, ENGINE_EVENT_EXPORT, &p);
+}
+
+void engine_session_export_next(struct engine *e, uint64_t id)
+{
+	struct command *c = command_create(e, COMMAND_EXPORT_NEXT, id, ENGINE_EVENT_EXPORT);
+	mailbox_post(&e->worker_box, &c->link);
+}
+
+void engine_session_import(struct engine *e, uint64_t id, int32_t tenant, const char *session)
+{
+	struct engine_session_params p = named(tenant, session);
+	session_command(e, COMMAND_SESSION_IMPORT, id, ENGINE_EVENT_IMPORT, &p);
+}
+
+void engine_session_import_data(struct engine *e, uint64_t id, char *data, size_t n)
+{
+	struct command *c = command_create(e, COMMAND_IMPORT_DATA, id, ENGINE_EVENT_IMPORT);
+	c->text = data;
+	c->text_n = n;
+	mailbox_post(&e->worker_box, &c->link);
 }
 
 static void list_command(struct engine *e, enum command_type type, uint64_t id, enum engine_event_type answer, int32_t tenant,

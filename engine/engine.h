@@ -49,6 +49,7 @@ struct engine_options {
 	const char *kv_disk_dir;   /* files for pages that leave the pool, and for sessions at a restart; NULL: none */
 	uint64_t kv_disk_bytes;    /* of these files */
 	uint64_t kv_disk_write_bytes_per_s; /* 0: no bound */
+	const char *transfer_key;  /* a secret that daemons share so that sessions can move between them; NULL: they cannot */
 	const char *kv_policy;     /* which cached pages go when room is needed: of engine_kv_policy(); NULL: the default */
 	int32_t max_running;       /* generations that share steps; 0: default */
 	int32_t max_queue;         /* generations waiting beyond that before LIMIT; 0: default, -1: no bound */
@@ -245,6 +246,22 @@ void engine_session_get(struct engine *e, uint64_t id, int32_t tenant, const cha
 void engine_session_heartbeat(struct engine *e, uint64_t id, int32_t tenant, const char *session);
 /* Cancels its requests and returns its pages. */
 void engine_session_delete(struct engine *e, uint64_t id, int32_t tenant, const char *session);
+/*
+ * Moves a session to another daemon of the same model, in parts that the server asks for: each is answered by EXPORT, whose `text` is the
+ * next part and whose `more` tells whether there are others, which engine_session_export_next() asks for under the same id. The session
+ * stays. ERROR: NOT_FOUND, UNSUPPORTED (no transfer_key), LIMIT, BUSY (it lost a page on the way); then the export has ended. engine_cancel()
+ * ends one as well, without an event.
+ */
+void engine_session_export(struct engine *e, uint64_t id, int32_t tenant, const char *session);
+void engine_session_export_next(struct engine *e, uint64_t id);
+/*
+ * The other end: makes the session that a stream tells of. The beginning and each part are answered by IMPORT, after which the next part
+ * may follow, under the same id; the end (n == 0) by SESSION. ERROR: INVALID (damaged, or of another model, version or tenant), EXISTS,
+ * UNSUPPORTED, LIMIT, NOT_FOUND (the session's TTL has passed): then the import has ended, and there is no such session. As does
+ * engine_cancel(). Takes ownership of data, which is malloc'd.
+ */
+void engine_session_import(struct engine *e, uint64_t id, int32_t tenant, const char *session);
+void engine_session_import_data(struct engine *e, uint64_t id, char *data, size_t n);
 /* tenant: or ENGINE_ALL_TENANTS. */
 void engine_session_list(struct engine *e, uint64_t id, int32_t tenant, const struct engine_session_page *page);
 /* As engine_session_list(), with all figures taken afresh: answered by KV, whose `kv` and `sessions` fit together. */
@@ -276,6 +293,8 @@ enum engine_event_type {
 	ENGINE_EVENT_SESSION,
 	ENGINE_EVENT_SESSIONS,
 	ENGINE_EVENT_KV,
+	ENGINE_EVENT_EXPORT,
+	ENGINE_EVENT_IMPORT,
 };
 
 struct engine_event {
@@ -283,7 +302,7 @@ struct engine_event {
 	enum engine_event_type type;
 	uint64_t request_id;
 
-	struct buf text;   /* TOKEN, DONE: text released now. PROMPT (want_prompt), TOKENS, TEXT: the whole text */
+	struct buf text;   /* TOKEN, DONE: text released now. PROMPT (want_prompt), TOKENS, TEXT: the whole text. EXPORT: the part */
 	struct buf piece;  /* TOKEN: the token's own bytes, which may split a code point */
 	struct sample_result sample; /* TOKEN: sample.token; log-probabilities when sampling.n_logprobs >= 0 */
 
@@ -302,6 +321,7 @@ struct engine_event {
 	size_t n_sessions;
 	bool more_sessions;                   /* SESSIONS, KV: there are others behind the last one */
 	struct engine_kv *kv;                 /* KV */
+	bool more;                            /* EXPORT: there are other parts */
 };
 
 /* Appends all waiting events (struct engine_event.link) to `out`; the caller frees each. Never blocks. */

@@ -44,6 +44,10 @@ enum command_type {
 	COMMAND_SESSION_DELETE,
 	COMMAND_SESSION_LIST,
 	COMMAND_KV_REPORT,
+	COMMAND_SESSION_EXPORT,
+	COMMAND_EXPORT_NEXT,
+	COMMAND_SESSION_IMPORT,
+	COMMAND_IMPORT_DATA,
 	COMMAND_TENANT,
 	COMMAND_WAKE, /* from the disk tier: something has arrived */
 	COMMAND_STOP,
@@ -58,7 +62,7 @@ struct command {
 	int32_t tenant;                 /* GENERATE, SESSION_*, KV_REPORT */
 	struct engine_request *request; /* GENERATE */
 	struct token_buf tokens;        /* GENERATE behind the text thread; DETOKENIZE */
-	char *text;                     /* TOKENIZE */
+	char *text;                     /* TOKENIZE, IMPORT_DATA */
 	size_t text_n;
 	unsigned tokenize_flags;
 	struct arena *arena;            /* TOKENIZE_CHAT */

@@ -366,7 +366,7 @@ enum status engine_load(struct engine *e, struct error *err)
 	if (tokenizer_n_vocab(e->tokenizer) > p->n_vocab)
 		return error_set(err, STATUS_INVALID, "the tokenizer has %" PRId32 " tokens, but the model only %" PRId32,
 		                 tokenizer_n_vocab(e->tokenizer), p->n_vocab);
-	st = kv_layout_init(&e->layout, p->n_layer, p->n_head_kv, p->head_dim, QUANT_F16);
+	st = kv_layout_for(e->backend, &e->layout, p->n_layer, p->n_head_kv, p->head_dim);
 	if (st != STATUS_OK)
 		return error_set(err, st, "the model's KV geometry is not supported");
 	st = size_pool(e, p, &n_pages, &n_ctx, err);

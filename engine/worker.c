@@ -7,6 +7,7 @@
 #include <stdlib.h>
 
 #include "engine/base/log.h"
+#include "engine/calibrate.h"
 #include "engine/census.h"
 #include "engine/engine_internal.h"
 #include "engine/event.h"
@@ -15,6 +16,7 @@
 #include "engine/restart.h"
 #include "engine/sched.h"
 #include "engine/session.h"
+#include "engine/transfer.h"
 
 /* How long to sleep at most while a tier is at work. */
 enum { TIERS_NS = 20000000 };
@@ -29,6 +31,7 @@ struct worker {
 	struct session_table sessions;
 	struct sched sched;
 	struct census census;
+	struct transfers transfers;
 	struct restart restart; /* sessions of the process before that still wait for their tenant */
 	struct engine_kv kv;    /* as the census found it last */
 	int64_t census_ms;      /* and when */
@@ -126,6 +129,12 @@ static void collect_sessions(struct worker *w)
 	}
 }
 
+static enum status no_session(const struct command *c, struct error *err)
+{
+	return error_set_param(err, STATUS_NOT_FOUND, "session_id", "there is no session '%s': it was never made, has expired or was deleted",
+	                       c->session.id);
+}
+
 static void answer_session(struct worker *w, struct command *c, const struct session *s)
 {
 	struct engine_event *ev = c->reply;
@@ -171,6 +180,56 @@ static void list_sessions(struct worker *w, struct command *c)
 	command_answer(w->e, c, &w->out);
 }
 
+/* ---- Sessions that move ---- */
+
+static void handle_export(struct worker *w, struct command *c)
+{
+	struct error err;
+	enum status st = STATUS_OK;
+	if (c->type == COMMAND_SESSION_EXPORT) {
+		collect_sessions(w);
+		const struct session *s = session_find(&w->sessions, c->tenant, c->session.id);
+		st = s ? export_begin(&w->transfers, w->e, c->id, &w->sessions, s, &err) : no_session(c, &err);
+	}
+	if (st == STATUS_OK)
+		st = export_next(&w->transfers, w->e, c->id, &c->reply->text, &c->reply->more, &err);
+	if (st == STATUS_OK && c->reply->text.failed)
+		st = error_set(&err, STATUS_NOMEM, "no memory to export a session");
+	if (st != STATUS_OK)
+		command_fail(w->e, c, &err, &w->out);
+	else
+		command_answer(w->e, c, &w->out);
+}
+
+static void handle_import(struct worker *w, struct command *c)
+{
+	struct session *s = NULL;
+	struct error err;
+	enum status st;
+	collect_sessions(w);
+	if (c->type == COMMAND_SESSION_IMPORT)
+		st = import_begin(&w->transfers, w->e, c->id, &c->session, &err);
+	else
+		st = import_data(&w->transfers, w->e, &w->sessions, c->id, c->text, c->text_n, &s, &err);
+	if (st != STATUS_OK) {
+		if (s)
+			end_session(w, s, "session_deleted");
+		command_fail(w->e, c, &err, &w->out);
+	} else if (s) {
+		c->reply->type = ENGINE_EVENT_SESSION;
+		answer_session(w, c, s);
+	} else {
+		command_answer(w->e, c, &w->out);
+	}
+}
+
+static void cancel_transfer(struct worker *w, uint64_t id)
+{
+	struct session *s = transfer_cancel(&w->transfers, &w->sessions, id);
+	if (s)
+		end_session(w, s, "session_deleted");
+}
+
 static void handle_session(struct worker *w, struct command *c)
 {
 	struct session *s = NULL;
@@ -189,8 +248,7 @@ static void handle_session(struct worker *w, struct command *c)
 	}
 	s = session_find(&w->sessions, c->tenant, c->session.id);
 	if (!s) {
-		error_set_param(&err, STATUS_NOT_FOUND, "session_id", "there is no session '%s': it was never made, has expired or was deleted",
-		                c->session.id);
+		no_session(c, &err);
 		command_fail(w->e, c, &err, &w->out);
 		return;
 	}
@@ -329,6 +387,7 @@ static void handle(struct worker *w, struct command *c)
 		r = sched_find(&w->sched, c->id);
 		if (r)
 			finish_request(w, r, ENGINE_FINISH_CANCELLED, "cancelled");
+		cancel_transfer(w, c->id);
 		command_destroy(c);
 		break;
 	case COMMAND_SESSION_CREATE:
@@ -338,6 +397,14 @@ static void handle(struct worker *w, struct command *c)
 	case COMMAND_SESSION_LIST:
 	case COMMAND_KV_REPORT:
 		handle_session(w, c);
+		break;
+	case COMMAND_SESSION_EXPORT:
+	case COMMAND_EXPORT_NEXT:
+		handle_export(w, c);
+		break;
+	case COMMAND_SESSION_IMPORT:
+	case COMMAND_IMPORT_DATA:
+		handle_import(w, c);
 		break;
 	case COMMAND_TENANT:
 		handle_tenant(w, c);
@@ -756,31 +823,6 @@ static void refuse(struct engine *e)
 	}
 }
 
-/* A first prompt, of nobody: how fast this device computes must be known before a page can be weighed against it. */
-static void measure_prefill(struct worker *w)
-{
-	enum { ROWS = 128 };
-	struct engine *e = w->e;
-	struct kv_seq kv = KV_SEQ_INIT;
-	int32_t token[ROWS], position[ROWS], n = e->options.step_tokens < ROWS ? e->options.step_tokens : ROWS;
-	float *logits;
-	if (kv_seq_prepare(e->pool, &kv, n) == STATUS_OK) {
-		struct batch_seq seq = {0, n, 0, kv.pages, kv.n_pages};
-		struct batch batch = {.n_rows = n, .token = token, .position = position, .n_seqs = 1, .seq = &seq};
-		for (int32_t i = 0; i < n; i++) {
-			token[i] = i % tokenizer_n_vocab(e->tokenizer);
-			position[i] = i;
-		}
-		/* The first time the weights come from the file. */
-		for (int i = 0; i < 2; i++) {
-			int64_t start_ns = clock_now_ns(clock_system());
-			if (model_forward(e->model, &batch, kv_pool_slab(e->pool), &logits) == STATUS_OK && i > 0)
-				sched_measure(&w->sched, n, true, clock_now_ns(clock_system()) - start_ns);
-		}
-	}
-	kv_seq_release(e->pool, &kv);
-}
-
 static enum status start(struct worker *w, struct error *err)
 {
 	struct engine *e = w->e;
@@ -812,7 +854,7 @@ static enum status start(struct worker *w, struct error *err)
 		return error_set(err, STATUS_NOMEM, "no memory for the outputs of a step");
 	w->sched.tiers = e->tiers;
 	if (e->tiers) {
-		measure_prefill(w);
+		calibrate_prefill(e, &w->sched);
 		if (o->kv_disk_dir)
 			restart_load(o->kv_disk_dir, &e->identity, &w->sessions, &w->restart);
 	}
@@ -827,6 +869,7 @@ void *worker_thread_main(void *engine)
 	struct engine_event *loaded = event_create(ENGINE_EVENT_STATE, 0);
 	enum status st = start(&w, &e->load_error);
 	list_init(&w.out);
+	transfers_init(&w.transfers);
 	if (st == STATUS_OK)
 		publish(&w);
 	atomic_store_explicit(&e->state, st == STATUS_OK ? ENGINE_READY : ENGINE_FAILED, memory_order_release);
@@ -836,6 +879,7 @@ void *worker_thread_main(void *engine)
 		serve(&w);
 	if (!w.stopping)
 		refuse(e);
+	transfers_free(&w.transfers);
 	restart_free(&w.restart);
 	census_free(&w.census);
 	free(w.part_logits);

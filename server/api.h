@@ -30,6 +30,7 @@ struct app {
 	struct list waiters[APP_BUCKETS]; /* by id; ids are consecutive, so the buckets stay even */
 	struct list generations;	  /* struct generation.link */
 	int n_generations;
+	int n_exports;		      /* on their way to a client */
 	struct list websockets; /* struct conn.link in lanes.c */
 	bool draining;
 	int64_t started_unix_s;
@@ -118,4 +119,8 @@ void api_kv(struct http_exchange *x, void *app);
 void api_session_get(struct http_exchange *x, void *app);
 void api_session_delete(struct http_exchange *x, void *app);
 void api_session_heartbeat(struct http_exchange *x, void *app);
+void api_session_export(struct http_exchange *x, void *app);
+void api_session_import(struct http_exchange *x, void *app);
+/* The answer to whoever asked for one session. */
+void reply_session(struct app *a, struct http_exchange *x, const struct engine_event *ev);
 void api_page(struct http_exchange *x, void *app);

@@ -6,6 +6,7 @@
  *     GET    /v1/sessions/{id}
  *     DELETE /v1/sessions/{id}
  *     POST   /v1/sessions/{id}/heartbeat
+ *     POST   /v1/sessions/{id}/export, /import    (api_transfer.c)
  *
  * Each API key has sessions of its own: none sees, or can tell of, another's.
  */
@@ -106,7 +107,7 @@ bool read_session_page(struct http_exchange *x, int32_t default_limit, struct en
 	return false;
 }
 
-static void reply_session(struct app *a, struct http_exchange *x, const struct engine_event *ev)
+void reply_session(struct app *a, struct http_exchange *x, const struct engine_event *ev)
 {
 	struct buf body = BUF_INIT;
 	write_session(a, &ev->sessions[0], &body);

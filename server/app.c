@@ -22,7 +22,7 @@ enum status app_create(const struct config *config, struct engine *engine, struc
 	a->config = config;
 	a->engine = engine;
 	auth_init(&a->auth, config->api_key);
-	a->http = (struct http_app){.app = a, .dispatch = routes_dispatch, .error_body = error_body};
+	a->http = (struct http_app){.app = a, .dispatch = routes_dispatch, .streams = routes_streams, .error_body = error_body};
 	a->ws = (struct ws_app){.app = a,
 				.opened = lanes_opened,
 				.message = lanes_message,
@@ -111,7 +111,7 @@ void app_start_drain(struct app *a)
 
 int app_active(const struct app *a)
 {
-	return a->n_generations;
+	return a->n_generations + a->n_exports;
 }
 
 void app_cancel_all(struct app *a)

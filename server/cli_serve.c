@@ -12,6 +12,7 @@
 #include "engine/engine.h"
 #include "server/auth.h"
 #include "server/server.h"
+#include "server/tls.h"
 
 static void show_help(void)
 {
@@ -43,6 +44,14 @@ static enum status check_keys(const struct config *c, struct error *err)
 	return st;
 }
 
+static enum status check_tls(const struct config *c, struct error *err)
+{
+	struct tls_context *context = NULL;
+	enum status st = tls_context_create(c->tls_cert, c->tls_key, &context, err);
+	tls_context_destroy(context);
+	return st;
+}
+
 /* What can be told without loading the model. */
 static enum status check(const struct config *c, struct error *err)
 {
@@ -57,6 +66,8 @@ static enum status check(const struct config *c, struct error *err)
 	buf_free(&template);
 	if (st == STATUS_OK && c->api_keys)
 		st = check_keys(c, err);
+	if (st == STATUS_OK && (!c->tls_cert != !c->tls_key))
+		st = error_set_param(err, STATUS_INVALID, c->tls_cert ? "tls-key" : "tls-cert", "--tls-cert and --tls-key go together");
 	return st;
 }
 
@@ -113,6 +124,8 @@ static enum status check_deeply(const struct config *c, struct error *err)
 {
 	struct buf facts = BUF_INIT;
 	enum status st = check(c, err);
+	if (st == STATUS_OK && c->tls_cert)
+		st = check_tls(c, err);
 	if (st == STATUS_OK)
 		st = check_host(c->host, err);
 	if (st == STATUS_OK && !engine_kv_policy_find(c->kv_policy))

@@ -14,7 +14,7 @@ static void consume(struct buf *b, size_t n)
 /* Passes n checked bytes from the front of c->in on to libmicrohttpd. */
 static bool pass_on(struct conn *c, size_t n)
 {
-	if (!conn_send(c->pair->fd, &c->up, c->in.data, n)) {
+	if (!conn_send(c->pair->fd, NULL, &c->up, c->in.data, n)) {
 		/* It has closed its end: it answered early and will not read the rest, or it failed. conn_http_pump()
 		 * sees which. */
 		if (errno != EPIPE && errno != ECONNRESET)
@@ -38,13 +38,17 @@ static bool open_link(struct conn *c)
 static void begin_request(struct conn *c)
 {
 	struct head_error err;
-	enum head_result body = body_init(&c->body, &c->head, (uint64_t)c->host->config->max_body, &err);
+	const struct http_app *app = http_server_app(c->host->http);
+	struct str target = {c->in.data + c->head.target_at, c->head.target_n};
+	uint64_t max = (uint64_t)c->host->config->max_body;
+	c->streamed = app->streams && app->streams(app->app, c->head.method, target);
+	enum head_result body = body_init(&c->body, &c->head, c->streamed ? INT64_MAX : max, &err);
 	if (body == HEAD_BAD) {
 		conn_refuse(c, &err);
 		return;
 	}
 	if (!c->link && !open_link(c)) {
-		log_msg(LOG_WARN, "http", "there are no descriptors or memory for a request from %s", c->peer);
+		log_msg(LOG_WARN, "http", "there are no descriptors or memory for a request from %s", c->peer.name);
 		conn_refuse(c, &(struct head_error){503, "server_overloaded",
 						    "The server has no descriptors or memory left for this request."});
 		return;
@@ -89,6 +93,9 @@ static void read_body(struct conn *c)
 	if (r == HEAD_DONE) {
 		conn_set_state(c, CONN_WAIT);
 		conn_set_deadline(c, -1);
+	} else if (c->streamed) {
+		/* It may be as long as it likes, as long as it moves. */
+		conn_set_deadline(c, c->host->config->body_timeout);
 	}
 	if (!pass_on(c, used))
 		conn_drop(c);

@@ -174,6 +174,8 @@ static bool parse_request_line(struct head *h, struct str s)
 	if (version.p[5] != '1' || version.p[7] > '1')
 		return bad(h, 505, "http_version_not_supported", "Only HTTP/1.1 and HTTP/1.0 are supported.");
 	h->is_http11 = version.p[7] == '1';
+	h->target_at = (size_t)(target.p - s.p); /* it is the first line */
+	h->target_n = target.n;
 	return check_target(h, target);
 }
 

@@ -44,6 +44,7 @@ struct head {
 	/* Valid after HEAD_DONE. */
 	size_t length; /* of the head in bytes, with the empty line */
 	enum http_method method;
+	size_t target_at, target_n; /* where the request target lies in the head */
 	bool is_http11; /* else HTTP/1.0 */
 	enum head_framing framing;
 	uint64_t content_length; /* when HEAD_SIZED */

@@ -211,6 +211,17 @@ void http_on_close(struct http_exchange *x, void (*cb)(struct http_exchange *x, 
 	x->on_close_arg = arg;
 }
 
+void http_on_body(struct http_exchange *x, bool (*body)(struct http_exchange *x, const char *data, size_t n, void *arg), void *arg)
+{
+	x->on_body = body;
+	x->on_body_arg = arg;
+}
+
+void http_body_resume(struct http_exchange *x)
+{
+	http_exchange_wake(x);
+}
+
 /* ---- The answer ---- */
 
 void http_set_header(struct http_exchange *x, const char *name, const char *value)
@@ -295,6 +306,10 @@ static ssize_t read_stream(void *cls, uint64_t pos, char *out, size_t max)
 		return (ssize_t)n;
 	if (x->ended)
 		return MHD_CONTENT_READER_END_OF_STREAM;
+	void (*drained)(struct http_exchange *x, void *arg) = x->on_drained;
+	x->on_drained = NULL;
+	if (drained)
+		drained(x, x->on_drained_arg);
 	x->suspended = true;
 	MHD_suspend_connection(x->mhd);
 	return 0;
@@ -349,6 +364,22 @@ void http_stream_end(struct http_exchange *x)
 	if (!x->streaming || x->ended)
 		return;
 	x->ended = true;
+	http_exchange_wake(x);
+}
+
+void http_on_drained(struct http_exchange *x, void (*drained)(struct http_exchange *x, void *arg), void *arg)
+{
+	x->on_drained = drained;
+	x->on_drained_arg = arg;
+	http_exchange_wake(x);
+}
+
+void http_stream_abort(struct http_exchange *x)
+{
+	if (!x->streaming || x->ended || x->gone)
+		return;
+	x->gone = true;
+	http_link_post(x->link, LINK_FAILED);
 	http_exchange_wake(x);
 }
 

@@ -63,6 +63,21 @@ void http_stream_finish(struct http_exchange *x, const void *data, size_t n);
 /* Bytes queued and not yet handed to the kernel. */
 size_t http_stream_pending(const struct http_exchange *x);
 
+/*
+ * The client has taken all that was written: `drained` is called once, soon after. For answers that are longer than what may be queued.
+ * At most one at a time.
+ */
+void http_on_drained(struct http_exchange *x, void (*drained)(struct http_exchange *x, void *arg), void *arg);
+/* A streamed answer that cannot be completed: the connection is cut, so that the client does not take it for whole. */
+void http_stream_abort(struct http_exchange *x);
+
+/*
+ * The body of a ROUTE_STREAMED route, piece by piece; n == 0 once: its end. Returns whether it was taken; if not, the same bytes come
+ * again after http_body_resume(). What comes after an answer is thrown away. Set by the handler.
+ */
+void http_on_body(struct http_exchange *x, bool (*body)(struct http_exchange *x, const char *data, size_t n, void *arg), void *arg);
+void http_body_resume(struct http_exchange *x);
+
 /* ---- Routes ---- */
 
 enum route_flags {
@@ -73,6 +88,8 @@ enum route_flags {
 	 * 404.
 	 */
 	ROUTE_WEBSOCKET = 2,
+	/* The handler runs when the head is there, and takes the body with http_on_body(); config.max_body does not hold. */
+	ROUTE_STREAMED = 4,
 };
 
 struct route {
@@ -89,6 +106,8 @@ struct http_app {
 	/* Finds the route and sets its parameters with http_add_param(); answers 404 and 405 itself and returns NULL
 	 * then. Also checks the API key. Called when the head is there, before the body is read. */
 	const struct route *(*dispatch)(struct http_exchange *x, void *app);
+	/* Whether a request goes to a ROUTE_STREAMED route, by its target as it came; may be NULL: none does. */
+	bool (*streams)(void *app, enum http_method method, struct str target);
 	/* Appends an error body {"error":{...}} and returns its content type; used for refusals by http.c itself. */
 	const char *(*error_body)(struct buf *out, int status, const char *code, const char *message);
 };

@@ -272,6 +272,8 @@ static enum MHD_Result on_head(struct http_server *s, struct http_link *l, const
 	 * Refused already, and the client waits for a 100 or has much to send: answer now. libmicrohttpd then closes
 	 * the connection; it does so properly for these two methods only.
 	 */
+	if (x->route && !x->answered && (x->route->flags & ROUTE_STREAMED))
+		x->route->handler(x, s->app->app);
 	if (x->answered && head->framing != HEAD_NO_BODY && (head->method == HTTP_POST || head->method == HTTP_PUT) &&
 	    (head->expects_continue || head->framing == HEAD_CHUNKED || head->content_length > EARLY_READ_BYTES))
 		return queue_response(x);
@@ -294,6 +296,15 @@ static enum MHD_Result on_request(void *cls, struct MHD_Connection *mhd, const c
 	}
 	if (x->gone)
 		return MHD_NO;
+	if (*size && x->on_body && !x->answered) {
+		if (x->on_body(x, data, *size, x->on_body_arg)) {
+			*size = 0;
+		} else if (!x->answered) {
+			x->suspended = true;
+			MHD_suspend_connection(mhd);
+		}
+		return MHD_YES;
+	}
 	if (*size) {
 		if (!x->answered)
 			buf_append(&x->body, data, *size);
@@ -304,7 +315,9 @@ static enum MHD_Result on_request(void *cls, struct MHD_Connection *mhd, const c
 	}
 	if (!x->handled) {
 		x->handled = true;
-		if (!x->answered)
+		if (x->on_body && !x->answered)
+			x->on_body(x, NULL, 0, x->on_body_arg);
+		else if (!x->answered && !(x->route->flags & ROUTE_STREAMED))
 			x->route->handler(x, s->app->app);
 	}
 	if (x->answered)

@@ -89,11 +89,15 @@ struct http_exchange {
 	void *user;
 	void (*on_close)(struct http_exchange *x, void *arg);
 	void *on_close_arg;
+	bool (*on_body)(struct http_exchange *x, const char *data, size_t n, void *arg);
+	void *on_body_arg;
+	void (*on_drained)(struct http_exchange *x, void *arg);
+	void *on_drained_arg;
 
 	struct MHD_Response *response; /* ready to be queued, or NULL */
 	int status;
 	struct stream out; /* of a streamed answer */
-	bool handled;	   /* the handler was called */
+	bool handled;	   /* the handler was called, and what takes the body knows of its end */
 	bool answered;	   /* it has begun an answer */
 	bool streaming, ended;
 	bool suspended;

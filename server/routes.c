@@ -27,6 +27,8 @@ static const struct route routes[] = {
 	{HTTP_GET, "/v1/sessions/{id}", api_session_get, 0},
 	{HTTP_DELETE, "/v1/sessions/{id}", api_session_delete, 0},
 	{HTTP_POST, "/v1/sessions/{id}/heartbeat", api_session_heartbeat, 0},
+	{HTTP_POST, "/v1/sessions/{id}/export", api_session_export, 0},
+	{HTTP_POST, "/v1/sessions/{id}/import", api_session_import, ROUTE_STREAMED},
 };
 
 static const struct {
@@ -232,4 +234,18 @@ const struct route *routes_dispatch(struct http_exchange *x, void *app)
 		http_add_param(x, name, found_m.value);
 	}
 	return found;
+}
+
+bool routes_streams(void *app, enum http_method method, struct str target)
+{
+	struct match m;
+	const char *query = memchr(target.p, '?', target.n);
+	(void)app;
+	if (query)
+		target.n = (size_t)(query - target.p);
+	for (size_t i = 0; i < sizeof routes / sizeof *routes; i++) {
+		if (routes[i].flags & ROUTE_STREAMED && routes[i].method == method && match_route(&routes[i], target, &m))
+			return true;
+	}
+	return false;
 }

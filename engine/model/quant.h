@@ -43,7 +43,8 @@ const struct quant_format *quant_format(uint32_t type);
 /* The i-th row, for loops over all formats; NULL past the end. */
 const struct quant_format *quant_format_at(size_t i);
 
-/* IEEE 754 half and bfloat16 conversions; to-half rounds to nearest even, overflow becomes infinity. */
+/* IEEE 754 half and bfloat16 conversions; narrowing rounds to nearest even, overflow becomes infinity, a NaN stays one. */
 float quant_half_to_float(uint16_t h);
 uint16_t quant_float_to_half(float f);
 float quant_bf16_to_float(uint16_t h);
+uint16_t quant_float_to_bf16(float f);

@@ -9,10 +9,12 @@ import time
 import httpx
 import pytest
 
-from daemon import SLOW, Daemon, eventually
+from daemon import BIN, SLOW, Daemon, eventually
 
 PAGE = 368640  # of SmolLM2-135M: 30 layers, 3 KV heads of 64, f16
 POOL = ("--kv-memory", 64 * PAGE, "--context", 900)  # a conversation of 900 tokens, and little more
+
+SLOW_DISK = os.path.join(os.path.dirname(os.path.dirname(BIN)), "tests", "support", "slow-disk.so")
 
 
 @pytest.fixture
@@ -69,13 +71,34 @@ def test_what_left_the_pool_comes_back_with_the_same_answer(disk, kind):
         assert re.search(r'kvasir:tier_fetched_total\{[^}]*tier="%s"\} [1-9]' % kind, m)
 
 
-def test_a_slow_disk_is_not_used(disk):
+def test_writes_keep_to_their_rate(disk):
     with Daemon(*POOL, "--kv-disk", f"{disk}:256M", "--kv-disk-rate", 1) as d:
         complete(d, prompt("mine", 60))
         push_out(d)
         t = settled(d, "disk")
         # A record is written at once; the bound allows the next one after 100 hours.
         assert t["stored"] <= 1 and t["dropped"]["rate"] > 0
+
+
+@pytest.mark.parametrize("delay_us, pays", [(0, True), (200000, False)])
+def test_the_break_even_chooses_rightly_both_ways(disk, delay_us, pays):
+    """A page of 16 tokens is computed in some 12 ms: one that is read in 200 ms is not worth it, one that is read in 1 ms is."""
+    slow = {"LD_PRELOAD": SLOW_DISK, "KVASIR_SLOW_READ_US": str(delay_us)}
+    with Daemon(*POOL, "--kv-disk", f"{disk}:256M", env=slow) as d:
+        text = prompt("mine", 60)
+        first, n, _ = complete(d, text)
+        push_out(d)
+        t = settled(d, "disk")
+        assert t["io"] == "threads" and t["pays"] is pays
+        again, _, cached = complete(d, text)
+        assert again == first
+        t = tier(d, "disk")
+        if pays:
+            assert t["fetched"] > n // 32 and cached > n // 2
+        else:
+            # Now and then a few pages go down and come up, so that the figures stay true.
+            assert t["stored"] <= 4 and t["fetched"] <= 4 and t["dropped"]["unpaid"] > 10
+            assert cached < n // 2
 
 
 def test_a_disk_that_vanishes_harms_nobody(disk):

@@ -780,3 +780,29 @@ void engine_stats(const struct engine *e, struct engine_stats *out)
 	out->n_running = fake_engine_active(e);
 	out->n_sessions = fake_engine_sessions(e);
 }
+
+/* ---- Sessions do not move ---- */
+
+void engine_session_export(struct engine *e, uint64_t id, int32_t tenant, const char *session)
+{
+	(void)tenant;
+	(void)session;
+	error_event(e, id, STATUS_UNSUPPORTED, "sessions cannot be moved");
+}
+
+void engine_session_export_next(struct engine *e, uint64_t id)
+{
+	error_event(e, id, STATUS_CANCELLED, "the export has ended");
+}
+
+void engine_session_import(struct engine *e, uint64_t id, int32_t tenant, const char *session)
+{
+	engine_session_export(e, id, tenant, session);
+}
+
+void engine_session_import_data(struct engine *e, uint64_t id, char *data, size_t n)
+{
+	(void)n;
+	free(data);
+	engine_session_export_next(e, id);
+}

@@ -253,6 +253,30 @@ void http_stream_finish(struct http_exchange *x, const void *data, size_t n)
 	http_stream_end(x);
 }
 
+/* What is written is taken at once. */
+void http_on_drained(struct http_exchange *x, void (*drained)(struct http_exchange *x, void *arg), void *arg)
+{
+	drained(x, arg);
+}
+
+void http_stream_abort(struct http_exchange *x)
+{
+	http_fake_close(x);
+}
+
+void http_on_body(struct http_exchange *x, bool (*body)(struct http_exchange *x, const char *data, size_t n, void *arg), void *arg)
+{
+	struct str all = http_body(x);
+	if (all.n)
+		body(x, all.p, all.n, arg);
+	body(x, NULL, 0, arg);
+}
+
+void http_body_resume(struct http_exchange *x)
+{
+	(void)x;
+}
+
 size_t http_stream_pending(const struct http_exchange *x)
 {
 	(void)x;
