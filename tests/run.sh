@@ -214,6 +214,8 @@ suite_soak() {
 	local how=(--requests 1000)
 	[ "$full" = no ] || how=(--minutes 30)
 	KVASIR_BIN=$PWD/build/server/kvasir summed soak "$cache/venv/bin/python" tests/api/soak.py "${how[@]}"
+	[ "$full" = no ] || KVASIR_FULL=yes KVASIR_BIN=$PWD/build/server/kvasir summed faults "$cache/venv/bin/python" -m pytest -q -rfEs \
+		--tb=short -p no:cacheprovider --color=no tests/api/test_faults.py
 }
 
 # The KV rooms and a whole engine, at a million operations (--full); the unit tests do a tenth.

@@ -9,7 +9,7 @@ import time
 import httpx
 import pytest
 from daemon import BIN, DEVICE, SLOW, Daemon, eventually, free_port
-from faults import FaultyDaemon, need_library, tiny_model
+from faults import FaultyDaemon, need_library, sanitizer, tiny_model
 from wire import Wire
 
 TEN_YEARS = 10 * 365 * 86400
@@ -171,7 +171,8 @@ def test_a_flood_of_sessions_is_refused_and_costs_nothing(tiny):
         for t in threads:
             t.join()
         assert sum(counts.values()) == 10000 and set(counts) == {200, 429} and counts[200] == 100, counts
-        assert d.rss_bytes() <= before + (4 << 20)
+        if not sanitizer():  # ASan keeps what is freed for a while
+            assert d.rss_bytes() <= before + (4 << 20)
         assert d.metrics()["kvasir:sessions"] == 100
         ids = [s["id"] for s in httpx.get(d.url + "/v1/sessions", params={"limit": 1000}).json()["data"]]
         assert len(ids) == 100
