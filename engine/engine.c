@@ -47,6 +47,13 @@ static enum status check_options(struct engine_options *o, struct error *err)
 		return error_set_param(err, STATUS_INVALID, "kv-ram-dtype", "kv-ram-dtype: \"%.64s\" is none of f16, int8 and fp8_e4m3",
 		                       o->kv_ram_type);
 	o->kv_ram_type = kv_codec_name(type);
+	enum kv_form form;
+	if (!kv_form_find(o->kv_type ? o->kv_type : "f16", &form))
+		return error_set_param(err, STATUS_INVALID, "kv-dtype", "kv-dtype: \"%.64s\" is none of f16, int8 and fp8_e4m3", o->kv_type);
+	o->kv_type = kv_form_name(form);
+	if (form != KV_FORM_F16 && type != KV_CODEC_F16)
+		return error_set_param(err, STATUS_INVALID, "kv-ram-dtype",
+		                       "kv-ram-dtype: pages that are %s by kv-dtype are kept as they are; leave kv-ram-dtype at f16", o->kv_type);
 	return STATUS_OK;
 }
 

@@ -44,6 +44,7 @@ struct engine_options {
 	int32_t n_threads;         /* 0: one per physical core */
 	int32_t context_tokens;    /* 0: the trained length */
 	uint64_t kv_bytes;         /* cap of the device pool; 0: derived from the memory that is available */
+	const char *kv_type;       /* how the pool keeps KV: "f16", "int8" or "fp8_e4m3"; NULL: "f16", which is exact */
 	uint64_t kv_ram_bytes;     /* host memory for pages that leave the pool; 0: none */
 	const char *kv_ram_type;   /* "f16", "int8" or "fp8_e4m3"; NULL: "f16", which is exact */
 	const char *kv_disk_dir;   /* files for pages that leave the pool, and for sessions at a restart; NULL: none */
@@ -78,7 +79,7 @@ struct engine_info {
 	int32_t n_ctx, n_ctx_train, n_vocab, n_embd, n_layer, n_threads;
 	uint64_t kv_bytes_per_token, kv_bytes;
 	uint64_t page_bytes; /* what a page takes of kv_bytes */
-	const char *kv_type;    /* of an element, "F16" */
+	const char *kv_type;    /* of an element, "F16", "int8", "fp8_e4m3" */
 	int32_t page_tokens, n_pages;
 	int32_t bos_token, eos_token; /* -1: none */
 	bool has_chat_template;
@@ -414,6 +415,9 @@ struct engine_stats {
 	uint64_t preemptions, sessions_created, sessions_expired, sessions_deleted;
 	uint64_t preempted[ENGINE_N_ROOMS];          /* generations set back; none for a prompt */
 	uint64_t holds_dropped;          /* queued requests that let go of what they waited to use */
+	/* Pages that are kept in f16 as well, of a narrow pool; those that found no room for it; vectors that were no numbers. */
+	int32_t kv_wide_pages, kv_wide_max;
+	uint64_t kv_wide_refused, kv_not_finite;
 	struct engine_kv kv;             /* counted now and then: see counted_ms_ago */
 	struct engine_tiers tiers;
 	uint64_t steps, step_rows;

@@ -15,6 +15,8 @@
 enum { EXTRA_OUTPUTS = 64 };
 /* Without --kv-memory: at most this part of the machine's or the device's memory that is available, and max_running full contexts. */
 enum { MEMORY_SHARE_PERCENT = 50, DEVICE_SHARE_PERCENT = 90 };
+/* One part in so many of a narrow cache is for pages that are kept wide as well. */
+enum { WIDE_SHARE = 6 };
 
 int32_t engine_max_outputs(int32_t max_running, int32_t step_tokens)
 {
@@ -109,7 +111,8 @@ static uint64_t default_kv_bytes(struct engine *e, const struct model_params *p)
 }
 
 /* Bytes of KV the pool gets, and the context that fits in them. */
-static enum status size_pool(struct engine *e, const struct model_params *p, int32_t *n_pages, int32_t *n_ctx, struct error *err)
+static enum status size_pool(struct engine *e, const struct model_params *p, int32_t *n_pages, int32_t *n_wide, int32_t *n_ctx,
+                             struct error *err)
 {
 	const struct engine_options *o = &e->options;
 	size_t stride = e->layout.page_stride;
@@ -118,14 +121,18 @@ static enum status size_pool(struct engine *e, const struct model_params *p, int
 		        o->context_tokens, p->n_ctx_train);
 	*n_ctx = o->context_tokens ? o->context_tokens : p->n_ctx_train;
 	uint64_t full = (uint64_t)kv_pages_for(*n_ctx);
-	uint64_t pages;
-	if (o->kv_bytes) {
-		pages = o->kv_bytes / stride;
-	} else {
-		pages = default_kv_bytes(e, p) / stride;
-		if (pages > full * (uint64_t)o->max_running)
-			pages = full * (uint64_t)o->max_running;
+	uint64_t bytes = o->kv_bytes ? o->kv_bytes : default_kv_bytes(e, p), wide = 0;
+	if (e->layout.form != KV_FORM_F16) {
+		/* With two pages of a conversation kept wide, this is enough for conversations of 20 pages. */
+		wide = bytes / WIDE_SHARE / (kv_pool_bytes(&e->layout, 0, 1));
+		bytes -= wide * kv_pool_bytes(&e->layout, 0, 1);
 	}
+	uint64_t pages = bytes / stride;
+	if (!o->kv_bytes && pages > full * (uint64_t)o->max_running) {
+		pages = full * (uint64_t)o->max_running;
+		wide = wide < pages / 8 ? wide : pages / 8;
+	}
+	*n_wide = wide < INT32_MAX ? (int32_t)wide : INT32_MAX;
 	if (pages > INT32_MAX / KV_PAGE_TOKENS)
 		pages = INT32_MAX / KV_PAGE_TOKENS;
 	if (pages < 1)
@@ -187,7 +194,7 @@ static void make_root(struct engine *e)
 	                           .n_head_kv = p->n_head_kv,
 	                           .head_dim = p->head_dim,
 	                           .page_tokens = KV_PAGE_TOKENS,
-	                           .kv_type = (int32_t)e->layout.type,
+	                           .kv_type = (int32_t)e->layout.type | (int32_t)e->layout.form << 16,
 	                           .scheme = str_from(e->scheme_text),
 	                           .rope = str_from(e->rope_text)};
 	digest_weights(e->gguf, e->root.weights);
@@ -298,7 +305,7 @@ static const char *main_type(const struct gguf *g)
 	return best;
 }
 
-static enum status fill_info(struct engine *e, int32_t n_pages, int32_t n_ctx, struct error *err)
+static enum status fill_info(struct engine *e, int32_t n_pages, int32_t n_wide, int32_t n_ctx, struct error *err)
 {
 	const struct model_params *p = model_params(e->model);
 	struct engine_info *info = &e->info;
@@ -326,9 +333,9 @@ static enum status fill_info(struct engine *e, int32_t n_pages, int32_t n_ctx, s
 	        .n_layer = p->n_layer,
 	        .n_threads = e->backend_info.n_threads,
 	        .kv_bytes_per_token = e->layout.page_bytes / KV_PAGE_TOKENS,
-	        .kv_bytes = (uint64_t)n_pages * e->layout.page_stride,
+	        .kv_bytes = kv_pool_bytes(&e->layout, n_pages, n_wide),
 	        .page_bytes = e->layout.page_stride,
-	        .kv_type = quant_format(e->layout.type)->name,
+	        .kv_type = e->layout.form == KV_FORM_F16 ? quant_format(e->layout.type)->name : kv_form_name(e->layout.form),
 	        .page_tokens = KV_PAGE_TOKENS,
 	        .n_pages = n_pages,
 	        .bos_token = tokenizer_bos(e->tokenizer),
@@ -346,7 +353,7 @@ static enum status fill_info(struct engine *e, int32_t n_pages, int32_t n_ctx, s
 enum status engine_load(struct engine *e, struct error *err)
 {
 	const struct engine_options *o = &e->options;
-	int32_t n_pages = 0, n_ctx = 0;
+	int32_t n_pages = 0, n_wide = 0, n_ctx = 0;
 	enum status st = gguf_open(o->model_path, &e->gguf, err);
 	if (st != STATUS_OK)
 		return st;
@@ -369,12 +376,21 @@ enum status engine_load(struct engine *e, struct error *err)
 	st = kv_layout_init(&e->layout, p->n_layer, p->n_head_kv, p->head_dim, QUANT_F16);
 	if (st != STATUS_OK)
 		return error_set(err, st, "the model's KV geometry is not supported");
-	st = size_pool(e, p, &n_pages, &n_ctx, err);
+	enum kv_form form = KV_FORM_F16;
+	kv_form_find(o->kv_type, &form);
+	e->backend->ops->info(e->backend, &e->backend_info);
+	if (form != KV_FORM_F16 && !e->backend_info.narrow_kv)
+		return error_set_param(err, STATUS_UNSUPPORTED, "kv-dtype", "the device %s keeps KV as f16 only, not as %s", e->backend_info.name,
+		                       o->kv_type);
+	if (form != KV_FORM_F16)
+		kv_layout_narrow(&e->layout, form);
+	st = size_pool(e, p, &n_pages, &n_wide, &n_ctx, err);
 	if (st != STATUS_OK)
 		return st;
-	st = kv_pool_create(e->backend, &e->layout, n_pages, &e->pool, err);
+	st = kv_pool_create_narrow(e->backend, &e->layout, n_pages, n_wide, &e->pool, err);
 	if (st != STATUS_OK)
 		return st;
+	e->layout = *kv_pool_layout(e->pool);
 	st = kv_prefix_create(e->pool, o->kv_policy, &e->prefix, err);
 	if (st != STATUS_OK)
 		return st;
@@ -386,7 +402,7 @@ enum status engine_load(struct engine *e, struct error *err)
 	st = model_reserve(e->model, o->step_tokens, e->max_outputs, &e->layout, err);
 	if (st != STATUS_OK)
 		return st;
-	return fill_info(e, n_pages, n_ctx, err);
+	return fill_info(e, n_pages, n_wide, n_ctx, err);
 }
 
 void engine_unload(struct engine *e)

@@ -249,6 +249,7 @@ static enum status start_engine(struct server *s, const char *chat_template)
 		.n_threads = (int32_t)c->threads,
 		.context_tokens = (int32_t)c->context,
 		.kv_bytes = (uint64_t)c->kv_memory,
+		.kv_type = c->kv_dtype,
 		.kv_ram_bytes = (uint64_t)c->kv_ram,
 		.kv_ram_type = c->kv_ram_dtype,
 		.kv_disk_dir = dir,

@@ -396,6 +396,7 @@ static void info(const struct backend *b, struct backend_info *out)
 	        .n_threads = threads_count(f->base.threads),
 	        .host_memory = true,
 	        .kv_order = {.known = true, .pairs = true, .keys_by_dim = true},
+	        .narrow_kv = true,
 	};
 	for (size_t i = 0; i + 1 < sizeof out->detail && f->kernels->detail[i]; i++)
 		out->detail[i] = f->kernels->detail[i];

@@ -17,6 +17,8 @@ const struct cpu_kernels TABLE = {
         .scale = scale,
         .kv_store = kv_store,
         .attn_run = attn_run,
+        .attn_run_narrow = attn_run_narrow,
+        .narrow_store = narrow_store,
         .attn_fold = attn_fold,
         .attn_finish = attn_finish,
 };

@@ -32,7 +32,3 @@ size_t kv_codec_bytes(const struct kv_layout *layout, enum kv_codec_type type);
  */
 bool kv_codec_pack(const struct kv_layout *layout, struct kv_order order, enum kv_codec_type type, const void *page, void *out);
 void kv_codec_unpack(const struct kv_layout *layout, struct kv_order order, enum kv_codec_type type, const void *packed, void *page);
-
-/* The nearest E4M3 (ties to even; beyond 448 the largest), and its value. */
-uint8_t kv_fp8_from_float(float x);
-float kv_fp8_to_float(uint8_t c);
