@@ -50,6 +50,7 @@ struct engine_options {
 	const char *kv_disk_dir;   /* files for pages that leave the pool, and for sessions at a restart; NULL: none */
 	uint64_t kv_disk_bytes;    /* of these files */
 	uint64_t kv_disk_write_bytes_per_s; /* 0: no bound */
+	const char *kv_remote;     /* HOST:PORT or socket of a Valkey or Redis server for pages that daemons share; NULL: none */
 	const char *transfer_key;  /* a secret that daemons share so that sessions can move between them; NULL: they cannot */
 	const char *kv_policy;     /* which cached pages go when room is needed: of engine_kv_policy(); NULL: the default */
 	int32_t max_running;       /* generations that share steps; 0: default */
@@ -376,7 +377,7 @@ enum engine_tier_drop {
 
 /* A tier below the pool. Counts are of pages, since start. Strings are static. */
 struct engine_tier {
-	const char *kind, *type, *io; /* "ram" or "disk"; of an element; how it moves bytes, or "" */
+	const char *kind, *type, *io; /* "ram", "disk" or "remote"; of an element; how it moves bytes, or "" */
 	bool off;                     /* for good: it failed */
 	const char *off_reason;       /* or "" */
 	bool pays;                    /* a page comes back from it sooner than it is computed */
@@ -384,7 +385,7 @@ struct engine_tier {
 	int32_t pages, max_pages, writing, loading;
 	uint64_t stored, present;     /* taken, and found to be there already */
 	uint64_t dropped[ENGINE_N_TIER_DROPS];
-	uint64_t loaded, load_failed, corrupt, cancelled;
+	uint64_t loaded, load_failed, absent, corrupt, cancelled; /* absent: asked for, since it might have been there */
 	uint64_t fetched;             /* of the loaded: joined the prefix index */
 	uint64_t evicted;
 	uint64_t wide_sinks, wide_tails, wide_values; /* kept exact in a narrow tier, by reason */
@@ -393,7 +394,7 @@ struct engine_tier {
 };
 
 struct engine_tiers {
-	struct engine_tier tier[2];
+	struct engine_tier tier[3];
 	int32_t n;
 	uint64_t fetches, fetches_cancelled; /* requests that waited for pages from tiers */
 	int32_t fetching;

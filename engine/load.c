@@ -263,25 +263,43 @@ static struct kv_tier *open_disk(struct engine *e, const struct kv_tier_device *
 	return disk;
 }
 
+/* The same of a server. */
+static struct kv_tier *open_remote(struct engine *e, const struct kv_tier_device *device)
+{
+	struct kv_tier *remote = NULL;
+	struct error err;
+	const struct kv_tier_remote_options r = {
+	        .address = e->options.kv_remote,
+	        .secret = e->options.transfer_key,
+	        .wake = wake_worker,
+	        .wake_arg = e,
+	};
+	if (kv_tier_remote_create(device, e->clock, &r, &remote, &err) != STATUS_OK)
+		log_msg(LOG_WARN, "kv_remote", "there is no remote tier: %s", err.message);
+	else
+		log_msg(LOG_INFO, "kv_remote", "KV pages are shared with others at %s", r.address);
+	return remote;
+}
+
 static enum status open_tiers(struct engine *e, struct error *err)
 {
 	const struct engine_options *o = &e->options;
 	struct kv_tier_device device = {e->backend, kv_pool_slab(e->pool), e->layout};
-	struct kv_tier *ram = NULL, *disk = NULL;
+	struct kv_tier *tier[KV_TIER_KINDS] = {NULL};
 	enum kv_codec_type type;
-	if (!o->kv_ram_bytes && !o->kv_disk_dir)
-		return STATUS_OK;
 	if (o->kv_ram_bytes) {
 		kv_codec_find(o->kv_ram_type, &type);
-		enum status st = kv_tier_ram_create(&device, e->clock, o->kv_ram_bytes, type, &ram, err);
+		enum status st = kv_tier_ram_create(&device, e->clock, o->kv_ram_bytes, type, &tier[KV_TIER_RAM], err);
 		if (st != STATUS_OK)
 			return st;
 	}
 	if (o->kv_disk_dir)
-		disk = open_disk(e, &device);
-	if (!ram && !disk)
+		tier[KV_TIER_DISK] = open_disk(e, &device);
+	if (o->kv_remote)
+		tier[KV_TIER_REMOTE] = open_remote(e, &device);
+	if (!tier[KV_TIER_RAM] && !tier[KV_TIER_DISK] && !tier[KV_TIER_REMOTE])
 		return STATUS_OK;
-	if (kv_tiers_create(e->pool, e->prefix, ram, disk, e->clock, &e->tiers) != STATUS_OK)
+	if (kv_tiers_create(e->pool, e->prefix, tier, e->clock, &e->tiers) != STATUS_OK)
 		return error_set(err, STATUS_NOMEM, "no memory for the KV tiers");
 	return STATUS_OK;
 }

@@ -82,8 +82,8 @@ static void write_tier(struct buf *out, const struct engine_tier *t)
 		   (unsigned long long)t->dropped[ENGINE_TIER_DROP_BUSY], (unsigned long long)t->dropped[ENGINE_TIER_DROP_RATE],
 		   (unsigned long long)t->dropped[ENGINE_TIER_DROP_FULL],
 		   (unsigned long long)t->dropped[ENGINE_TIER_DROP_FAILED]);
-	buf_printf(out, ",\"loads\":{\"done\":%llu,\"failed\":%llu,\"corrupt\":%llu,\"cancelled\":%llu}",
-		   (unsigned long long)t->loaded, (unsigned long long)t->load_failed, (unsigned long long)t->corrupt,
+	buf_printf(out, ",\"loads\":{\"done\":%llu,\"failed\":%llu,\"absent\":%llu,\"corrupt\":%llu,\"cancelled\":%llu}",
+		   (unsigned long long)t->loaded, (unsigned long long)t->load_failed, (unsigned long long)t->absent, (unsigned long long)t->corrupt,
 		   (unsigned long long)t->cancelled);
 	buf_printf(out, ",\"kept_exact\":{\"sinks\":%llu,\"tails\":%llu,\"values\":%llu}", (unsigned long long)t->wide_sinks,
 		   (unsigned long long)t->wide_tails, (unsigned long long)t->wide_values);

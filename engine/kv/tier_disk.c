@@ -583,7 +583,8 @@ static enum status make_buffers(struct disk *d, int32_t n_staging, struct error 
 enum status kv_tier_disk_create(const struct kv_tier_device *device, const struct clock *clock, const struct kv_tier_disk_options *o,
                                 struct kv_tier **out, struct error *err)
 {
-	static const struct kv_tier_ops ops = {put, has_room, advance, NULL, wait_for, stats, destroy};
+	static const struct kv_tier_ops ops = {
+	        .put = put, .has_room = has_room, .advance = advance, .wait = wait_for, .stats = stats, .destroy = destroy};
 	struct kv_io *io = o->io ? o->io : kv_io_create();
 	struct disk *d = calloc(1, sizeof *d);
 	enum status st;
