@@ -42,6 +42,31 @@ enum status kv_layout_for(const struct backend *b, struct kv_layout *layout, int
 	return kv_layout_init(layout, n_layer, n_head_kv, head_dim, info.kv_type);
 }
 
+void kv_layout_narrow(struct kv_layout *l, enum kv_form form)
+{
+	size_t vectors = 2 * (size_t)l->n_layer * (size_t)l->n_head_kv * KV_PAGE_TOKENS;
+	l->form = form;
+	l->page_bytes = vectors * ((size_t)l->head_dim + sizeof(float));
+	l->page_stride = (l->page_bytes + 4095) & ~(size_t)4095;
+}
+
+const char *kv_form_name(enum kv_form form)
+{
+	static const char *const names[KV_N_FORMS] = {"f16", "fp8_e4m3", "int8"};
+	return (unsigned)form < KV_N_FORMS ? names[form] : NULL;
+}
+
+bool kv_form_find(const char *name, enum kv_form *out)
+{
+	for (int i = 0; i < KV_N_FORMS; i++) {
+		if (strcmp(kv_form_name((enum kv_form)i), name) == 0) {
+			*out = (enum kv_form)i;
+			return true;
+		}
+	}
+	return false;
+}
+
 /*
  * Kinds of device, the fastest first. `general` is the name that stands for the first of its kinds this machine can run. A kind with
  * an ordinal is also chosen as "name:N". `create` is NULL when the build lacks the kind (see cuda/cuda.h).

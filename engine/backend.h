@@ -28,15 +28,40 @@
 struct backend;
 struct weight; /* a matrix as the backend keeps it, possibly repacked; opaque to the engine */
 
+/* How the pool keeps KV. */
+enum kv_form {
+	KV_FORM_F16,
+	/*
+	 * A byte for each element, times a scale for each vector (layer, K or V, head, token): max|x| / 448 or / 127. A vector with a value
+	 * that is no number, or infinite, becomes one of NaNs.
+	 */
+	KV_FORM_FP8_E4M3,
+	KV_FORM_INT8,
+	KV_N_FORMS
+};
+
+/*
+ * What a narrow pool has beside its pages: room for some of them in f16 as well. While a page has such a copy, it is written with the page
+ * and read in its place.
+ */
+struct kv_wide {
+	int32_t *slot;        /* [n_pages] where a page's copy is, or -1 */
+	size_t offset;        /* of the first slot in the slab */
+	size_t stride, bytes; /* of a slot, and of a page in f16 */
+	uint64_t n_not_finite; /* vectors that were written as NaNs; threads of the backend add to it (__atomic) */
+};
+
 /* Geometry of the KV cache. A page holds page_tokens positions of ALL layers. Its inner order belongs to the backend. */
 struct kv_layout {
 	int32_t n_layer;
 	int32_t n_head_kv;
 	int32_t head_dim;     /* of K and of V */
 	int32_t page_tokens;  /* KV_PAGE_TOKENS */
-	enum quant_type type; /* QUANT_F16 or QUANT_BF16, as the backend's pages are */
-	size_t page_bytes;    /* 2 * n_layer * n_head_kv * head_dim * page_tokens * element bytes */
+	enum quant_type type; /* QUANT_F16 or QUANT_BF16, as the backend's pages (of a narrow form: their wide copies) are */
+	size_t page_bytes;    /* 2 * n_layer * n_head_kv * head_dim * page_tokens * element bytes, or as kv_layout_narrow() says */
 	size_t page_stride;   /* page_bytes rounded up to 4096: distance of two pages in the pool's slab */
+	enum kv_form form;
+	struct kv_wide *wide; /* NULL: no page has a wide copy */
 };
 
 enum { KV_PAGE_TOKENS = 16 };
@@ -135,6 +160,7 @@ struct backend_info {
 	bool host_memory;   /* device addresses are host addresses */
 	struct kv_order kv_order;
 	enum quant_type kv_type; /* elements of KV pages: the only layouts it takes are of this type */
+	bool narrow_kv;     /* takes layouts of all forms; else only KV_FORM_F16 */
 };
 
 struct backend_ops {
@@ -214,6 +240,12 @@ struct backend {
 /* Fills page_bytes and page_stride from the other fields. INVALID when they overflow or the type has no KV form. */
 enum status kv_layout_init(struct kv_layout *layout, int32_t n_layer, int32_t n_head_kv, int32_t head_dim,
                            enum quant_type type);
+/* Makes it a layout of a narrow form: a page takes 2 * n_layer * n_head_kv * page_tokens * (head_dim + 4) bytes. */
+void kv_layout_narrow(struct kv_layout *layout, enum kv_form form);
+/* "f16", "fp8_e4m3", "int8"; NULL past the end. */
+const char *kv_form_name(enum kv_form form);
+/* False when there is none of that name. */
+bool kv_form_find(const char *name, enum kv_form *out);
 
 /* The layout of such a cache in the backend's own type. */
 enum status kv_layout_for(const struct backend *b, struct kv_layout *layout, int32_t n_layer, int32_t n_head_kv, int32_t head_dim);

@@ -47,6 +47,13 @@ static enum status check_options(struct engine_options *o, struct error *err)
 		return error_set_param(err, STATUS_INVALID, "kv-ram-dtype", "kv-ram-dtype: \"%.64s\" is none of f16, int8 and fp8_e4m3",
 		                       o->kv_ram_type);
 	o->kv_ram_type = kv_codec_name(type);
+	enum kv_form form;
+	if (!kv_form_find(o->kv_type ? o->kv_type : "f16", &form))
+		return error_set_param(err, STATUS_INVALID, "kv-dtype", "kv-dtype: \"%.64s\" is none of f16, int8 and fp8_e4m3", o->kv_type);
+	o->kv_type = kv_form_name(form);
+	if (form != KV_FORM_F16 && type != KV_CODEC_F16)
+		return error_set_param(err, STATUS_INVALID, "kv-ram-dtype",
+		                       "kv-ram-dtype: pages that are %s by kv-dtype are kept as they are; leave kv-ram-dtype at f16", o->kv_type);
 	return STATUS_OK;
 }
 
@@ -115,6 +122,7 @@ enum status engine_create(const struct engine_options *options, struct engine **
 	o.chat_template = copy_or_null(o.chat_template, &failed);
 	o.device = copy_or_null(o.device ? o.device : "cpu", &failed);
 	o.kv_disk_dir = copy_or_null(o.kv_disk_dir, &failed);
+	o.kv_remote = copy_or_null(o.kv_remote, &failed);
 	o.transfer_key = copy_or_null(o.transfer_key, &failed);
 	e->options = o;
 	e->clock = o.clock;
@@ -152,6 +160,7 @@ fail_strings:
 	free((char *)o.chat_template);
 	free((char *)o.device);
 	free((char *)o.kv_disk_dir);
+	free((char *)o.kv_remote);
 	free((char *)o.transfer_key);
 	free(e);
 	return st;
@@ -169,6 +178,7 @@ void engine_destroy(struct engine *e)
 	free((char *)e->options.chat_template);
 	free((char *)e->options.device);
 	free((char *)e->options.kv_disk_dir);
+	free((char *)e->options.kv_remote);
 	free((char *)e->options.transfer_key);
 	free(e);
 }

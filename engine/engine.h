@@ -44,11 +44,13 @@ struct engine_options {
 	int32_t n_threads;         /* 0: one per physical core */
 	int32_t context_tokens;    /* 0: the trained length */
 	uint64_t kv_bytes;         /* cap of the device pool; 0: derived from the memory that is available */
+	const char *kv_type;       /* how the pool keeps KV: "f16", "int8" or "fp8_e4m3"; NULL: "f16", which is exact */
 	uint64_t kv_ram_bytes;     /* host memory for pages that leave the pool; 0: none */
 	const char *kv_ram_type;   /* "f16", "int8" or "fp8_e4m3"; NULL: "f16", which is exact */
 	const char *kv_disk_dir;   /* files for pages that leave the pool, and for sessions at a restart; NULL: none */
 	uint64_t kv_disk_bytes;    /* of these files */
 	uint64_t kv_disk_write_bytes_per_s; /* 0: no bound */
+	const char *kv_remote;     /* HOST:PORT or socket of a Valkey or Redis server for pages that daemons share; NULL: none */
 	const char *transfer_key;  /* a secret that daemons share so that sessions can move between them; NULL: they cannot */
 	const char *kv_policy;     /* which cached pages go when room is needed: of engine_kv_policy(); NULL: the default */
 	int32_t max_running;       /* generations that share steps; 0: default */
@@ -78,7 +80,7 @@ struct engine_info {
 	int32_t n_ctx, n_ctx_train, n_vocab, n_embd, n_layer, n_threads;
 	uint64_t kv_bytes_per_token, kv_bytes;
 	uint64_t page_bytes; /* what a page takes of kv_bytes */
-	const char *kv_type;    /* of an element, "F16" */
+	const char *kv_type;    /* of an element, "F16", "int8", "fp8_e4m3" */
 	int32_t page_tokens, n_pages;
 	int32_t bos_token, eos_token; /* -1: none */
 	bool has_chat_template;
@@ -375,7 +377,7 @@ enum engine_tier_drop {
 
 /* A tier below the pool. Counts are of pages, since start. Strings are static. */
 struct engine_tier {
-	const char *kind, *type, *io; /* "ram" or "disk"; of an element; how it moves bytes, or "" */
+	const char *kind, *type, *io; /* "ram", "disk" or "remote"; of an element; how it moves bytes, or "" */
 	bool off;                     /* for good: it failed */
 	const char *off_reason;       /* or "" */
 	bool pays;                    /* a page comes back from it sooner than it is computed */
@@ -383,7 +385,7 @@ struct engine_tier {
 	int32_t pages, max_pages, writing, loading;
 	uint64_t stored, present;     /* taken, and found to be there already */
 	uint64_t dropped[ENGINE_N_TIER_DROPS];
-	uint64_t loaded, load_failed, corrupt, cancelled;
+	uint64_t loaded, load_failed, absent, corrupt, cancelled; /* absent: asked for, since it might have been there */
 	uint64_t fetched;             /* of the loaded: joined the prefix index */
 	uint64_t evicted;
 	uint64_t wide_sinks, wide_tails, wide_values; /* kept exact in a narrow tier, by reason */
@@ -392,7 +394,7 @@ struct engine_tier {
 };
 
 struct engine_tiers {
-	struct engine_tier tier[2];
+	struct engine_tier tier[3];
 	int32_t n;
 	uint64_t fetches, fetches_cancelled; /* requests that waited for pages from tiers */
 	int32_t fetching;
@@ -414,6 +416,9 @@ struct engine_stats {
 	uint64_t preemptions, sessions_created, sessions_expired, sessions_deleted;
 	uint64_t preempted[ENGINE_N_ROOMS];          /* generations set back; none for a prompt */
 	uint64_t holds_dropped;          /* queued requests that let go of what they waited to use */
+	/* Pages that are kept in f16 as well, of a narrow pool; those that found no room for it; vectors that were no numbers. */
+	int32_t kv_wide_pages, kv_wide_max;
+	uint64_t kv_wide_refused, kv_not_finite;
 	struct engine_kv kv;             /* counted now and then: see counted_ms_ago */
 	struct engine_tiers tiers;
 	uint64_t steps, step_rows;

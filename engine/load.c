@@ -15,6 +15,8 @@
 enum { EXTRA_OUTPUTS = 64 };
 /* Without --kv-memory: at most this part of the machine's or the device's memory that is available, and max_running full contexts. */
 enum { MEMORY_SHARE_PERCENT = 50, DEVICE_SHARE_PERCENT = 90 };
+/* One part in so many of a narrow cache is for pages that are kept wide as well. */
+enum { WIDE_SHARE = 6 };
 
 int32_t engine_max_outputs(int32_t max_running, int32_t step_tokens)
 {
@@ -109,7 +111,8 @@ static uint64_t default_kv_bytes(struct engine *e, const struct model_params *p)
 }
 
 /* Bytes of KV the pool gets, and the context that fits in them. */
-static enum status size_pool(struct engine *e, const struct model_params *p, int32_t *n_pages, int32_t *n_ctx, struct error *err)
+static enum status size_pool(struct engine *e, const struct model_params *p, int32_t *n_pages, int32_t *n_wide, int32_t *n_ctx,
+                             struct error *err)
 {
 	const struct engine_options *o = &e->options;
 	size_t stride = e->layout.page_stride;
@@ -118,14 +121,18 @@ static enum status size_pool(struct engine *e, const struct model_params *p, int
 		        o->context_tokens, p->n_ctx_train);
 	*n_ctx = o->context_tokens ? o->context_tokens : p->n_ctx_train;
 	uint64_t full = (uint64_t)kv_pages_for(*n_ctx);
-	uint64_t pages;
-	if (o->kv_bytes) {
-		pages = o->kv_bytes / stride;
-	} else {
-		pages = default_kv_bytes(e, p) / stride;
-		if (pages > full * (uint64_t)o->max_running)
-			pages = full * (uint64_t)o->max_running;
+	uint64_t bytes = o->kv_bytes ? o->kv_bytes : default_kv_bytes(e, p), wide = 0;
+	if (e->layout.form != KV_FORM_F16) {
+		/* With two pages of a conversation kept wide, this is enough for conversations of 20 pages. */
+		wide = bytes / WIDE_SHARE / (kv_pool_bytes(&e->layout, 0, 1));
+		bytes -= wide * kv_pool_bytes(&e->layout, 0, 1);
 	}
+	uint64_t pages = bytes / stride;
+	if (!o->kv_bytes && pages > full * (uint64_t)o->max_running) {
+		pages = full * (uint64_t)o->max_running;
+		wide = wide < pages / 8 ? wide : pages / 8;
+	}
+	*n_wide = wide < INT32_MAX ? (int32_t)wide : INT32_MAX;
 	if (pages > INT32_MAX / KV_PAGE_TOKENS)
 		pages = INT32_MAX / KV_PAGE_TOKENS;
 	if (pages < 1)
@@ -187,7 +194,7 @@ static void make_root(struct engine *e)
 	                           .n_head_kv = p->n_head_kv,
 	                           .head_dim = p->head_dim,
 	                           .page_tokens = KV_PAGE_TOKENS,
-	                           .kv_type = (int32_t)e->layout.type,
+	                           .kv_type = (int32_t)e->layout.type | (int32_t)e->layout.form << 16,
 	                           .scheme = str_from(e->scheme_text),
 	                           .rope = str_from(e->rope_text)};
 	digest_weights(e->gguf, e->root.weights);
@@ -256,25 +263,43 @@ static struct kv_tier *open_disk(struct engine *e, const struct kv_tier_device *
 	return disk;
 }
 
+/* The same of a server. */
+static struct kv_tier *open_remote(struct engine *e, const struct kv_tier_device *device)
+{
+	struct kv_tier *remote = NULL;
+	struct error err;
+	const struct kv_tier_remote_options r = {
+	        .address = e->options.kv_remote,
+	        .secret = e->options.transfer_key,
+	        .wake = wake_worker,
+	        .wake_arg = e,
+	};
+	if (kv_tier_remote_create(device, e->clock, &r, &remote, &err) != STATUS_OK)
+		log_msg(LOG_WARN, "kv_remote", "there is no remote tier: %s", err.message);
+	else
+		log_msg(LOG_INFO, "kv_remote", "KV pages are shared with others at %s", r.address);
+	return remote;
+}
+
 static enum status open_tiers(struct engine *e, struct error *err)
 {
 	const struct engine_options *o = &e->options;
 	struct kv_tier_device device = {e->backend, kv_pool_slab(e->pool), e->layout};
-	struct kv_tier *ram = NULL, *disk = NULL;
+	struct kv_tier *tier[KV_TIER_KINDS] = {NULL};
 	enum kv_codec_type type;
-	if (!o->kv_ram_bytes && !o->kv_disk_dir)
-		return STATUS_OK;
 	if (o->kv_ram_bytes) {
 		kv_codec_find(o->kv_ram_type, &type);
-		enum status st = kv_tier_ram_create(&device, e->clock, o->kv_ram_bytes, type, &ram, err);
+		enum status st = kv_tier_ram_create(&device, e->clock, o->kv_ram_bytes, type, &tier[KV_TIER_RAM], err);
 		if (st != STATUS_OK)
 			return st;
 	}
 	if (o->kv_disk_dir)
-		disk = open_disk(e, &device);
-	if (!ram && !disk)
+		tier[KV_TIER_DISK] = open_disk(e, &device);
+	if (o->kv_remote)
+		tier[KV_TIER_REMOTE] = open_remote(e, &device);
+	if (!tier[KV_TIER_RAM] && !tier[KV_TIER_DISK] && !tier[KV_TIER_REMOTE])
 		return STATUS_OK;
-	if (kv_tiers_create(e->pool, e->prefix, ram, disk, e->clock, &e->tiers) != STATUS_OK)
+	if (kv_tiers_create(e->pool, e->prefix, tier, e->clock, &e->tiers) != STATUS_OK)
 		return error_set(err, STATUS_NOMEM, "no memory for the KV tiers");
 	return STATUS_OK;
 }
@@ -298,7 +323,7 @@ static const char *main_type(const struct gguf *g)
 	return best;
 }
 
-static enum status fill_info(struct engine *e, int32_t n_pages, int32_t n_ctx, struct error *err)
+static enum status fill_info(struct engine *e, int32_t n_pages, int32_t n_wide, int32_t n_ctx, struct error *err)
 {
 	const struct model_params *p = model_params(e->model);
 	struct engine_info *info = &e->info;
@@ -326,9 +351,9 @@ static enum status fill_info(struct engine *e, int32_t n_pages, int32_t n_ctx, s
 	        .n_layer = p->n_layer,
 	        .n_threads = e->backend_info.n_threads,
 	        .kv_bytes_per_token = e->layout.page_bytes / KV_PAGE_TOKENS,
-	        .kv_bytes = (uint64_t)n_pages * e->layout.page_stride,
+	        .kv_bytes = kv_pool_bytes(&e->layout, n_pages, n_wide),
 	        .page_bytes = e->layout.page_stride,
-	        .kv_type = quant_format(e->layout.type)->name,
+	        .kv_type = e->layout.form == KV_FORM_F16 ? quant_format(e->layout.type)->name : kv_form_name(e->layout.form),
 	        .page_tokens = KV_PAGE_TOKENS,
 	        .n_pages = n_pages,
 	        .bos_token = tokenizer_bos(e->tokenizer),
@@ -346,7 +371,7 @@ static enum status fill_info(struct engine *e, int32_t n_pages, int32_t n_ctx, s
 enum status engine_load(struct engine *e, struct error *err)
 {
 	const struct engine_options *o = &e->options;
-	int32_t n_pages = 0, n_ctx = 0;
+	int32_t n_pages = 0, n_wide = 0, n_ctx = 0;
 	enum status st = gguf_open(o->model_path, &e->gguf, err);
 	if (st != STATUS_OK)
 		return st;
@@ -369,12 +394,21 @@ enum status engine_load(struct engine *e, struct error *err)
 	st = kv_layout_for(e->backend, &e->layout, p->n_layer, p->n_head_kv, p->head_dim);
 	if (st != STATUS_OK)
 		return error_set(err, st, "the model's KV geometry is not supported");
-	st = size_pool(e, p, &n_pages, &n_ctx, err);
+	enum kv_form form = KV_FORM_F16;
+	kv_form_find(o->kv_type, &form);
+	e->backend->ops->info(e->backend, &e->backend_info);
+	if (form != KV_FORM_F16 && !e->backend_info.narrow_kv)
+		return error_set_param(err, STATUS_UNSUPPORTED, "kv-dtype", "the device %s keeps KV as f16 only, not as %s", e->backend_info.name,
+		                       o->kv_type);
+	if (form != KV_FORM_F16)
+		kv_layout_narrow(&e->layout, form);
+	st = size_pool(e, p, &n_pages, &n_wide, &n_ctx, err);
 	if (st != STATUS_OK)
 		return st;
-	st = kv_pool_create(e->backend, &e->layout, n_pages, &e->pool, err);
+	st = kv_pool_create_narrow(e->backend, &e->layout, n_pages, n_wide, &e->pool, err);
 	if (st != STATUS_OK)
 		return st;
+	e->layout = *kv_pool_layout(e->pool);
 	st = kv_prefix_create(e->pool, o->kv_policy, &e->prefix, err);
 	if (st != STATUS_OK)
 		return st;
@@ -386,7 +420,7 @@ enum status engine_load(struct engine *e, struct error *err)
 	st = model_reserve(e->model, o->step_tokens, e->max_outputs, &e->layout, err);
 	if (st != STATUS_OK)
 		return st;
-	return fill_info(e, n_pages, n_ctx, err);
+	return fill_info(e, n_pages, n_wide, n_ctx, err);
 }
 
 void engine_unload(struct engine *e)

@@ -30,6 +30,7 @@ static struct engine_tier describe(const struct kv_tiers_stats *s, enum kv_tier_
 	        },
 	        .loaded = t->loads[KV_LOAD_DONE],
 	        .load_failed = t->loads[KV_LOAD_FAILED],
+	        .absent = t->loads[KV_LOAD_ABSENT],
 	        .corrupt = t->loads[KV_LOAD_CORRUPT],
 	        .cancelled = t->cancelled,
 	        .fetched = s->fetched[kind],

@@ -672,6 +672,12 @@ static void publish(struct worker *w)
 	s.preemptions = w->sched.n_preemptions;
 	memcpy(s.preempted, w->sched.preempted, sizeof s.preempted);
 	s.holds_dropped = w->sched.n_holds_dropped;
+	struct kv_wide_counts wide;
+	kv_pool_wide_counts(e->pool, &wide);
+	s.kv_wide_pages = wide.n_used;
+	s.kv_wide_max = wide.n_slots;
+	s.kv_wide_refused = wide.refused;
+	s.kv_not_finite = wide.n_not_finite;
 	s.kv = w->kv;
 	engine_tiers_describe(e->tiers, &s.tiers);
 	s.sessions_created = w->sessions.created;

@@ -9,16 +9,19 @@
 
 enum { SESSIONS_LIMIT = 100 };
 
-static void write_pool(struct buf *out, const struct engine_kv *kv, const struct engine_info *info)
+static void write_pool(struct buf *out, const struct engine_kv *kv, const struct engine_info *info, const struct engine_stats *s)
 {
 	uint64_t page_bytes = info->page_bytes;
 	int32_t used = kv->pages_total - kv->pages_free;
 	buf_printf(out,
 		   ",\"pool\":{\"pages\":%d,\"pages_free\":%d,\"pages_used\":%d,\"bytes\":%llu,\"bytes_used\":%llu,"
-		   "\"page_tokens\":%d,\"page_bytes\":%llu,\"token_bytes\":%llu,\"type\":\"%s\"}",
+		   "\"page_tokens\":%d,\"page_bytes\":%llu,\"token_bytes\":%llu,\"type\":\"%s\","
+		   "\"wide_pages\":%d,\"wide_pages_max\":%d,\"wide_refused\":%llu,\"not_finite\":%llu}",
 		   kv->pages_total, kv->pages_free, used, (unsigned long long)kv->pages_total * page_bytes,
 		   (unsigned long long)used * page_bytes, info->page_tokens, (unsigned long long)page_bytes,
-		   (unsigned long long)info->kv_bytes_per_token, info->kv_type);
+		   (unsigned long long)info->kv_bytes_per_token, info->kv_type,
+		   s->kv_wide_pages, s->kv_wide_max, (unsigned long long)s->kv_wide_refused,
+		   (unsigned long long)s->kv_not_finite);
 }
 
 static void write_holders(struct buf *out, const struct engine_kv *kv)
@@ -79,8 +82,8 @@ static void write_tier(struct buf *out, const struct engine_tier *t)
 		   (unsigned long long)t->dropped[ENGINE_TIER_DROP_BUSY], (unsigned long long)t->dropped[ENGINE_TIER_DROP_RATE],
 		   (unsigned long long)t->dropped[ENGINE_TIER_DROP_FULL],
 		   (unsigned long long)t->dropped[ENGINE_TIER_DROP_FAILED]);
-	buf_printf(out, ",\"loads\":{\"done\":%llu,\"failed\":%llu,\"corrupt\":%llu,\"cancelled\":%llu}",
-		   (unsigned long long)t->loaded, (unsigned long long)t->load_failed, (unsigned long long)t->corrupt,
+	buf_printf(out, ",\"loads\":{\"done\":%llu,\"failed\":%llu,\"absent\":%llu,\"corrupt\":%llu,\"cancelled\":%llu}",
+		   (unsigned long long)t->loaded, (unsigned long long)t->load_failed, (unsigned long long)t->absent, (unsigned long long)t->corrupt,
 		   (unsigned long long)t->cancelled);
 	buf_printf(out, ",\"kept_exact\":{\"sinks\":%llu,\"tails\":%llu,\"values\":%llu}", (unsigned long long)t->wide_sinks,
 		   (unsigned long long)t->wide_tails, (unsigned long long)t->wide_values);
@@ -155,7 +158,7 @@ static void reply_kv(struct app *a, struct http_exchange *x, const struct engine
 	struct engine_stats stats;
 	engine_stats(a->engine, &stats);
 	buf_printf(&body, "{\"object\":\"kv\"");
-	write_pool(&body, ev->kv, engine_info(a->engine));
+	write_pool(&body, ev->kv, engine_info(a->engine), &stats);
 	write_holders(&body, ev->kv);
 	write_counters(&body, &stats, engine_kv_policy_find(a->config->kv_policy));
 	write_tiers(&body, &stats.tiers);

@@ -207,6 +207,7 @@ static void write_tiers(struct buf *out, const char *model, const struct engine_
 		TIER("stored_total", "counter", U64, stored, "Pages that went down."),
 		TIER("evicted_total", "counter", U64, evicted, "Pages that left the tier for others."),
 		TIER("fetched_total", "counter", U64, fetched, "Pages that came back and joined the prefix index."),
+		TIER("absent_total", "counter", U64, absent, "Pages that a tier others use was asked for and did not have."),
 		TIER("corrupt_total", "counter", U64, corrupt, "Pages whose stored bytes were not what was put."),
 		TIER("unpaid_total", "counter", U64, dropped[ENGINE_TIER_DROP_UNPAID], "Pages dropped since they are computed sooner than fetched."),
 		TIER("busy_total", "counter", U64, dropped[ENGINE_TIER_DROP_BUSY], "Pages dropped for want of a buffer."),

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "engine/cpu/memory.h"
+#include "engine/cpu/narrow.h"
 
 enum status cpu_base_init(struct cpu_base *c, const struct backend_ops *ops, int32_t n_threads)
 {
@@ -82,6 +83,12 @@ static void copy_pages(void *arg, int64_t begin, int64_t end, int thread)
 	for (int64_t i = begin; i < end; i++)
 		memcpy(c->kv + (size_t)c->to[i] * c->layout->page_stride, c->kv + (size_t)c->from[i] * c->layout->page_stride,
 		       c->layout->page_bytes);
+	for (int64_t i = begin; i < end && c->layout->wide; i++) {
+		const char *from = narrow_wide_page(c->layout, c->kv, c->from[i]);
+		char *to = narrow_wide_page(c->layout, c->kv, c->to[i]);
+		if (from && to)
+			memcpy(to, from, c->layout->wide->bytes);
+	}
 }
 
 enum status cpu_page_copy(struct backend *b, void *kv, const struct kv_layout *layout, const int32_t *from,

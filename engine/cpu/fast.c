@@ -478,6 +478,7 @@ static void info(const struct backend *b, struct backend_info *out)
 	        .host_memory = true,
 	        .kv_order = {.known = true, .pairs = true, .keys = f->kernels->kv_keys, .values = f->kernels->kv_values},
 	        .kv_type = f->kernels->kv_type,
+	        .narrow_kv = true,
 	};
 	for (size_t i = 0; i + 1 < sizeof out->detail && f->kernels->detail[i]; i++)
 		out->detail[i] = f->kernels->detail[i];

@@ -114,7 +114,14 @@ struct attn_job {
 	float *score;                /* [N][ATTN_BLOCK] scratch */
 	float *max, *sum;            /* [N] running maximum and sum of weights */
 	float *acc;                  /* [N][head_dim] running weighted sum of V */
+	/* For narrow KV: */
+	const char *slab;
+	const struct kv_layout *layout;
+	int32_t layer, head_kv;      /* the first */
+	uint16_t *unpacked;          /* [ATTN_BLOCK / 16][2][16 * head_dim] scratch */
 };
+
+struct narrow_block; /* narrow.h */
 
 struct cpu_kernels {
 	const char *name, *detail;
@@ -146,6 +153,9 @@ struct cpu_kernels {
 	/* A query, q * scale, in the form attn_run() takes. */
 	void (*attn_query)(const float *q, float scale, int32_t head_dim, void *out);
 	void (*attn_run)(const struct attn_job *j);
+	/* The same over narrow KV, and its kv_store(). */
+	void (*attn_run_narrow)(const struct attn_job *j);
+	void (*narrow_store)(enum kv_form form, const float *k, const float *v, int32_t head_dim, int32_t token, struct narrow_block *to);
 	/* Folds a later run (max, sum, acc) into an earlier one. */
 	void (*attn_fold)(float *max, float *sum, float *acc, float max2, float sum2, const float *acc2, int32_t head_dim);
 	/* out = acc / sum */

@@ -16,6 +16,7 @@
 #include <string.h>
 
 #include "engine/cpu/fast.h"
+#include "engine/cpu/narrow.h"
 
 enum {
 	RANGE_TOKENS = 256,  /* shortest range */
@@ -94,10 +95,10 @@ static size_t partial_floats(int32_t head_dim)
 	return (size_t)ATTN_QUERIES * ((size_t)head_dim + 2);
 }
 
-/* Scaled queries, scores, and two partials. */
+/* Scaled queries, scores, two partials, and a block of K and V in halves. */
 static size_t thread_floats(int32_t head_dim)
 {
-	return (size_t)ATTN_QUERIES * ((size_t)head_dim + ATTN_BLOCK) + 2 * partial_floats(head_dim);
+	return (size_t)ATTN_QUERIES * ((size_t)head_dim + ATTN_BLOCK) + 2 * partial_floats(head_dim) + (size_t)ATTN_BLOCK * (size_t)head_dim;
 }
 
 static enum status reserve(struct fast *f, int64_t tiles, int64_t whole_items, int32_t head_dim)
@@ -274,7 +275,10 @@ static void run_range(const struct attention_call *c, const struct attn_tile *t,
 	j->max = to.max;
 	j->sum = to.sum;
 	j->acc = to.acc;
-	c->f->kernels->attn_run(j);
+	if (c->layout->form == KV_FORM_F16)
+		c->f->kernels->attn_run(j);
+	else
+		c->f->kernels->attn_run_narrow(j);
 }
 
 /* Adds range `range` to what the ranges before it gave. */
@@ -314,6 +318,11 @@ static void run_item(const struct attention_call *c, const struct attn_item *ite
 	        .limit = limit,
 	        .q = q,
 	        .score = score,
+	        .slab = c->kv,
+	        .layout = c->layout,
+	        .layer = c->layer,
+	        .head_kv = item->head_kv,
+	        .unpacked = (uint16_t *)(second + partial_floats(dim)),
 	};
 	const int n = j.n_heads * j.n_queries;
 	for (int i = 0; i < j.n_queries; i++)
@@ -391,9 +400,18 @@ static void store_row(const struct kv_call *c, const struct batch_seq *seq, int3
 	const struct kv_layout *l = c->layout;
 	int32_t position = seq->first_position + i, row = seq->first_row + i;
 	char *page = c->kv + (size_t)seq->block_table[position / KV_PAGE_TOKENS] * l->page_stride;
+	char *wide = l->form == KV_FORM_F16 ? page : narrow_wide_page(l, c->kv, seq->block_table[position / KV_PAGE_TOKENS]);
 	for (int32_t h = 0; h < l->n_head_kv; h++) {
-		uint16_t *k_page = (uint16_t *)(void *)(page + kv_offset(l, c->layer, h));
 		int64_t at = ((int64_t)row * l->n_head_kv + h) * l->head_dim;
+		if (l->form != KV_FORM_F16) {
+			struct narrow_block *block = (struct narrow_block *)(void *)(page + narrow_offset(l, c->layer, h));
+			int32_t token = position % KV_PAGE_TOKENS;
+			c->f->kernels->narrow_store(l->form, c->k + at, c->v + at, l->head_dim, token, block);
+			narrow_count(l, block->k_scale[token], block->v_scale[token]);
+			if (!wide)
+				continue;
+		}
+		uint16_t *k_page = (uint16_t *)(void *)(wide + kv_offset(l, c->layer, h));
 		c->f->kernels->kv_store(c->k + at, c->v + at, l->head_dim, position % KV_PAGE_TOKENS, k_page,
 		                        k_page + (int64_t)l->head_dim * KV_PAGE_TOKENS);
 	}

@@ -22,6 +22,8 @@ const struct cpu_kernels TABLE = {
         .kv_store = kv_store,
         .attn_query = attn_query,
         .attn_run = attn_run,
+        .attn_run_narrow = attn_run_narrow,
+        .narrow_store = narrow_store,
         .attn_fold = attn_fold,
         .attn_finish = attn_finish,
 };

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "engine/cpu/cpu.h"
+#include "engine/cpu/narrow.h"
 
 enum {
 	OUT_TILE = 8,  /* weight rows dequantised together, so that each activation row is read once for all of them */
@@ -268,12 +269,40 @@ static enum status swiglu(struct backend *b, float *gate, const float *up, int64
 
 enum { KEY, VALUE };
 
-/* Where the head_dim halves of one position begin. */
-static size_t kv_offset(const struct kv_layout *l, int32_t page, int32_t layer, int what, int32_t head, int32_t token)
+/* Where the head_dim halves of one position begin in a page that is not narrow. */
+static size_t kv_offset(const struct kv_layout *l, int32_t layer, int what, int32_t head, int32_t token)
 {
 	size_t vector = ((((size_t)layer * 2 + (size_t)what) * (size_t)l->n_head_kv + (size_t)head) * (size_t)l->page_tokens +
 	                 (size_t)token);
-	return (size_t)page * l->page_stride + vector * (size_t)l->head_dim * sizeof(uint16_t);
+	return vector * (size_t)l->head_dim * sizeof(uint16_t);
+}
+
+/* One position of one head in a narrow page: its codes, K and V both [16][head_dim], and its scale. */
+struct narrow_place {
+	uint8_t *code;
+	float *scale;
+};
+
+static struct narrow_place narrow_place(const struct kv_layout *l, const char *page, int32_t layer, int what, int32_t head, int32_t token)
+{
+	struct narrow_block *b = (struct narrow_block *)(void *)(page + narrow_offset(l, layer, head));
+	return (struct narrow_place){b->code + ((int64_t)what * KV_PAGE_TOKENS + token) * l->head_dim,
+	                             (what == KEY ? b->k_scale : b->v_scale) + token};
+}
+
+/* One vector: in its page, and in the page's wide copy if it is narrow and has one. */
+static void store_vector(const struct kv_layout *l, char *kv, int32_t page, int32_t layer, int what, int32_t head, int32_t token,
+                         const float *x)
+{
+	char *at = kv + (size_t)page * l->page_stride, *wide = l->form == KV_FORM_F16 ? at : narrow_wide_page(l, kv, page);
+	if (l->form != KV_FORM_F16) {
+		struct narrow_place p = narrow_place(l, at, layer, what, head, token);
+		*p.scale = narrow_pack(l->form, x, l->head_dim, p.code, 1);
+		narrow_count(l, *p.scale, 0);
+	}
+	uint16_t *to = wide ? (uint16_t *)(void *)(wide + kv_offset(l, layer, what, head, token)) : NULL;
+	for (int32_t d = 0; to && d < l->head_dim; d++)
+		to[d] = quant_float_to_half(x[d]);
 }
 
 static enum status kv_write(struct backend *b, void *kv, const struct kv_layout *l, int32_t layer, const float *k,
@@ -289,9 +318,7 @@ static enum status kv_write(struct backend *b, void *kv, const struct kv_layout 
 				for (int what = KEY; what <= VALUE; what++) {
 					const float *from = (what == KEY ? k : v) +
 					                    ((int64_t)(seq->first_row + i) * l->n_head_kv + h) * l->head_dim;
-					uint16_t *to = (uint16_t *)((char *)kv + kv_offset(l, page, layer, what, h, token));
-					for (int32_t d = 0; d < l->head_dim; d++)
-						to[d] = quant_float_to_half(from[d]);
+					store_vector(l, kv, page, layer, what, h, token, from);
 				}
 		}
 	}
@@ -337,6 +364,23 @@ static void attend(const float *q, const float *k, const float *v, int64_t n, in
 }
 
 /* Items are (sequence, KV head): K and V are gathered through the block table once for all rows and query heads. */
+/* One vector as floats. */
+static void load_vector(const struct attention_job *j, int32_t page, int what, int32_t head, int32_t token, float *to)
+{
+	const struct kv_layout *l = j->layout;
+	const char *kv = (const char *)j->kv, *at = kv + (size_t)page * l->page_stride;
+	const char *wide = l->form == KV_FORM_F16 ? at : narrow_wide_page(l, kv, page);
+	if (!wide) {
+		struct narrow_place p = narrow_place(l, at, j->layer, what, head, token);
+		for (int32_t d = 0; d < l->head_dim; d++)
+			to[d] = *p.scale * (l->form == KV_FORM_INT8 ? (float)(int8_t)p.code[d] : quant_fp8_to_float(p.code[d]));
+		return;
+	}
+	const uint16_t *from = (const uint16_t *)(const void *)(wide + kv_offset(l, j->layer, what, head, token));
+	for (int32_t d = 0; d < l->head_dim; d++)
+		to[d] = j->r->half[from[d]];
+}
+
 static void attention_items(void *arg, int64_t begin, int64_t end, int thread)
 {
 	const struct attention_job *j = arg;
@@ -352,12 +396,8 @@ static void attention_items(void *arg, int64_t begin, int64_t end, int thread)
 		float *k = (float *)(sum + dim), *v = k + n * dim, *score = v + n * dim;
 		for (int64_t t = 0; t < n; t++)
 			for (int what = KEY; what <= VALUE; what++) {
-				int32_t page = seq->block_table[t / l->page_tokens];
-				const uint16_t *from = (const uint16_t *)(j->kv + kv_offset(l, page, j->layer, what, head,
-				                                                           (int32_t)(t % l->page_tokens)));
-				float *to = (what == KEY ? k : v) + t * dim;
-				for (int32_t d = 0; d < dim; d++)
-					to[d] = j->r->half[from[d]];
+				load_vector(j, seq->block_table[t / l->page_tokens], what, head, (int32_t)(t % l->page_tokens),
+				            (what == KEY ? k : v) + t * dim);
 			}
 		for (int32_t i = 0; i < seq->n_rows; i++)
 			for (int32_t h = head * group; h < (head + 1) * group; h++) {
@@ -404,6 +444,7 @@ static void info(const struct backend *b, struct backend_info *out)
 	        .host_memory = true,
 	        .kv_order = {.known = true},
 	        .kv_type = QUANT_F16,
+	        .narrow_kv = true,
 	};
 }
 

@@ -35,6 +35,9 @@ struct kv_pool {
 	void (*watcher)(void *arg, int32_t page, bool idle);
 	void *watcher_arg;
 	int32_t *free_pages; /* [counts.n_free] a stack: the page freed last is warm and goes out first */
+	struct kv_wide wide;     /* layout.wide points here in a narrow pool */
+	int32_t *free_slots;     /* [n_slots - n_used] */
+	struct kv_wide_counts wide_counts;
 	struct kv_pool_counts counts;
 	struct kv_ledger ledger;
 	struct change history[HISTORY];
@@ -51,11 +54,53 @@ const char *kv_holder_text(enum kv_holder_kind kind)
 	return texts[kind];
 }
 
+/* The same pages in f16. */
+static struct kv_layout wide_layout(const struct kv_layout *l)
+{
+	struct kv_layout wide = {0};
+	kv_layout_init(&wide, l->n_layer, l->n_head_kv, l->head_dim, QUANT_F16);
+	return wide;
+}
+
+size_t kv_pool_bytes(const struct kv_layout *layout, int32_t n_pages, int32_t n_wide)
+{
+	return (size_t)n_pages * layout->page_stride + (n_wide > 0 ? (size_t)n_wide * wide_layout(layout).page_stride : 0);
+}
+
+/* The arrays of wide copies; true when there are none. */
+static bool make_wide(struct kv_pool *p, int32_t n_wide)
+{
+	if (p->layout.form == KV_FORM_F16)
+		return true;
+	struct kv_layout wide = wide_layout(&p->layout);
+	p->wide = (struct kv_wide){
+	        .slot = malloc((size_t)p->counts.n_pages * sizeof *p->wide.slot),
+	        .offset = (size_t)p->counts.n_pages * p->layout.page_stride,
+	        .stride = wide.page_stride,
+	        .bytes = wide.page_bytes,
+	};
+	p->free_slots = malloc((size_t)(n_wide + 1) * sizeof *p->free_slots);
+	p->layout.wide = &p->wide;
+	p->wide_counts.n_slots = n_wide;
+	for (int32_t i = 0; p->wide.slot && i < p->counts.n_pages; i++)
+		p->wide.slot[i] = -1;
+	for (int32_t i = 0; p->free_slots && i < n_wide; i++)
+		p->free_slots[i] = n_wide - 1 - i;
+	return p->wide.slot && p->free_slots;
+}
+
 enum status kv_pool_create(struct backend *b, const struct kv_layout *layout, int32_t n_pages, struct kv_pool **out,
                            struct error *err)
 {
+	return kv_pool_create_narrow(b, layout, n_pages, 0, out, err);
+}
+
+enum status kv_pool_create_narrow(struct backend *b, const struct kv_layout *layout, int32_t n_pages, int32_t n_wide,
+                                  struct kv_pool **out, struct error *err)
+{
 	struct kv_pool *p;
-	if (n_pages < 1 || (size_t)n_pages > SIZE_MAX / layout->page_stride)
+	if (n_pages < 1 || (size_t)n_pages > SIZE_MAX / 2 / layout->page_stride || n_wide < 0 ||
+	    (n_wide > 0 && (size_t)n_wide > SIZE_MAX / 2 / wide_layout(layout).page_stride))
 		return error_set(err, STATUS_INVALID, "the KV pool cannot have %" PRId32 " pages", n_pages);
 	p = calloc(1, sizeof *p);
 	if (!p)
@@ -63,10 +108,10 @@ enum status kv_pool_create(struct backend *b, const struct kv_layout *layout, in
 	p->backend = b;
 	p->layout = *layout;
 	p->counts.n_pages = n_pages;
-	p->slab_bytes = (size_t)n_pages * layout->page_stride;
+	p->slab_bytes = kv_pool_bytes(layout, n_pages, n_wide);
 	p->pages = calloc((size_t)n_pages, sizeof *p->pages);
 	p->free_pages = calloc((size_t)n_pages, sizeof *p->free_pages);
-	if (!p->pages || !p->free_pages)
+	if (!p->pages || !p->free_pages || !make_wide(p, n_wide))
 		goto fail_arrays;
 	if (kv_ledger_init(&p->ledger, n_pages) != STATUS_OK)
 		goto fail_arrays;
@@ -81,12 +126,14 @@ enum status kv_pool_create(struct backend *b, const struct kv_layout *layout, in
 fail_ledger:
 	kv_ledger_free(&p->ledger);
 fail_arrays:
+	free(p->wide.slot);
+	free(p->free_slots);
 	free(p->free_pages);
 	free(p->pages);
 	free(p);
 fail:
 	return error_set(err, STATUS_NOMEM, "no memory for a KV pool of %" PRId32 " pages (%zu bytes)", n_pages,
-	                 (size_t)n_pages * layout->page_stride);
+	                 kv_pool_bytes(layout, n_pages, n_wide));
 }
 
 /* One line of the log for each of the report. */
@@ -111,6 +158,8 @@ enum status kv_pool_destroy(struct kv_pool *p)
 	}
 	p->backend->ops->mem_free(p->backend, p->slab, p->slab_bytes);
 	kv_ledger_free(&p->ledger);
+	free(p->wide.slot);
+	free(p->free_slots);
 	free(p->free_pages);
 	free(p->pages);
 	free(p);
@@ -208,6 +257,7 @@ void kv_pool_unref_at(struct kv_pool *p, int32_t page, struct kv_holder holder, 
 		return;
 	if (p->pages[page].indexed)
 		broken(p, page, "free of indexed", holder, where);
+	kv_pool_narrow(p, page);
 	p->free_pages[p->counts.n_free++] = page;
 }
 
@@ -238,12 +288,43 @@ int32_t kv_pool_clone(struct kv_pool *p, int32_t from, struct kv_holder holder)
 	int32_t to = kv_pool_get(p, copy);
 	if (to == KV_NO_PAGE)
 		return KV_NO_PAGE;
+	if (p->layout.wide && p->wide.slot[from] >= 0)
+		kv_pool_widen(p, to);
 	if (p->backend->ops->page_copy(p->backend, p->slab, &p->layout, &from, &to, 1) != STATUS_OK) {
 		kv_pool_unref(p, to, copy);
 		return KV_NO_PAGE;
 	}
 	kv_pool_pass(p, to, copy, holder);
 	return to;
+}
+
+/* ---- Wide copies ---- */
+
+void kv_pool_widen(struct kv_pool *p, int32_t page)
+{
+	struct kv_wide_counts *c = &p->wide_counts;
+	if (!p->layout.wide || p->wide.slot[page] >= 0)
+		return;
+	if (c->n_used == c->n_slots) {
+		c->refused++;
+		return;
+	}
+	p->wide.slot[page] = p->free_slots[c->n_slots - ++c->n_used];
+}
+
+void kv_pool_narrow(struct kv_pool *p, int32_t page)
+{
+	struct kv_wide_counts *c = &p->wide_counts;
+	if (!p->layout.wide || p->wide.slot[page] < 0)
+		return;
+	p->free_slots[c->n_slots - c->n_used--] = p->wide.slot[page];
+	p->wide.slot[page] = -1;
+}
+
+void kv_pool_wide_counts(const struct kv_pool *p, struct kv_wide_counts *out)
+{
+	*out = p->wide_counts;
+	out->n_not_finite = p->wide.n_not_finite;
 }
 
 /* ---- Questions ---- */

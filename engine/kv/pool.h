@@ -29,6 +29,14 @@ enum { KV_NO_PAGE = -1 };
 enum status kv_pool_create(struct backend *b, const struct kv_layout *layout, int32_t n_pages, struct kv_pool **out,
                            struct error *err);
 /*
+ * The same for a narrow layout (kv_layout_narrow()), with room for wide copies of n_wide pages beside it. What a copy is for, its
+ * caller says: kv_pool_widen(). kv_pool_layout() then tells backends of the copies.
+ */
+enum status kv_pool_create_narrow(struct backend *b, const struct kv_layout *layout, int32_t n_pages, int32_t n_wide,
+                                  struct kv_pool **out, struct error *err);
+/* What a pool of so many pages and copies takes. */
+size_t kv_pool_bytes(const struct kv_layout *layout, int32_t n_pages, int32_t n_wide);
+/*
  * Closes the pool. While any reference is held it returns BUSY, logs who holds what (kv_pool_report()) and leaves the
  * pool as it is. NULL is allowed.
  */
@@ -66,6 +74,20 @@ const struct kv_layout *kv_pool_layout(const struct kv_pool *p);
 
 /* Copies `from` into a fresh page and returns it with one reference, or KV_NO_PAGE when none is free: copy on write. */
 int32_t kv_pool_clone(struct kv_pool *p, int32_t from, struct kv_holder holder);
+
+/*
+ * Gives a page whose content is undefined a wide copy, which it has until kv_pool_narrow(), or until it is free. Without room, which
+ * is counted, it has none; nothing happens in a pool that is not narrow.
+ */
+void kv_pool_widen(struct kv_pool *p, int32_t page);
+void kv_pool_narrow(struct kv_pool *p, int32_t page);
+
+struct kv_wide_counts {
+	int32_t n_slots, n_used;
+	uint64_t refused;      /* pages that found no room for a copy */
+	uint64_t n_not_finite; /* see struct kv_wide */
+};
+void kv_pool_wide_counts(const struct kv_pool *p, struct kv_wide_counts *out);
 
 /* ---- Who holds what ---- */
 

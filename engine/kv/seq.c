@@ -55,10 +55,15 @@ enum status kv_seq_prepare(struct kv_pool *pool, struct kv_seq *s, int32_t n)
 	}
 	if (!reserve(s, want))
 		return STATUS_NOMEM;
+	/* A last page that is full is the last no more. */
+	if (s->n_pages > 1 && s->n_pages < want && s->n_tokens == s->n_pages * KV_PAGE_TOKENS)
+		kv_pool_narrow(pool, s->pages[s->n_pages - 1]);
 	while (s->n_pages < want) {
 		int32_t page = kv_pool_get(pool, s->holder);
 		if (page == KV_NO_PAGE)
 			return STATUS_LIMIT;
+		if (s->n_pages == 0 || s->n_pages == want - 1)
+			kv_pool_widen(pool, page);
 		s->pages[s->n_pages] = page;
 		set_n_pages(s, s->n_pages + 1);
 	}

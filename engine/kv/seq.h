@@ -32,6 +32,9 @@ struct kv_seq {
 int32_t kv_pages_for(int32_t n_tokens);
 
 /*
+ * In a narrow pool two of a sequence's pages have a wide copy, as far as there is room for it: the first, on which attention leans more than
+ * on others (Xiao et al., "Efficient Streaming Language Models with Attention Sinks", 2023), and the last, while it fills.
+ *
  * Makes positions [n_tokens, n_tokens + n) writable: takes the pages that are missing and replaces a shared tail page
  * with a copy. LIMIT when the pool runs out (what was taken so far stays and is not lost), NOMEM when the table cannot grow.
  */

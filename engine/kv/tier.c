@@ -233,6 +233,13 @@ bool kv_tier_has(struct kv_tier *t, const struct kv_page_name *page)
 	return find(t, page) != NONE;
 }
 
+bool kv_tier_may_have(struct kv_tier *t, const struct kv_page_name *page)
+{
+	if (t->stats.off)
+		return false;
+	return find(t, page) != NONE || (t->ops->hopes && t->ops->hopes(t, &page->key));
+}
+
 bool kv_tier_find(struct kv_tier *t, const struct kv_key *key, struct kv_page_name *page)
 {
 	int32_t entry = t->stats.off ? NONE : kv_tier_lookup(t, key);
@@ -246,10 +253,19 @@ enum status kv_tier_load(struct kv_tier *t, const struct kv_page_name *page, int
 {
 	int32_t entry = find(t, page);
 	struct kv_tier_load *l = t->loads;
-	if (entry == NONE)
+	bool hoped = entry == NONE && !t->stats.off && t->ops->hopes && kv_tier_lookup(t, &page->key) == NONE;
+	if (entry == NONE && !hoped)
 		return STATUS_NOT_FOUND;
 	if (t->n_loads == KV_TIER_MAX_LOADS)
 		return STATUS_LIMIT;
+	if (hoped) {
+		entry = kv_tier_enter(t, page, NONE);
+		if (entry == NONE && kv_tier_evict(t))
+			entry = kv_tier_enter(t, page, NONE);
+		if (entry == NONE)
+			return STATUS_LIMIT;
+		kv_tier_release(t, entry); /* the load is its user */
+	}
 	while (l->entry != NONE)
 		l++;
 	*l = (struct kv_tier_load){.ticket = ticket, .entry = entry, .to = to, .staging = NONE};

@@ -7,7 +7,8 @@
  * leaves first; so a tier keeps no tree: the page that was touched longest ago goes first, which is the end of
  * a chain as long as it is put again, from its end, whenever the device evicts it.
  *
- * Two kinds: memory (tier_ram.c), which may keep pages in a narrower type, and files (tier_disk.c). A tier never fails a request:
+ * Three kinds: memory (tier_ram.c), which may keep pages in a narrower type, files (tier_disk.c), and a server that others use as
+ * well (tier_remote.c). A tier never fails a request:
  * what it cannot take it drops, what it cannot give it does not have, and each is counted by its reason.
  *
  * Nothing here waits. kv_tier_put() copies the page before it returns; a load is under way until kv_tier_poll() reports it.
@@ -50,6 +51,7 @@ enum kv_tier_put {
 enum kv_tier_end {
 	KV_LOAD_DONE,    /* the page is in its place */
 	KV_LOAD_FAILED,  /* the tier went off, or the device failed */
+	KV_LOAD_ABSENT,  /* it might have been there, and is not */
 	KV_LOAD_CORRUPT, /* what was stored is not what was put; the page has left the tier */
 	KV_LOAD_N
 };
@@ -110,6 +112,21 @@ struct kv_tier_disk_options {
  */
 enum status kv_tier_disk_create(const struct kv_tier_device *device, const struct clock *clock, const struct kv_tier_disk_options *o,
                                 struct kv_tier **out, struct error *err);
+struct kv_tier_remote_options {
+	const char *address;           /* HOST:PORT, or the path of a socket */
+	const char *secret;            /* all daemons that share pages have it; "" is one, too, and proves nothing */
+	int64_t timeout_ms;            /* of a transfer, connecting included; 0: default */
+	void (*wake)(void *arg);       /* as in kv_tier_disk_options */
+	void *wake_arg;
+};
+
+/*
+ * A tier in the memory of a Valkey or Redis server, under chain keys, which say all that a page depends on: so daemons of one model share
+ * pages, and those of others never meet. Each value ends in an HMAC under the secret. UNSUPPORTED in a build without hiredis; IO: there
+ * is no such server; NOMEM.
+ */
+enum status kv_tier_remote_create(const struct kv_tier_device *device, const struct clock *clock, const struct kv_tier_remote_options *o,
+                                  struct kv_tier **out, struct error *err);
 /* Drops loads under way; waits for writes. NULL is allowed. */
 void kv_tier_destroy(struct kv_tier *t);
 
@@ -119,6 +136,8 @@ enum kv_tier_put kv_tier_put(struct kv_tier *t, const struct kv_page_name *page,
 bool kv_tier_has_room(struct kv_tier *t);
 /* Whether the tier has it now, its content compared; not a use. */
 bool kv_tier_has(struct kv_tier *t, const struct kv_page_name *page);
+/* Whether it has the page or, where others use it as well, may have it: a load of it finds out. */
+bool kv_tier_may_have(struct kv_tier *t, const struct kv_page_name *page);
 /* What it has under this key: fills page, without bytes. False: nothing. */
 bool kv_tier_find(struct kv_tier *t, const struct kv_key *key, struct kv_page_name *page);
 /*

@@ -3,6 +3,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "engine/model/quant.h"
+
 static const char *const names[KV_CODEC_N] = {"f16", "int8", "fp8_e4m3"};
 
 /* The largest code's value. */
@@ -18,7 +20,9 @@ const char *kv_codec_name(enum kv_codec_type type)
 
 const char *kv_codec_elements(const struct kv_layout *l, enum kv_codec_type type)
 {
-	return type == KV_CODEC_F16 && l->type == QUANT_BF16 ? "bf16" : kv_codec_name(type);
+	if (type != KV_CODEC_F16)
+		return kv_codec_name(type);
+	return l->form == KV_FORM_F16 && l->type == QUANT_BF16 ? "bf16" : kv_form_name(l->form);
 }
 
 bool kv_codec_find(const char *name, enum kv_codec_type *out)
@@ -42,41 +46,6 @@ size_t kv_codec_bytes(const struct kv_layout *l, enum kv_codec_type type)
 	if (type == KV_CODEC_F16)
 		return l->page_bytes;
 	return n_blocks(l) * KV_PAGE_TOKENS * (sizeof(float) + (size_t)l->head_dim);
-}
-
-/* ---- E4M3 ---- */
-
-uint8_t kv_fp8_from_float(float x)
-{
-	float a = fabsf(x), shifted = a * 512 + ROUNDER;
-	uint32_t bits;
-	memcpy(&bits, &x, sizeof bits);
-	uint8_t sign = (uint8_t)(bits >> 31 << 7);
-	if (x != x)
-		return 0x7F;
-	/* Below the smallest normal, 2^-6, codes are multiples of 2^-9. */
-	if (a < 0x1p-6f) {
-		memcpy(&bits, &shifted, sizeof bits);
-		return sign | (bits & 0xF);
-	}
-	if (a >= 448)
-		return sign | 0x7E;
-	memcpy(&bits, &a, sizeof bits);
-	bits += 0x7FFFF + (bits >> 20 & 1);
-	return sign | (uint8_t)((bits >> 20) - ((127 - 7) << 3));
-}
-
-float kv_fp8_to_float(uint8_t c)
-{
-	uint32_t low = c & 0x7F, bits = (uint32_t)(c & 0x80) << 24;
-	float x;
-	if (low == 0x7F)
-		return NAN;
-	if (low < 8)
-		return (c & 0x80 ? -1 : 1) * ((float)low * 0x1p-9f);
-	bits |= (low + ((127 - 7) << 3)) << 20;
-	memcpy(&x, &bits, sizeof x);
-	return x;
 }
 
 /* ---- Pages ---- */
@@ -139,7 +108,7 @@ static bool pack_vector(const float *x, int32_t dim, enum kv_codec_type type, fl
 	*scale = max / LARGEST[type];
 	for (int32_t d = 0; d < dim; d++) {
 		float y = x[d] * inverse;
-		code[d] = type == KV_CODEC_INT8 ? (uint8_t)(int8_t)((y + ROUNDER) - ROUNDER) : kv_fp8_from_float(y);
+		code[d] = type == KV_CODEC_INT8 ? (uint8_t)(int8_t)((y + ROUNDER) - ROUNDER) : quant_fp8_from_float(y);
 	}
 	return true;
 }
@@ -182,7 +151,7 @@ void kv_codec_unpack(const struct kv_layout *l, struct kv_order order, enum kv_c
 		return;
 	}
 	for (int c = 0; c < 256; c++)
-		value[c] = type == KV_CODEC_INT8 ? (float)(int8_t)c : kv_fp8_to_float((uint8_t)c);
+		value[c] = type == KV_CODEC_INT8 ? (float)(int8_t)c : quant_fp8_to_float((uint8_t)c);
 	for (size_t b = 0; b < n; b++) {
 		for (size_t i = 0; i < in_block; i++)
 			x[i] = scale[b * KV_PAGE_TOKENS + i / (size_t)dim] * value[code[b * in_block + i]];

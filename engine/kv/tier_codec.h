@@ -22,7 +22,7 @@ enum kv_codec_type { KV_CODEC_F16, KV_CODEC_INT8, KV_CODEC_FP8_E4M3, KV_CODEC_N 
 
 /* "f16", "int8", "fp8_e4m3"; NULL past the end. */
 const char *kv_codec_name(enum kv_codec_type type);
-/* What the elements of a page in that form are: as above, or "bf16". */
+/* What the elements of a page in that form are: as above, or "bf16"; KV_CODEC_F16 is a page as the pool has it. */
 const char *kv_codec_elements(const struct kv_layout *layout, enum kv_codec_type type);
 /* False when there is none of that name. */
 bool kv_codec_find(const char *name, enum kv_codec_type *out);
@@ -35,7 +35,3 @@ size_t kv_codec_bytes(const struct kv_layout *layout, enum kv_codec_type type);
  */
 bool kv_codec_pack(const struct kv_layout *layout, struct kv_order order, enum kv_codec_type type, const void *page, void *out);
 void kv_codec_unpack(const struct kv_layout *layout, struct kv_order order, enum kv_codec_type type, const void *packed, void *page);
-
-/* The nearest E4M3 (ties to even; beyond 448 the largest), and its value. */
-uint8_t kv_fp8_from_float(float x);
-float kv_fp8_to_float(uint8_t c);

@@ -583,7 +583,8 @@ static enum status make_buffers(struct disk *d, int32_t n_staging, struct error 
 enum status kv_tier_disk_create(const struct kv_tier_device *device, const struct clock *clock, const struct kv_tier_disk_options *o,
                                 struct kv_tier **out, struct error *err)
 {
-	static const struct kv_tier_ops ops = {put, has_room, advance, NULL, wait_for, stats, destroy};
+	static const struct kv_tier_ops ops = {
+	        .put = put, .has_room = has_room, .advance = advance, .wait = wait_for, .stats = stats, .destroy = destroy};
 	struct kv_io *io = o->io ? o->io : kv_io_create();
 	struct disk *d = calloc(1, sizeof *d);
 	enum status st;
@@ -622,7 +623,7 @@ enum status kv_tier_disk_create(const struct kv_tier_device *device, const struc
 	d->running = true;
 	d->write_credit = (double)(d->write_bytes_per_s > d->record_bytes ? d->write_bytes_per_s : d->record_bytes);
 	d->base.stats.kind = "disk";
-	d->base.stats.type = kv_codec_elements(&device->layout, KV_CODEC_F16);
+	d->base.stats.type = kv_codec_elements(&device->layout, KV_CODEC_F16); /* as it is in the pool */
 	d->base.stats.cap_bytes = kv_file_bytes(&d->files);
 	*out = &d->base;
 	return STATUS_OK;

@@ -116,29 +116,61 @@ void kv_tiers_write_behind(struct kv_tiers *t, const struct kv_seq *seq)
 	}
 }
 
+/* Those that are written behind. */
+static bool is_behind(const struct kv_tiers *t, int kind)
+{
+	struct kv_tier_stats s;
+	if (kind == KV_TIER_RAM || !t->tier[kind])
+		return false;
+	kv_tier_stats(t->tier[kind], &s);
+	return !s.off;
+}
+
 static bool can_write_behind(const struct kv_tiers *t)
 {
-	return t->n_behind > 0 && kv_tier_has_room(t->tier[KV_TIER_DISK]);
+	bool can = false;
+	for (int kind = 0; kind < KV_TIER_KINDS && t->n_behind > 0; kind++) {
+		if (!is_behind(t, kind))
+			continue;
+		if (!kv_tier_has_room(t->tier[kind]))
+			return false;
+		can = true;
+	}
+	return can;
 }
 
 static void write_behind(struct kv_tiers *t)
 {
-	struct kv_tier *disk = t->tier[KV_TIER_DISK];
 	struct kv_page_name name;
 	while (can_write_behind(t)) {
 		struct kv_weak_page w = t->behind[t->first_behind++ % BEHIND];
 		t->n_behind--;
-		if (kv_prefix_serial(t->prefix, w.page) != w.serial || !kv_prefix_name(t->prefix, w.page, &name) ||
-		    kv_tier_has(disk, &name))
+		if (kv_prefix_serial(t->prefix, w.page) != w.serial || !kv_prefix_name(t->prefix, w.page, &name))
 			continue;
-		if (may_use(t, KV_TIER_DISK))
-			kv_tier_put(disk, &name, w.page);
-		else
-			t->stats.unpaid[KV_TIER_DISK]++;
+		for (int kind = 0; kind < KV_TIER_KINDS; kind++) {
+			if (!is_behind(t, kind) || kv_tier_has(t->tier[kind], &name))
+				continue;
+			if (may_use(t, (enum kv_tier_kind)kind))
+				kv_tier_put(t->tier[kind], &name, w.page);
+			else
+				t->stats.unpaid[kind]++;
+		}
 	}
 }
 
 /* ---- Up ---- */
+
+/* The nearest tier that has the page; the remote one may only be hoped to. */
+static bool may_be_in_tiers(const struct kv_tiers *t, const struct kv_page_name *name, enum kv_tier_kind *kind)
+{
+	for (int k = 0; k < KV_TIER_KINDS; k++) {
+		if (t->tier[k] && kv_tier_may_have(t->tier[k], name)) {
+			*kind = (enum kv_tier_kind)k;
+			return true;
+		}
+	}
+	return false;
+}
 
 static bool in_tiers(const struct kv_tiers *t, const struct kv_page_name *name, enum kv_tier_kind *kind)
 {
@@ -233,11 +265,12 @@ bool kv_tiers_fetch(struct kv_tiers *t, struct kv_fetch *f, const struct kv_key 
 	if (max_pages > MAX_FETCH_PAGES)
 		max_pages = MAX_FETCH_PAGES;
 	f->n = 0;
+	f->remote_has = false;
 	if (!last_key(t, root, seq, &key))
 		return false;
 	for (; (at + 1) * KV_PAGE_TOKENS <= n && f->n < max_pages; at++) {
 		struct kv_page_name name = name_of(&key, tokens + at * KV_PAGE_TOKENS, at == 0);
-		if (!in_tiers(t, &name, &kind) || !may_use(t, kind) || !want(f, &name, kind))
+		if (!may_be_in_tiers(t, &name, &kind) || !may_use(t, kind) || !want(f, &name, kind))
 			break;
 		key = name.key;
 	}
@@ -309,6 +342,8 @@ static void start_loads(struct kv_tiers *t, struct kv_fetch *f)
 {
 	while (f->next_load < f->n) {
 		struct kv_fetch_page *p = &f->pages[f->next_load];
+		if (p->tier == KV_TIER_REMOTE && !f->remote_has && f->next_load > f->next_adopt)
+			return; /* the first of them will tell */
 		if (p->page == KV_NO_PAGE)
 			p->page = take_page(t, f);
 		if (p->page == KV_NO_PAGE) {
@@ -339,6 +374,7 @@ static bool adopt(struct kv_tiers *t, struct kv_fetch *f, struct kv_seq *seq, co
 	kv_pool_unref(t->pool, p->page, holder_of(f));
 	p->page = KV_NO_PAGE;
 	t->stats.fetched[p->tier]++;
+	f->remote_has = f->remote_has || p->tier == KV_TIER_REMOTE;
 	f->next_adopt++;
 	return true;
 }
@@ -354,6 +390,8 @@ bool kv_tiers_advance(struct kv_tiers *t, struct kv_fetch *f, struct kv_seq *seq
 	}
 	if (f->next_adopt < f->n && f->pages[f->next_adopt].state == PAGE_FAILED)
 		cut(t, f, f->next_adopt);
+	/* What has arrived may have made room, or shown that there is more. */
+	start_loads(t, f);
 	if (f->next_adopt < f->n)
 		return false;
 	end(t, f);
@@ -433,28 +471,26 @@ void kv_tiers_flush(struct kv_tiers *t, int64_t deadline_ms)
 
 /* ---- Life ---- */
 
-enum status kv_tiers_create(struct kv_pool *pool, struct kv_prefix *prefix, struct kv_tier *ram, struct kv_tier *disk,
+enum status kv_tiers_create(struct kv_pool *pool, struct kv_prefix *prefix, struct kv_tier *const tier[KV_TIER_KINDS],
                             const struct clock *clock, struct kv_tiers **out)
 {
 	struct kv_tiers *t = calloc(1, sizeof *t);
-	if (!t) {
-		kv_tier_destroy(ram);
-		kv_tier_destroy(disk);
-		return STATUS_NOMEM;
-	}
-	if (disk && !(t->behind = calloc(BEHIND, sizeof *t->behind))) {
-		kv_tier_destroy(ram);
-		kv_tier_destroy(disk);
+	bool behind = tier[KV_TIER_DISK] || tier[KV_TIER_REMOTE];
+	if (t && behind)
+		t->behind = calloc(BEHIND, sizeof *t->behind);
+	if (!t || (behind && !t->behind)) {
+		for (int kind = 0; kind < KV_TIER_KINDS; kind++)
+			kv_tier_destroy(tier[kind]);
 		free(t);
 		return STATUS_NOMEM;
 	}
 	t->pool = pool;
 	t->prefix = prefix;
 	t->clock = clock;
-	t->tier[KV_TIER_RAM] = ram;
-	t->tier[KV_TIER_DISK] = disk;
-	for (int kind = 0; kind < KV_TIER_KINDS; kind++)
+	for (int kind = 0; kind < KV_TIER_KINDS; kind++) {
+		t->tier[kind] = tier[kind];
 		t->trial_ms[kind] = clock_now_ms(clock);
+	}
 	list_init(&t->fetches);
 	kv_prefix_on_evict(prefix, leaving, t);
 	*out = t;

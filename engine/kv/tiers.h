@@ -9,6 +9,9 @@
  * The disk is slower than prompts come in, so it is not left until a page is evicted: what a request leaves is written behind it,
  * as buffers and the bound on writes allow, and a page that is evicted later is there already.
  *
+ * The remote tier is written behind as well, so that others find what was computed here. What it has of theirs is not known
+ * beforehand: the first page that no nearer tier has is asked for, and only when it is there the ones behind it are.
+ *
  * Up. A request that is next in line asks for what the tiers have behind the pages that the index knows (kv_tiers_fetch()). Its
  * pages are taken and filled while others compute, and join the index one by one, in order, each as soon as it is there; so what
  * was fetched for a request that leaves is not lost.
@@ -27,7 +30,7 @@
 #include "engine/kv/prefix.h"
 #include "engine/kv/tier.h"
 
-enum kv_tier_kind { KV_TIER_RAM, KV_TIER_DISK, KV_TIER_KINDS };
+enum kv_tier_kind { KV_TIER_RAM, KV_TIER_DISK, KV_TIER_REMOTE, KV_TIER_KINDS };
 
 struct kv_tiers;
 
@@ -48,6 +51,7 @@ struct kv_fetch {
 	uint64_t id;
 	struct kv_fetch_page *pages; /* [n] */
 	int32_t n, next_load, next_adopt;
+	bool remote_has;    /* the remote tier had a page of it: it is worth asking for those behind */
 	int32_t n_tokens;   /* that the index and the tiers have of the prompt, when all are there */
 	bool under_way;
 };
@@ -56,8 +60,8 @@ void kv_fetch_init(struct kv_fetch *f);
 /* The device page that is taken for page i of a fetch, or KV_NO_PAGE. */
 int32_t kv_fetch_page(const struct kv_fetch *f, int32_t i);
 
-/* Takes over the tiers; either may be NULL. They end with it. NOMEM: they have ended. */
-enum status kv_tiers_create(struct kv_pool *pool, struct kv_prefix *prefix, struct kv_tier *ram, struct kv_tier *disk,
+/* Takes over the tiers, any of which may be NULL. They end with it. NOMEM: they have ended. */
+enum status kv_tiers_create(struct kv_pool *pool, struct kv_prefix *prefix, struct kv_tier *const tier[KV_TIER_KINDS],
                             const struct clock *clock, struct kv_tiers **out);
 /* Every fetch must have been cancelled. NULL is allowed. */
 void kv_tiers_destroy(struct kv_tiers *t);

@@ -7,6 +7,7 @@
  */
 #include "engine/model/quant.h"
 
+#include <math.h>
 #include <string.h>
 
 enum { BLOCK = 32, SUPER = 256 };
@@ -23,6 +24,41 @@ static float bits_float(uint32_t u)
 	float f;
 	memcpy(&f, &u, sizeof f);
 	return f;
+}
+
+uint8_t quant_fp8_from_float(float x)
+{
+	/* Adding it rounds a float below 2^22 to a whole number, ties to even: the sum has no bits below one. */
+	const float rounder = 12582912.0f; /* 1.5 * 2^23 */
+	float a = fabsf(x), shifted = a * 512 + rounder;
+	uint32_t bits;
+	memcpy(&bits, &x, sizeof bits);
+	uint8_t sign = (uint8_t)(bits >> 31 << 7);
+	if (x != x)
+		return 0x7F;
+	/* Below the smallest normal, 2^-6, codes are multiples of 2^-9. */
+	if (a < 0x1p-6f) {
+		memcpy(&bits, &shifted, sizeof bits);
+		return sign | (bits & 0xF);
+	}
+	if (a >= 448)
+		return sign | 0x7E;
+	memcpy(&bits, &a, sizeof bits);
+	bits += 0x7FFFF + (bits >> 20 & 1);
+	return sign | (uint8_t)((bits >> 20) - ((127 - 7) << 3));
+}
+
+float quant_fp8_to_float(uint8_t c)
+{
+	uint32_t low = c & 0x7F, bits = (uint32_t)(c & 0x80) << 24;
+	float x;
+	if (low == 0x7F)
+		return NAN;
+	if (low < 8)
+		return (c & 0x80 ? -1 : 1) * ((float)low * 0x1p-9f);
+	bits |= (low + ((127 - 7) << 3)) << 20;
+	memcpy(&x, &bits, sizeof x);
+	return x;
 }
 
 float quant_half_to_float(uint16_t h)

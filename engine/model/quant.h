@@ -48,3 +48,10 @@ float quant_half_to_float(uint16_t h);
 uint16_t quant_float_to_half(float f);
 float quant_bf16_to_float(uint16_t h);
 uint16_t quant_float_to_bf16(float f);
+
+/*
+ * The nearest E4M3 (ties to even; beyond 448 the largest), and its value: OCP's 8-bit floating point specification (OFP8, 2023), 4 bits of
+ * exponent with bias 7, 3 of mantissa, no infinity; 0x7F and 0xFF are NaN.
+ */
+uint8_t quant_fp8_from_float(float x);
+float quant_fp8_to_float(uint8_t c);

@@ -3,7 +3,7 @@
  * stand: it needs nothing of the engine but the model room and a backend.
  *
  *   score --model FILE [--device NAME] [--threads N] [--chunk ROWS] [--together] [--sparse N] [--top K] [--logits FILE]
- *         [--kv-type int8|fp8_e4m3]
+ *         [--kv-type int8|fp8_e4m3] [--kv-dtype int8|fp8_e4m3]
  *
  * Standard input: one sequence per line, token ids separated by blanks. Standard output: a line `vocab N backend NAME`,
  * then for each sequence, position by position,
@@ -15,7 +15,8 @@
  * --chunk rows; with --together all sequences share each step, else they run one after the other. --sparse N asks for
  * the logits of every Nth row of a chunk only. KV pages are handed out in a scattered order, so that block tables are
  * not the identity. --kv-type narrows each page once it is full, but for a sequence's first: as if it had gone through a
- * tier of that type (engine/kv/tier_codec.h) before anybody attends to it again.
+ * tier of that type (engine/kv/tier_codec.h) before anybody attends to it again. --kv-dtype has the pool keep pages that way, with the
+ * first page of a sequence, and the last one of each chunk while that is computed, in f16 as well.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -24,6 +25,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/kv/pool.h"
 #include "engine/kv/tier_codec.h"
 #include "engine/model/forward.h"
 #include "engine/sample/sampler.h"
@@ -46,7 +48,7 @@ struct scored {
 };
 
 struct options {
-	const char *model, *device, *logits, *kv_type;
+	const char *model, *device, *logits, *kv_type, *kv_dtype;
 	int32_t threads, chunk, sparse, top;
 	bool together;
 };
@@ -77,7 +79,7 @@ static bool parse_options(int argc, char **argv, struct options *o)
 		} rows[] = {
 			{"--model", &o->model, NULL},   {"--device", &o->device, NULL},
 			{"--logits", &o->logits, NULL}, {"--threads", NULL, &o->threads},
-			{"--kv-type", &o->kv_type, NULL}, {"--chunk", NULL, &o->chunk},   {"--sparse", NULL, &o->sparse},
+			{"--kv-type", &o->kv_type, NULL}, {"--kv-dtype", &o->kv_dtype, NULL}, {"--chunk", NULL, &o->chunk},   {"--sparse", NULL, &o->sparse},
 			{"--top", NULL, &o->top},
 		};
 		bool found = strcmp(argv[i], "--together") == 0;
@@ -252,8 +254,24 @@ static bool narrow_pages(const struct narrow *w, const struct sequence *q, int32
 	return true;
 }
 
-static int run(struct score *s, struct model *m, void *kv, int32_t max_rows, const struct narrow *narrow)
+/* The first page of each sequence of the step, and the last of its chunk, have wide copies; afterwards only the first has. */
+static void keep_wide(struct kv_pool *pool, const struct batch *b, bool computed)
 {
+	for (int32_t i = 0; i < b->n_seqs; i++) {
+		const struct batch_seq *q = &b->seq[i];
+		int32_t last = (q->first_position + q->n_rows - 1) / KV_PAGE_TOKENS;
+		if (!computed && q->first_position == 0)
+			kv_pool_widen(pool, q->block_table[0]);
+		if (!computed && q->first_position <= last * KV_PAGE_TOKENS)
+			kv_pool_widen(pool, q->block_table[last]);
+		if (computed && last > 0 && (q->first_position + q->n_rows) % KV_PAGE_TOKENS == 0)
+			kv_pool_narrow(pool, q->block_table[last]);
+	}
+}
+
+static int run(struct score *s, struct model *m, struct kv_pool *pool, int32_t max_rows, const struct narrow *narrow)
+{
+	void *kv = kv_pool_slab(pool);
 	struct step t = {0};
 	int rc = 0;
 	if (!step_alloc(&t, max_rows, s->n_seqs)) {
@@ -269,6 +287,7 @@ static int run(struct score *s, struct model *m, void *kv, int32_t max_rows, con
 		}
 		if (t.batch.n_seqs == 0)
 			break;
+		keep_wide(pool, &t.batch, false);
 		enum status st = model_forward(m, &t.batch, kv, &logits);
 		if (st != STATUS_OK) {
 			rc = fail(status_text(st));
@@ -278,6 +297,7 @@ static int run(struct score *s, struct model *m, void *kv, int32_t max_rows, con
 			rc = fail("cannot write the logits");
 			goto out;
 		}
+		keep_wide(pool, &t.batch, true);
 		for (int32_t i = 0; narrow && i < t.batch.n_seqs; i++) {
 			const struct batch_seq *seq = &t.batch.seq[i];
 			for (int32_t j = 0; j < s->n_seqs; j++) {
@@ -313,7 +333,8 @@ static int score(struct score *s, const struct gguf *g, struct backend *b)
 	struct error err = {0};
 	struct model *m;
 	struct kv_layout layout;
-	void *kv;
+	struct kv_pool *pool = NULL;
+	enum kv_form form = KV_FORM_F16;
 	int rc = 1;
 	int32_t n_pages, max_rows = s->opt.chunk * (s->opt.together ? s->n_seqs : 1);
 	if (model_load(g, b, &m, &err) != STATUS_OK)
@@ -323,13 +344,21 @@ static int score(struct score *s, const struct gguf *g, struct backend *b)
 		fail("no KV layout for this model");
 		goto fail_layout;
 	}
-	if (model_reserve(m, max_rows, max_rows, &layout, &err) != STATUS_OK) {
-		fail(err.message);
+	if (s->opt.kv_dtype && !kv_form_find(s->opt.kv_dtype, &form)) {
+		fail("--kv-dtype must be f16, int8 or fp8_e4m3");
 		goto fail_layout;
 	}
+	if (form != KV_FORM_F16)
+		kv_layout_narrow(&layout, form);
 	n_pages = assign_pages(s);
-	if (n_pages < 0 || b->ops->mem_alloc(b, (size_t)n_pages * layout.page_stride, &kv) != STATUS_OK) {
+	if (n_pages < 0 ||
+	    kv_pool_create_narrow(b, &layout, n_pages, form == KV_FORM_F16 ? 0 : 2 * s->n_seqs, &pool, &err) != STATUS_OK) {
 		fail("no memory for the KV pages");
+		goto fail_layout;
+	}
+	layout = *kv_pool_layout(pool);
+	if (model_reserve(m, max_rows, max_rows, &layout, &err) != STATUS_OK) {
+		fail(err.message);
 		goto fail_layout;
 	}
 	struct narrow narrow = {.layout = layout};
@@ -343,7 +372,7 @@ static int score(struct score *s, const struct gguf *g, struct backend *b)
 			goto fail_run;
 		}
 	}
-	rc = run(s, m, kv, max_rows, s->opt.kv_type ? &narrow : NULL);
+	rc = run(s, m, pool, max_rows, s->opt.kv_type ? &narrow : NULL);
 	if (rc == 0) {
 		struct backend_info info;
 		b->ops->info(b, &info);
@@ -351,8 +380,8 @@ static int score(struct score *s, const struct gguf *g, struct backend *b)
 	}
 fail_run:
 	free(narrow.packed);
-	b->ops->mem_free(b, kv, (size_t)n_pages * layout.page_stride);
 fail_layout:
+	kv_pool_destroy(pool);
 	model_destroy(m);
 	return rc;
 }

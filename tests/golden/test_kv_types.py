@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """
 What narrow KV does to a real model's answers: the text of the golden file is scored with exact pages and with pages narrowed to int8 and
-fp8_e4m3 as soon as they are full (score --kv-type), and the mean Kullback-Leibler divergence of the next token's distribution from the
+fp8_e4m3, by the RAM tier once they are full (score --kv-type), and by the pool itself (score --kv-dtype), and the mean Kullback-Leibler divergence of the next token's distribution from the
 exact one is bounded, position by position over the whole vocabulary.
 
     test_kv_types.py [--tokens N]
@@ -52,19 +52,20 @@ def main():
     tokens = (text if isinstance(text, list) else [text])[0]["ids"][:args.tokens]
     n = len(tokens)
     with tempfile.TemporaryDirectory(prefix="kvasir-kv-") as where:
-        def logits(kind):
+        def logits(option, kind):
             path = os.path.join(where, kind)
             # Chunks of a page: what follows a page sees it narrow, and the page itself is computed from exact ones before it.
-            return path, score(model, [tokens], device=args.device, chunk=16, logits=path, **{"kv-type": kind}).n_vocab
-        exact, n_vocab = logits("f16")
-        for kind, bound in BOUNDS.items():
-            narrow, _ = logits(kind)
+            return path, score(model, [tokens], device=args.device, chunk=16, logits=path, **{option: kind}).n_vocab
+        exact, n_vocab = logits("kv-dtype", "f16")
+        for option, kind in [(o, k) for o in ("kv-type", "kv-dtype") for k in BOUNDS]:
+            bound = BOUNDS[kind]
+            narrow, _ = logits(option, kind)
             kl = divergences(exact, narrow, n, n_vocab)
             os.unlink(narrow)
-            print(f"{kind}: mean KL {kl.mean():.6f} over {n} tokens, largest {kl.max():.4f}")
-            report.check(kl.mean() < bound, f"{kind}: mean KL {kl.mean():.6f} is not below {bound}")
+            print(f"{option} {kind}: mean KL {kl.mean():.6f} over {n} tokens, largest {kl.max():.4f}")
+            report.check(kl.mean() < bound, f"{option} {kind}: mean KL {kl.mean():.6f} is not below {bound}")
             # A narrow cache that changed nothing would not have been narrow.
-            report.check(kl[32:].mean() > 1e-7, f"{kind}: nothing changed")
+            report.check(kl[32:].mean() > 1e-7, f"{option} {kind}: nothing changed")
     report.finish()
 
 

@@ -648,7 +648,7 @@ static void start_tiers(struct soak *k)
 	if (kv_tier_ram_create(&device, &now, RAM_BYTES, KV_CODEC_F16, &ram, &err) != STATUS_OK ||
 	    kv_tier_disk_create(&device, &now, &o, &k->disk_tier, &err) != STATUS_OK)
 		fail_msg("%s", err.message);
-	assert_int_equal(kv_tiers_create(k->pool, k->prefix, ram, k->disk_tier, &now, &k->tiers), STATUS_OK);
+	assert_int_equal(kv_tiers_create(k->pool, k->prefix, (struct kv_tier *[KV_TIER_KINDS]){ram, k->disk_tier}, &now, &k->tiers), STATUS_OK);
 	k->sched.tiers = k->tiers;
 }
 

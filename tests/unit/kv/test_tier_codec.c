@@ -200,13 +200,13 @@ static void codes_of_fp8_have_the_values_of_the_specification(void **state)
 {
 	(void)state;
 	/* OFP8, table 2: S.1111.110 = 448, S.0001.000 = 2^-6, S.0000.111 = 0.875 * 2^-6, S.0000.001 = 2^-9. */
-	assert_true(kv_fp8_to_float(0x7E) == 448 && kv_fp8_to_float(0xFE) == -448);
-	assert_true(kv_fp8_to_float(0x08) == 0x1p-6f && kv_fp8_to_float(0x07) == 0.875f * 0x1p-6f && kv_fp8_to_float(0x01) == 0x1p-9f);
-	assert_true(kv_fp8_to_float(0x38) == 1 && kv_fp8_to_float(0) == 0);
-	assert_true(isnan(kv_fp8_to_float(0x7F)) && isnan(kv_fp8_to_float(0xFF)));
+	assert_true(quant_fp8_to_float(0x7E) == 448 && quant_fp8_to_float(0xFE) == -448);
+	assert_true(quant_fp8_to_float(0x08) == 0x1p-6f && quant_fp8_to_float(0x07) == 0.875f * 0x1p-6f && quant_fp8_to_float(0x01) == 0x1p-9f);
+	assert_true(quant_fp8_to_float(0x38) == 1 && quant_fp8_to_float(0) == 0);
+	assert_true(isnan(quant_fp8_to_float(0x7F)) && isnan(quant_fp8_to_float(0xFF)));
 	for (int c = 0; c < 256; c++) {
 		if ((c & 0x7F) != 0x7F)
-			assert_int_equal(kv_fp8_from_float(kv_fp8_to_float((uint8_t)c)), c);
+			assert_int_equal(quant_fp8_from_float(quant_fp8_to_float((uint8_t)c)), c);
 	}
 }
 
@@ -216,19 +216,19 @@ static void fp8_takes_the_nearest_code(void **state)
 	uint64_t seed = 1;
 	for (int n = 0; n < 20000; n++) {
 		float x = ldexpf((float)(unit_rand(&seed) >> 40) / (float)(1 << 23) - 1, (int)(unit_rand(&seed) % 22) - 12);
-		float got = kv_fp8_to_float(kv_fp8_from_float(x)), best = INFINITY;
+		float got = quant_fp8_to_float(quant_fp8_from_float(x)), best = INFINITY;
 		for (int c = 0; c < 256; c++) {
-			float v = kv_fp8_to_float((uint8_t)c);
+			float v = quant_fp8_to_float((uint8_t)c);
 			if (!isnan(v) && fabsf(v - x) < fabsf(best - x))
 				best = v;
 		}
 		assert_true(fabsf(got - x) == fabsf(best - x));
 	}
 	/* Ties go to the even code: 1.0625 lies between 1 and 1.125, 1.1875 between 1.125 and 1.25. */
-	assert_true(kv_fp8_to_float(kv_fp8_from_float(1.0625f)) == 1);
-	assert_true(kv_fp8_to_float(kv_fp8_from_float(1.1875f)) == 1.25f);
-	assert_true(kv_fp8_to_float(kv_fp8_from_float(1e9f)) == 448);
-	assert_int_equal(kv_fp8_from_float(NAN) & 0x7F, 0x7F);
+	assert_true(quant_fp8_to_float(quant_fp8_from_float(1.0625f)) == 1);
+	assert_true(quant_fp8_to_float(quant_fp8_from_float(1.1875f)) == 1.25f);
+	assert_true(quant_fp8_to_float(quant_fp8_from_float(1e9f)) == 448);
+	assert_int_equal(quant_fp8_from_float(NAN) & 0x7F, 0x7F);
 }
 
 UNIT_MAIN(cmocka_unit_test(int8_is_within_half_a_step_of_the_largest_element),
