@@ -118,7 +118,7 @@ static void step(struct cache *c, bool rope, const char *what)
 	 * the next one, and a device may round queries and probabilities to halves as well.
 	 */
 	bool bf16 = c->layout.type == QUANT_BF16 || c->reference_layout.type == QUANT_BF16;
-	row_results(&out, bf16 ? 3e-2 : p->element_error > 0 ? 4e-3 : 1e-3, what);
+	row_results(&out, bf16 ? 5e-2 : p->element_error > 0 ? 4e-3 : 1e-3, what);
 	operand_free(&q);
 	operand_free(&k);
 	operand_free(&v);
