@@ -49,6 +49,7 @@ struct growing {
 struct upload {
 	uint8_t *host, *device;
 	size_t capacity, used, sent;
+	bool in_flight; /* something was sent since the stream was last waited for: the host's bytes may still be read */
 };
 
 /* The attention work of a step, which depends on the batch and on the model's heads. Offsets into the upload. */
@@ -147,6 +148,8 @@ enum status grow(struct cuda_backend *b, struct growing *g, size_t bytes);
 /* Room for halves of n_rows rows of dim. */
 enum status grow_halves(struct cuda_backend *b, int64_t n_rows, int64_t dim);
 void upload_free(struct upload *u);
+/* Waits for the stream. */
+enum status settle(struct cuda_backend *b, const char *what);
 /* Sends the batch, and the attention plan if the last step's heads are this one's. */
 enum status step_upload(struct cuda_backend *b, const struct batch *batch);
 /* The plan for these heads, made and sent if step_upload() has not. */

@@ -172,9 +172,10 @@ static enum status step_end(struct backend *backend)
 	struct cuda_backend *b = self(backend);
 	latch(b, graph_end(b));
 	begin(b);
-	latch(b, check(b, cudaStreamSynchronize(b->stream), "computing a step"));
+	latch(b, settle(b, "computing a step"));
 	b->batch = NULL;
-	return b->step_status;
+	/* While a graph was recorded nobody could ask whether a failure was the device's end. */
+	return b->lost ? STATUS_DEVICE : b->step_status;
 }
 
 /* ---- Operations ---- */
@@ -325,6 +326,7 @@ static void info(const struct backend *backend, struct backend_info *out)
 	const struct cuda_backend *b = reinterpret_cast<const struct cuda_backend *>(backend);
 	*out = {};
 	out->name = GPU_DEVICE_NAME;
+	out->kv_type = QUANT_F16;
 	memcpy(out->detail, b->detail, sizeof out->detail);
 }
 

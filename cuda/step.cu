@@ -51,6 +51,22 @@ enum status grow_halves(struct cuda_backend *b, int64_t n_rows, int64_t dim)
 
 /* ---- Upload ---- */
 
+enum status settle(struct cuda_backend *b, const char *what)
+{
+	const enum status s = check(b, cudaStreamSynchronize(b->stream), what);
+	b->upload.in_flight = b->upload.in_flight && s != STATUS_OK;
+	return s;
+}
+
+/* Begins it anew. If waiting for the last one has failed, the device may not have read it yet. */
+static enum status upload_begin(struct cuda_backend *b)
+{
+	if (b->upload.in_flight)
+		TRY(settle(b, "waiting for the step before"));
+	b->upload.used = b->upload.sent = 0;
+	return STATUS_OK;
+}
+
 void upload_free(struct upload *u)
 {
 	cudaFreeHost(u->host);
@@ -68,7 +84,7 @@ static enum status upload_room(struct cuda_backend *b, size_t bytes)
 	graphs_forget(b);
 	bigger.capacity = need + need / 2 + 65536;
 	bigger.used = u->used;
-	enum status s = check(b, cudaStreamSynchronize(b->stream), "waiting before the step's memory grows");
+	enum status s = settle(b, "waiting before the step's memory grows");
 	if (s == STATUS_OK)
 		s = check(b, cudaMallocHost(reinterpret_cast<void **>(&bigger.host), bigger.capacity),
 			  "allocating pinned memory");
@@ -105,6 +121,7 @@ static enum status send(struct cuda_backend *b)
 						    cudaMemcpyHostToDevice, b->stream),
 				    "sending the batch");
 	u->sent = u->used;
+	u->in_flight = true;
 	return s;
 }
 
@@ -238,8 +255,8 @@ enum status step_upload(struct cuda_backend *b, const struct batch *batch)
 	for (size_t i = 0; i < n_seqs; i++)
 		n_pages += static_cast<size_t>(
 			ceil_div(batch->seq[i].first_position + batch->seq[i].n_rows, KV_PAGE_TOKENS));
-	b->upload.used = b->upload.sent = 0;
 	b->plan.made = false;
+	TRY(upload_begin(b));
 	b->graphs.fits = b->plan.n_head && batch->n_outputs == batch->n_rows && batch->n_seqs == batch->n_rows;
 	if (b->graphs.fits) {
 		b->graphs.key = {batch->n_rows, rounded(static_cast<int>(n_pages)), 0};
@@ -284,7 +301,7 @@ enum status step_sample(struct cuda_backend *b, float *logits, int32_t n_vocab, 
 		n_edits += static_cast<size_t>(rows[i].n_edits);
 	if (n_edits > INT32_MAX)
 		return STATUS_NOMEM;
-	b->upload.used = b->upload.sent = 0; /* the step is over */
+	TRY(upload_begin(b)); /* the step is over */
 	const size_t count = static_cast<size_t>(n);
 	enum status s = upload_room(b, count * (sizeof(struct choice) + sizeof(int32_t)) +
 					       n_edits * sizeof(struct sample_edit) + 64);
@@ -316,7 +333,7 @@ enum status step_sample(struct cuda_backend *b, float *logits, int32_t n_vocab, 
 					  count * sizeof *tokens, cudaMemcpyDeviceToHost, b->stream),
 			  "reading tokens");
 	if (s == STATUS_OK)
-		s = check(b, cudaStreamSynchronize(b->stream), "choosing tokens");
+		s = settle(b, "choosing tokens");
 	if (s == STATUS_OK)
 		memcpy(tokens, result, count * sizeof *tokens);
 	return s;

@@ -131,10 +131,9 @@ enum status weight_create(struct backend *backend, const struct weight_desc *d, 
 	if (s != STATUS_OK) {
 		const size_t bytes = m->bytes;
 		weight_destroy(backend, reinterpret_cast<struct weight *>(m));
-		return error_set(err, s,
-				 s == STATUS_NOMEM ? "no device memory for matrix \"%s\" (%zu bytes)"
-						   : "matrix \"%s\" (%zu bytes) could not be loaded",
-				 d->name, bytes);
+		if (s == STATUS_NOMEM)
+			return error_set(err, s, "no device memory for matrix \"%s\" (%zu bytes)", d->name, bytes);
+		return error_set(err, s, "matrix \"%s\" (%zu bytes) could not be loaded: %s", d->name, bytes, b->failure);
 	}
 	*out = reinterpret_cast<struct weight *>(m);
 	return STATUS_OK;

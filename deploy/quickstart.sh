@@ -30,7 +30,7 @@ source_dir=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 step() { printf '\n==> [%s/4] %s\n' "$1" "$2"; }
 
 step 1 "Debian packages"
-packages=(gcc libc6-dev meson ninja-build pkg-config libuv1-dev libmicrohttpd-dev libwebsockets-dev
+packages=(gcc libc6-dev meson ninja-build pkg-config libuv1-dev libmicrohttpd-dev libwebsockets-dev libssl-dev
 	libwebsockets-evlib-uv libjansson-dev libutf8proc-dev liburing-dev python3 python3-pip python3-websockets ca-certificates curl)
 missing=()
 for p in "${packages[@]}"; do

@@ -9,7 +9,7 @@
 /* How wide an element of a KV page is; 0 when the type has no KV form. */
 static size_t kv_element_bytes(enum quant_type type)
 {
-	return type == QUANT_F16 ? 2 : 0;
+	return type == QUANT_F16 || type == QUANT_BF16 ? 2 : 0;
 }
 
 enum status kv_layout_init(struct kv_layout *layout, int32_t n_layer, int32_t n_head_kv, int32_t head_dim,
@@ -58,6 +58,13 @@ bool kv_form_find(const char *name, enum kv_form *out)
 		}
 	}
 	return false;
+}
+
+enum status kv_layout_for(const struct backend *b, struct kv_layout *layout, int32_t n_layer, int32_t n_head_kv, int32_t head_dim)
+{
+	struct backend_info info;
+	b->ops->info(b, &info);
+	return kv_layout_init(layout, n_layer, n_head_kv, head_dim, info.kv_type);
 }
 
 /*

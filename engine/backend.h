@@ -57,7 +57,7 @@ struct kv_layout {
 	int32_t n_head_kv;
 	int32_t head_dim;     /* of K and of V */
 	int32_t page_tokens;  /* KV_PAGE_TOKENS */
-	enum quant_type type; /* QUANT_F16 */
+	enum quant_type type; /* QUANT_F16 or QUANT_BF16, as the backend's pages are; QUANT_F16 when they are narrow */
 	size_t page_bytes;    /* 2 * n_layer * n_head_kv * head_dim * page_tokens * element bytes, or as kv_layout_narrow() says */
 	size_t page_stride;   /* page_bytes rounded up to 4096: distance of two pages in the pool's slab */
 	enum kv_form form;
@@ -68,12 +68,19 @@ enum { KV_PAGE_TOKENS = 16 };
 
 /*
  * The inner order of a page, for whoever narrows its elements: a page is a run of blocks of page_tokens * head_dim elements, one for
- * each layer, K or V, and head. V is [token][head_dim] in all of them.
+ * each layer, K or V, and head.
  */
+enum kv_block_order {
+	KV_BY_TOKEN,       /* [token][head_dim] */
+	KV_BY_DIM,         /* [head_dim][token] */
+	KV_BY_DIM_PAIRS,   /* [head_dim / 2][token][2]; when head_dim is odd, then [token] of the last */
+	KV_BY_TOKEN_PAIRS, /* [page_tokens / 2][head_dim][2] */
+};
+
 struct kv_order {
-	bool known;       /* false: pages have another order, and can only be kept as they are */
-	bool pairs;       /* blocks are [layer][head][K, V]; else [layer][K, V][head] */
-	bool keys_by_dim; /* K is [head_dim][token]; else [token][head_dim] */
+	bool known; /* false: pages have another order, and can only be kept as they are */
+	bool pairs; /* blocks are [layer][head][K, V]; else [layer][K, V][head] */
+	enum kv_block_order keys, values;
 };
 
 /* One sequence's part of a step. Its rows stand at positions first_position, first_position + 1, ... */
@@ -152,6 +159,7 @@ struct backend_info {
 	int32_t n_threads;  /* 0 where it does not apply */
 	bool host_memory;   /* device addresses are host addresses */
 	struct kv_order kv_order;
+	enum quant_type kv_type; /* elements of KV pages: the only layouts it takes are of this type */
 	bool narrow_kv;     /* takes layouts of all forms; else only KV_FORM_F16 */
 };
 
@@ -175,7 +183,8 @@ struct backend_ops {
 	/* Brackets a step; the batch and its arrays stay valid and unchanged in between. max_rows bounds scratch memory. */
 	enum status (*reserve)(struct backend *b, int32_t max_rows, int32_t max_width, const struct kv_layout *layout);
 	enum status (*step_begin)(struct backend *b, const struct batch *batch);
-	enum status (*step_end)(struct backend *b); /* waits; a failure of any operation since step_begin shows here */
+	/* Waits; a failure of any operation since step_begin shows here, and that the device is lost rather than another. */
+	enum status (*step_end)(struct backend *b);
 
 	/* out[n_rows][n_in] = rows `token` of the embedding matrix, in float; tokens are those of the step's batch. */
 	enum status (*embed)(struct backend *b, const struct weight *w, float *out);
@@ -237,6 +246,9 @@ void kv_layout_narrow(struct kv_layout *layout, enum kv_form form);
 const char *kv_form_name(enum kv_form form);
 /* False when there is none of that name. */
 bool kv_form_find(const char *name, enum kv_form *out);
+
+/* The layout of such a cache in the backend's own type. */
+enum status kv_layout_for(const struct backend *b, struct kv_layout *layout, int32_t n_layer, int32_t n_head_kv, int32_t head_dim);
 
 /* How a backend is chosen: "cpu" (the fastest kind this machine has), "cpu-reference", "cpu-avx2", "cpu-avx512", ... */
 struct backend_options {

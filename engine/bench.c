@@ -337,7 +337,7 @@ static enum status prepare_kv(struct bench *b, struct error *err)
 	if (b->n_pages == 0)
 		return error_set_param(err, STATUS_INVALID, "depth", "no test fits the %" PRId32 " tokens the model was trained with",
 		                       m->n_ctx_train);
-	if (kv_layout_init(&b->layout, m->n_layer, m->n_head_kv, m->head_dim, QUANT_F16) != STATUS_OK)
+	if (kv_layout_for(b->backend, &b->layout, m->n_layer, m->n_head_kv, m->head_dim) != STATUS_OK)
 		return error_set(err, STATUS_UNSUPPORTED, "the model's KV geometry is not supported");
 	size_t n = (size_t)b->n_seqs * (size_t)b->n_pages;
 	if (n > INT32_MAX || __builtin_mul_overflow(n, b->layout.page_stride, &b->kv_bytes) ||

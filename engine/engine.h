@@ -460,6 +460,9 @@ struct engine_plan {
 /* IO, CORRUPT and UNSUPPORTED as for loading; INVALID for impossible numbers. */
 enum status engine_plan(const struct engine_plan_params *params, struct engine_plan *out, struct error *err);
 
+/* Whether this build and this machine have the device (as in engine_options): opens and closes it. The error says what lacks. */
+enum status engine_device_check(const char *device, struct error *err);
+
 /* A vocabulary without a model. */
 struct engine_vocab;
 enum status engine_vocab_open(const char *path, struct engine_vocab **out, struct error *err);

@@ -391,7 +391,7 @@ enum status engine_load(struct engine *e, struct error *err)
 	if (tokenizer_n_vocab(e->tokenizer) > p->n_vocab)
 		return error_set(err, STATUS_INVALID, "the tokenizer has %" PRId32 " tokens, but the model only %" PRId32,
 		                 tokenizer_n_vocab(e->tokenizer), p->n_vocab);
-	st = kv_layout_init(&e->layout, p->n_layer, p->n_head_kv, p->head_dim, QUANT_F16);
+	st = kv_layout_for(e->backend, &e->layout, p->n_layer, p->n_head_kv, p->head_dim);
 	if (st != STATUS_OK)
 		return error_set(err, st, "the model's KV geometry is not supported");
 	enum kv_form form = KV_FORM_F16;
@@ -400,8 +400,13 @@ enum status engine_load(struct engine *e, struct error *err)
 	if (form != KV_FORM_F16 && !e->backend_info.narrow_kv)
 		return error_set_param(err, STATUS_UNSUPPORTED, "kv-dtype", "the device %s keeps KV as f16 only, not as %s", e->backend_info.name,
 		                       o->kv_type);
-	if (form != KV_FORM_F16)
+	if (form != KV_FORM_F16) {
+		/* Its wide copies are f16 everywhere. */
+		st = kv_layout_init(&e->layout, p->n_layer, p->n_head_kv, p->head_dim, QUANT_F16);
+		if (st != STATUS_OK)
+			return error_set(err, st, "the model's KV geometry is not supported");
 		kv_layout_narrow(&e->layout, form);
+	}
 	st = size_pool(e, p, &n_pages, &n_wide, &n_ctx, err);
 	if (st != STATUS_OK)
 		return st;

@@ -32,6 +32,16 @@ static enum status plan_pool(const struct engine_plan_params *params, struct eng
 	return STATUS_OK;
 }
 
+enum status engine_device_check(const char *device, struct error *err)
+{
+	const struct backend_options options = {.device = device, .n_threads = 1};
+	struct backend *b = NULL;
+	enum status st = backend_create(&options, &b, err);
+	if (st == STATUS_OK)
+		b->ops->destroy(b);
+	return st;
+}
+
 enum status engine_plan(const struct engine_plan_params *params, struct engine_plan *out, struct error *err)
 {
 	struct gguf *g = NULL;

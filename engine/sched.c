@@ -248,8 +248,14 @@ static bool make_room(struct sched *s, struct request *r)
 	for (;;) {
 		int64_t more = more_pages(r, 1);
 		bool allowed = more == 0 || keeps_cap(r, more);
-		if (allowed && kv_seq_prepare(s->pool, &r->kv, 1) == STATUS_OK)
+		enum status st = allowed ? kv_seq_prepare(s->pool, &r->kv, 1) : STATUS_LIMIT;
+		if (st == STATUS_OK)
 			return true;
+		/* No memory for the block table, which no page can give. */
+		if (st == STATUS_NOMEM) {
+			preempt(s, r, ENGINE_ROOM_DECODE);
+			return false;
+		}
 		if (allowed && reclaim_one(s, r, EVICT_FOR_DECODE))
 			continue;
 		struct request *youngest = allowed ? entry(s->running.prev) : youngest_of(s, r->tenant);

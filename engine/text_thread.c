@@ -40,7 +40,8 @@ static enum status encode_chat(struct engine *e, struct arena *arena, struct val
 		return error_set_param(err, STATUS_INVALID, "messages", "this server cannot render chats: %s",
 		                       e->info.chat_template_error ? e->info.chat_template_error : "the model has no chat template");
 	if (!complete_variables(e, arena, chat))
-		return error_set_param(err, STATUS_LIMIT, "messages", "the chat is too large");
+		return arena_starved(arena) ? error_set(err, STATUS_NOMEM, "no memory for the prompt")
+		                            : error_set_param(err, STATUS_LIMIT, "messages", "the chat is too large");
 	st = template_render(e->template, chat, (int64_t)time(NULL), NULL, &r, err);
 	if (st != STATUS_OK)
 		goto done;

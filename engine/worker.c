@@ -20,6 +20,8 @@
 
 /* How long to sleep at most while a tier is at work. */
 enum { TIERS_NS = 20000000 };
+/* How long before it is tried again when somebody waits and nothing can be computed: there was no memory for a block table. */
+enum { STARVED_NS = 5000000 };
 /* And how long the end of the process may take for its sessions. */
 enum { SAVE_MS = 10000 };
 
@@ -704,6 +706,8 @@ static int64_t sleep_ns(const struct worker *w)
 	/* The disk wakes us; a look now and then finds out that it does not. */
 	if (tiers && kv_tiers_busy(tiers))
 		return TIERS_NS;
+	if (w->sched.n_running + w->sched.n_waiting > 0)
+		return STARVED_NS;
 	if (!collect && !w->census_stale)
 		return -1;
 	/* A clock that tests move by hand does not move while we sleep by the system's: look often. */

@@ -15,6 +15,17 @@ struct http_response {
 	bool streaming;
 };
 
+/* The last words of a stream that cannot go on, which take no memory. */
+static void end_without_memory(struct http_response *h)
+{
+	char text[256];
+	int n = snprintf(text, sizeof text,
+			 "event: error\ndata: {\"type\":\"error\",\"sequence_number\":%lld,\"code\":\"out_of_memory\",\"message\":"
+			 "\"There is no memory to go on with the answer.\",\"param\":null}\n\n",
+			 (long long)response_next_number(h->r));
+	http_stream_finish(h->x, text, (size_t)n);
+}
+
 static bool on_event(void *arg, const char *type, const struct buf *json)
 {
 	struct http_response *h = arg;
@@ -32,7 +43,7 @@ static bool on_event(void *arg, const char *type, const struct buf *json)
 	buf_puts(&h->frame, "\n\n");
 	status = json->failed || h->frame.failed ? STATUS_NOMEM : http_stream_write(h->x, h->frame.data, h->frame.len);
 	if (status == STATUS_NOMEM)
-		http_stream_end(h->x);
+		end_without_memory(h);
 	return status == STATUS_OK;
 }
 

@@ -1,11 +1,13 @@
 /*
  * kvasir health: asks a daemon how it is, for container health checks and scripts: the image needs no HTTP client. Host and
- * port are those that a daemon with the same environment (and KVASIR_CONFIG) would listen on.
+ * port, and whether it speaks TLS, are those of a daemon with the same environment (and KVASIR_CONFIG). Whose certificate it
+ * shows is not looked at: the daemon is this machine's own, and nothing secret is said.
  */
 #include "server/cli.h"
 
 #include <errno.h>
 #include <netdb.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -13,22 +15,24 @@
 #include <unistd.h>
 
 #include "config/config.h"
+#include "server/tls.h"
 
 struct args {
 	char *host;
 	int64_t port, timeout;
-	bool live;
+	bool live, tls;
 };
 
 static const struct option rows[] = {
 	OPTION_ROW_STRING(struct args, host, "host", NULL, "address of the daemon (default: as `kvasir serve` would listen)"),
 	OPTION_ROW_INT(struct args, port, "port", 0, 0, 65535, "its port; 0: as `kvasir serve` would listen"),
 	OPTION_ROW_BOOL(struct args, live, "live", "ask whether it lives, not whether it takes work"),
+	OPTION_ROW_BOOL(struct args, tls, "tls", "ask by HTTPS (default: as `kvasir serve` would speak)"),
 	{OPTION_SECONDS, "timeout", offsetof(struct args, timeout), NULL, 0, 2000, 1, 3600000, "time to wait for an answer"},
 };
 
 static const struct cli_usage usage = {
-	"kvasir health [--live] [--host ADDRESS] [--port N] [--timeout T]",
+	"kvasir health [--live] [--tls] [--host ADDRESS] [--port N] [--timeout T]",
 	"Ends with status 0 when the daemon is ready (with --live: when it answers), else with 1; prints what it said.",
 	{rows, sizeof rows / sizeof *rows},
 };
@@ -69,14 +73,16 @@ static int dial(const char *host, int64_t port, const struct timeval *timeout, s
 }
 
 /* Sends the request and reads until the daemon closes. */
-static enum status ask(int fd, const char *path, struct buf *answer, struct error *err)
+static enum status ask(int fd, struct tls *tls, const char *path, struct buf *answer, struct error *err)
 {
-	char chunk[4096];
+	char chunk[TLS_RECORD_BYTES];
 	ssize_t n;
 	int len = snprintf(chunk, sizeof chunk, "GET %s HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", path);
-	if (send(fd, chunk, (size_t)len, MSG_NOSIGNAL) != len)
-		return error_set(err, STATUS_IO, "the daemon does not take a request: %s", strerror(errno));
-	while ((n = recv(fd, chunk, sizeof chunk, 0)) > 0 && answer->len < MAX_ANSWER)
+	n = tls ? tls_send(tls, chunk, (size_t)len) : send(fd, chunk, (size_t)len, MSG_NOSIGNAL);
+	if (n != len)
+		return error_set(err, STATUS_IO, "the daemon does not take a request: %s",
+		                 tls && *tls_failure(tls) ? tls_failure(tls) : strerror(errno));
+	while ((n = tls ? tls_recv(tls, chunk, sizeof chunk) : recv(fd, chunk, sizeof chunk, 0)) > 0 && answer->len < MAX_ANSWER)
 		buf_append(answer, chunk, (size_t)n);
 	if (n < 0)
 		return error_set(err, STATUS_IO, "the daemon does not answer: %s",
@@ -117,10 +123,12 @@ int cli_health(int argc, char **argv)
 	struct error err;
 	struct timeval timeout;
 	char *nothing[] = {argv[0], NULL};
+	struct tls *tls = NULL;
 	int status, fd = -1;
 	if (cli_read_args(&usage, &args, argc, argv, NULL, &status) == CLI_STOP)
 		goto out;
 	status = CLI_FAILED;
+	signal(SIGPIPE, SIG_IGN); /* OpenSSL writes to the socket as to any file */
 	if (config_init(&config) != STATUS_OK) {
 		cli_misuse("out of memory");
 		goto out;
@@ -132,12 +140,20 @@ int cli_health(int argc, char **argv)
 	timeout = (struct timeval){args.timeout / 1000, args.timeout % 1000 * 1000};
 	fd = dial(reachable(args.host ? args.host : config.host ? config.host : ""), args.port ? args.port : config.port,
 	          &timeout, &err);
-	if (fd < 0 || ask(fd, args.live ? "/health/live" : "/health/ready", &answer, &err) != STATUS_OK ||
+	if (fd >= 0 && (args.tls || config.tls_cert)) {
+		tls = tls_connect(fd);
+		if (!tls) {
+			cli_misuse("out of memory");
+			goto out;
+		}
+	}
+	if (fd < 0 || ask(fd, tls, args.live ? "/health/live" : "/health/ready", &answer, &err) != STATUS_OK ||
 	    judge(&answer, &err) != STATUS_OK)
 		cli_fail(&err);
 	else
 		status = CLI_OK;
 out:
+	tls_free(tls);
 	if (fd >= 0)
 		close(fd);
 	buf_free(&answer);

@@ -1,14 +1,18 @@
 /* kvasir serve: reads the configuration and runs the daemon, or shows or checks what it would run with. */
 #include "server/cli.h"
 
+#include <netdb.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "config/config.h"
 #include "engine/engine.h"
 #include "server/auth.h"
 #include "server/server.h"
+#include "server/tls.h"
 
 static void show_help(void)
 {
@@ -40,6 +44,14 @@ static enum status check_keys(const struct config *c, struct error *err)
 	return st;
 }
 
+static enum status check_tls(const struct config *c, struct error *err)
+{
+	struct tls_context *context = NULL;
+	enum status st = tls_context_create(c->tls_cert, c->tls_key, &context, err);
+	tls_context_destroy(context);
+	return st;
+}
+
 /* What can be told without loading the model. */
 static enum status check(const struct config *c, struct error *err)
 {
@@ -54,16 +66,78 @@ static enum status check(const struct config *c, struct error *err)
 	buf_free(&template);
 	if (st == STATUS_OK && c->api_keys)
 		st = check_keys(c, err);
+	if (st == STATUS_OK && (!c->tls_cert != !c->tls_key))
+		st = error_set_param(err, STATUS_INVALID, c->tls_cert ? "tls-key" : "tls-cert", "--tls-cert and --tls-key go together");
 	return st;
 }
 
-/* --check: also reads the model's head, which takes no time. When serving, a model that fails to load is told by readiness instead. */
+static enum status check_template(const struct config *c, struct error *err)
+{
+	struct buf source = BUF_INIT;
+	struct engine_template *t = NULL;
+	enum status st = cli_chat_template(c->chat_template, &source, err);
+	if (st == STATUS_OK)
+		st = engine_template_open(buf_str(&source).p, source.len, &t, err);
+	engine_template_close(t);
+	buf_free(&source);
+	return st;
+}
+
+/* Numbers that only fit some models. */
+static enum status check_sizes(const struct config *c, struct error *err)
+{
+	const struct engine_plan_params params = {.model_path = c->model,
+	                                          .context_tokens = (int32_t)c->context,
+	                                          .n_sessions = 1,
+	                                          .step_tokens = (int32_t)c->step_tokens,
+	                                          .max_running = (int32_t)c->max_running};
+	struct engine_plan plan;
+	enum status st = engine_plan(&params, &plan, err);
+	if (st == STATUS_OK && c->kv_memory && (uint64_t)c->kv_memory < plan.page_bytes)
+		return error_set_param(err, STATUS_INVALID, "kv-memory",
+		                       "kv-memory: %lld bytes are less than one page of %d tokens takes (%llu)", (long long)c->kv_memory,
+		                       plan.page_tokens, (unsigned long long)plan.page_bytes);
+	return st;
+}
+
+static enum status check_host(const char *host, struct error *err)
+{
+	size_t n = strlen(host);
+	bool bracketed = n > 2 && host[0] == '[' && host[n - 1] == ']';
+	struct addrinfo hints = {.ai_socktype = SOCK_STREAM}, *list = NULL;
+	char name[256];
+	if (n == 0 || strcmp(host, "*") == 0)
+		return STATUS_OK;
+	snprintf(name, sizeof name, "%.*s", (int)(bracketed ? n - 2 : n), bracketed ? host + 1 : host);
+	int r = getaddrinfo(name, NULL, &hints, &list);
+	if (r != 0)
+		return error_set_param(err, STATUS_INVALID, "host", "host: \"%.200s\" cannot be resolved: %s", host, gai_strerror(r));
+	freeaddrinfo(list);
+	return STATUS_OK;
+}
+
+/*
+ * --check: also what takes a moment. When serving, the same is found on the way, and a model that fails to load is told by
+ * readiness.
+ */
 static enum status check_deeply(const struct config *c, struct error *err)
 {
 	struct buf facts = BUF_INIT;
 	enum status st = check(c, err);
+	if (st == STATUS_OK && c->tls_cert)
+		st = check_tls(c, err);
+	if (st == STATUS_OK)
+		st = check_host(c->host, err);
+	if (st == STATUS_OK && !engine_kv_policy_find(c->kv_policy))
+		st = error_set_param(err, STATUS_INVALID, "kv-policy", "kv-policy: there is no eviction policy \"%.64s\"", c->kv_policy);
+	if (st == STATUS_OK && c->chat_template)
+		st = check_template(c, err);
 	if (st == STATUS_OK)
 		st = engine_inspect(c->model, true, &facts, err);
+	if (st == STATUS_OK)
+		st = check_sizes(c, err);
+	if (st == STATUS_OK)
+		st = engine_device_check(c->device, err);
 	buf_free(&facts);
 	return st;
 }

@@ -153,6 +153,11 @@ static void write_usage(struct completion *c, struct buf *out)
 
 /* ---- Streaming ---- */
 
+/* The last words of a stream that cannot go on: nothing has to be allocated to write them. */
+static const char no_memory_event[] =
+	"data: {\"error\":{\"message\":\"There is no memory to go on with the answer.\",\"type\":\"server_error\","
+	"\"param\":null,\"code\":\"out_of_memory\"}}\n\ndata: [DONE]\n\n";
+
 static void choice_sent(struct completion_choice *ch)
 {
 	buf_clear(&ch->text);
@@ -163,26 +168,36 @@ static void choice_sent(struct completion_choice *ch)
 		buf_clear(&ch->logprobs[k]);
 }
 
+/* Whether something of what it has collected is missing. */
+static bool has_hole(const struct completion_choice *ch)
+{
+	bool hole = ch->text.failed || ch->tool_calls.failed || ch->token_ids.failed || ch->prompt_ids.failed ||
+		    ch->call_name.failed || ch->arguments.failed || (ch->parser && tool_parser_failed(ch->parser));
+	for (size_t k = 0; k < 4; k++)
+		hole = hole || ch->logprobs[k].failed;
+	return hole;
+}
+
 /* Sends c->out. A client that does not read loses its work at once; the exchange closes by itself. */
 static void send_out(struct completion *c)
 {
 	enum status status = c->out.failed ? STATUS_NOMEM : http_stream_write(c->x, c->out.data, c->out.len);
-	bool broken = c->out.failed;
+	bool broken = status == STATUS_NOMEM;
 	buf_clear(&c->out);
 	if (status == STATUS_OK || !c->generation)
 		return;
-	generation_cancel(c->generation, status == STATUS_LIMIT ? "slow_reader" : "disconnect");
+	generation_cancel(c->generation, status == STATUS_LIMIT ? "slow_reader" : broken ? "out_of_memory" : "disconnect");
 	c->generation = NULL;
 	/* A stream with a hole in it must not look complete. */
 	if (broken)
-		http_stream_end(c->x);
+		http_stream_finish(c->x, no_memory_event, sizeof no_memory_event - 1);
 }
 
 static void chunk_begin(struct completion *c)
 {
 	buf_clear(&c->out);
 	buf_puts(&c->out, "data: ");
-	buf_append(&c->out, c->head.data, c->head.len);
+	buf_append_buf(&c->out, &c->head);
 }
 
 static void chunk_send(struct completion *c, bool final_usage)
@@ -204,6 +219,7 @@ static void send_choice(struct completion *c, int i, const char *finish)
 		return;
 	chunk_begin(c);
 	c->shape->chunk(c, i, finish, &c->out);
+	c->out.failed = c->out.failed || has_hole(&c->choices[i]);
 	choice_sent(&c->choices[i]);
 	chunk_send(c, false);
 }
@@ -217,8 +233,9 @@ static void send_intro(struct completion *c, int i)
 	ch->intro_sent = true;
 	chunk_begin(c);
 	before = c->out.len;
+	c->out.failed = c->out.failed || has_hole(ch);
 	c->shape->intro(c, i, &c->out);
-	if (c->out.len > before)
+	if (c->out.failed || c->out.len > before)
 		chunk_send(c, false);
 }
 
@@ -243,14 +260,13 @@ static void write_call(struct completion_choice *ch)
 	if (begins) {
 		buf_printf(out, "\"id\":\"%s\",\"type\":\"function\"", ch->call_id);
 		buf_puts(out, ",\"function\":{\"name\":");
-		buf_json_string(out, ch->call_name.data, ch->call_name.len);
+		buf_json_buf(out, &ch->call_name);
 		buf_puts(out, ",\"arguments\":");
 	} else {
 		buf_puts(out, ",\"function\":{\"arguments\":");
 	}
-	buf_json_string(out, buf_str(&ch->arguments).p, ch->arguments.len);
+	buf_json_buf(out, &ch->arguments);
 	buf_puts(out, "}}");
-	out->failed = out->failed || ch->call_name.failed || ch->arguments.failed;
 	buf_clear(&ch->call_name);
 	buf_clear(&ch->arguments);
 }
@@ -293,11 +309,10 @@ static void on_arguments(void *arg, struct str part)
 static void add_text(struct completion_choice *ch, const struct buf *text)
 {
 	if (!ch->parser) {
-		buf_append(&ch->text, text->data, text->len);
+		buf_append_buf(&ch->text, text);
 		return;
 	}
 	tool_parser_push(ch->parser, buf_str(text));
-	ch->text.failed = ch->text.failed || tool_parser_failed(ch->parser);
 }
 
 /* ---- Events ---- */
@@ -343,7 +358,7 @@ static void on_token(void *arg, int i, const struct engine_event *ev)
 		append_id(&ch->token_ids, ev->sample.token);
 	add_text(ch, &ev->text);
 	/* A token that released no text yet is told with the next one that does. */
-	if (c->streaming && ch->text.len)
+	if (c->streaming && (ch->text.len || has_hole(ch)))
 		send_choice(c, i, NULL);
 	if (c->streaming && ch->n_calls)
 		flush_call(ch);
@@ -379,24 +394,20 @@ static void stream_end(struct completion *c, const struct failure *f)
 		chunk_send(c, true);
 	}
 	static const char last[] = "data: [DONE]\n\n";
-	http_stream_write(c->x, last, sizeof last - 1);
 	c->generation = NULL;
-	http_stream_end(c->x);
+	http_stream_finish(c->x, last, sizeof last - 1);
 }
 
 static void reply_whole(struct completion *c)
 {
 	struct buf body = BUF_INIT;
-	buf_append(&body, c->head.data, c->head.len);
-	body.failed = body.failed || c->head.failed;
+	buf_append_buf(&body, &c->head);
 	for (int i = 0; i < c->n_choices; i++) {
 		const struct completion_choice *ch = &c->choices[i];
 		if (i)
 			buf_putc(&body, ',');
 		c->shape->choice(c, i, &body);
-		body.failed = body.failed || ch->text.failed || ch->tool_calls.failed || ch->token_ids.failed || ch->prompt_ids.failed;
-		for (size_t k = 0; k < 4; k++)
-			body.failed = body.failed || ch->logprobs[k].failed;
+		body.failed = body.failed || has_hole(ch);
 	}
 	buf_puts(&body, "],\"usage\":");
 	write_usage(c, &body);

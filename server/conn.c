@@ -9,13 +9,14 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "engine/base/hash.h"
 #include "engine/base/log.h"
 #include "server/conn_impl.h"
 #include "server/ws_server.h"
 
 const char *conn_peer(const struct conn *c)
 {
-	return c->peer;
+	return c->peer.name;
 }
 
 const struct head *conn_head(const struct conn *c)
@@ -23,11 +24,16 @@ const struct head *conn_head(const struct conn *c)
 	return &c->head;
 }
 
-bool conn_send(int fd, struct backlog *b, const char *p, size_t n)
+static ssize_t send_some(int fd, struct tls *tls, const char *p, size_t n)
+{
+	return tls ? tls_send(tls, p, n) : send(fd, p, n, MSG_NOSIGNAL);
+}
+
+bool conn_send(int fd, struct tls *tls, struct backlog *b, const char *p, size_t n)
 {
 	size_t sent = 0;
 	while (backlog_empty(b) && sent < n) {
-		ssize_t r = send(fd, p + sent, n - sent, MSG_NOSIGNAL);
+		ssize_t r = send_some(fd, tls, p + sent, n - sent);
 		if (r >= 0)
 			sent += (size_t)r;
 		else if (errno == EAGAIN || errno == EWOULDBLOCK)
@@ -41,10 +47,10 @@ bool conn_send(int fd, struct backlog *b, const char *p, size_t n)
 	return !b->bytes.failed;
 }
 
-bool conn_send_backlog(int fd, struct backlog *b)
+bool conn_send_backlog(int fd, struct tls *tls, struct backlog *b)
 {
 	while (!backlog_empty(b)) {
-		ssize_t r = send(fd, b->bytes.data + b->at, b->bytes.len - b->at, MSG_NOSIGNAL);
+		ssize_t r = send_some(fd, tls, b->bytes.data + b->at, b->bytes.len - b->at);
 		if (r >= 0)
 			b->at += (size_t)r;
 		else if (errno == EAGAIN || errno == EWOULDBLOCK)
@@ -73,10 +79,12 @@ static void release(struct conn *c)
 		return;
 	struct conn_host *host = c->host;
 	list_remove(&c->node);
+	list_remove(&c->site_node);
 	host->n_conns--;
 	buf_free(&c->in);
 	buf_free(&c->up.bytes);
 	buf_free(&c->down.bytes);
+	tls_free(c->tls);
 	free(c);
 	if (host->n_conns == 0 && host->empty)
 		host->empty(host);
@@ -182,6 +190,8 @@ void conn_linger(struct conn *c)
 	}
 	if (backlog_empty(&c->down) && !c->shut) {
 		c->shut = true;
+		if (c->tls)
+			tls_shutdown(c->tls);
 		shutdown(c->fd, SHUT_WR);
 		conn_set_deadline(c, LINGER_MS);
 	}
@@ -199,7 +209,8 @@ static void put_error_head(struct buf *out, int status, const char *type, size_t
 	} reasons[] = {
 		{400, "Bad Request"},	      {408, "Request Timeout"},
 		{413, "Content Too Large"},   {417, "Expectation Failed"},
-		{501, "Not Implemented"},     {431, "Request Header Fields Too Large"},
+		{429, "Too Many Requests"},   {431, "Request Header Fields Too Large"},
+		{501, "Not Implemented"},
 		{503, "Service Unavailable"}, {505, "HTTP Version Not Supported"},
 	};
 	const char *reason = "Error";
@@ -214,13 +225,13 @@ static void put_error_head(struct buf *out, int status, const char *type, size_t
 	buf_printf(out,
 		   "HTTP/1.1 %d %s\r\nDate: %s\r\nContent-Type: %s\r\nContent-Length: %zu\r\nConnection: close\r\n"
 		   "%s\r\n",
-		   status, reason, date, type, n, status == 503 ? "Retry-After: 1\r\n" : "");
+		   status, reason, date, type, n, status == 503 || status == 429 ? "Retry-After: 1\r\n" : "");
 }
 
 void conn_refuse(struct conn *c, const struct head_error *e)
 {
-	/* An answer is on its way already: there can be no second one. */
-	if (c->answered || (c->link && http_link_begun(c->link))) {
+	/* An answer is on its way already: there can be no second one. Before the handshake there can be none at all. */
+	if (c->answered || (c->link && http_link_begun(c->link)) || (c->tls && !tls_is_up(c->tls))) {
 		conn_drop(c);
 		return;
 	}
@@ -233,7 +244,7 @@ void conn_refuse(struct conn *c, const struct head_error *e)
 	put_error_head(&out, e->status, type, body.len);
 	if (!head_only)
 		buf_append(&out, body.data, body.len);
-	if (body.failed || out.failed || !conn_send(c->fd, &c->down, out.data, out.len))
+	if (body.failed || out.failed || !conn_send(c->fd, c->tls, &c->down, out.data, out.len))
 		conn_drop(c);
 	else
 		conn_linger(c);
@@ -275,7 +286,7 @@ static void update_polls(struct conn *c)
 	bool reading = backlog_empty(&c->up) && !c->input_waits;
 	if (!c->half_closed)
 		events = reading ? UV_READABLE : UV_DISCONNECT;
-	if (!backlog_empty(&c->down))
+	if (!backlog_empty(&c->down) || (c->tls && tls_recv_blocks_on_write(c->tls)))
 		events |= UV_WRITABLE;
 	poll_for(&c->poll, &c->fd_events, events, on_client);
 	if (!c->pair || c->pair->ended)
@@ -306,7 +317,7 @@ bool conn_pump(struct conn *c)
 		if (last)
 			return false;
 		drained = (size_t)n < sizeof c->host->scratch;
-		if (!conn_send(c->fd, &c->down, p, (size_t)n)) {
+		if (!conn_send(c->fd, c->tls, &c->down, p, (size_t)n)) {
 			conn_drop(c);
 			return false;
 		}
@@ -350,16 +361,32 @@ static void look_at_client(struct conn *c)
 		conn_drop(c);
 }
 
+/* Reading failed: the socket is broken, or what came over it is not TLS. */
+static void read_failed(struct conn *c)
+{
+	if (c->tls && errno == EPROTO) {
+		log_msg(LOG_DEBUG, "tls", "the connection of %s failed: %s", c->peer.name, tls_failure(c->tls));
+		if (tls_met_http(c->tls)) {
+			tls_free(c->tls);
+			c->tls = NULL;
+			conn_refuse(c, &(struct head_error){400, "tls_required", "This port speaks HTTPS only."});
+			return;
+		}
+		c->host->stats.refused++;
+	}
+	conn_drop(c);
+}
+
 static void read_client(struct conn *c)
 {
 	char *p = c->host->scratch;
 	for (int i = 0; i < READ_ROUNDS; i++) {
-		ssize_t n = recv(c->fd, p, sizeof c->host->scratch, 0);
+		ssize_t n = c->tls ? tls_recv(c->tls, p, sizeof c->host->scratch) : recv(c->fd, p, sizeof c->host->scratch, 0);
 		if (n < 0 && errno == EINTR)
 			continue;
 		if (n < 0) {
 			if (errno != EAGAIN && errno != EWOULDBLOCK)
-				conn_drop(c);
+				read_failed(c);
 			return;
 		}
 		if (n == 0) {
@@ -385,7 +412,7 @@ static void read_client(struct conn *c)
 static void write_client(struct conn *c)
 {
 	size_t left = c->down.bytes.len - c->down.at;
-	if (!conn_send_backlog(c->fd, &c->down)) {
+	if (!conn_send_backlog(c->fd, c->tls, &c->down)) {
 		conn_drop(c);
 		return;
 	}
@@ -411,11 +438,12 @@ static void on_client(uv_poll_t *handle, int status, int events)
 		return;
 	}
 	int polled = c->fd_events;
+	bool blocked = c->tls && tls_recv_blocks_on_write(c->tls);
 	if (events & UV_WRITABLE && !backlog_empty(&c->down))
 		write_client(c);
 	if (c->state == CONN_WAIT && events & polled & UV_READABLE)
 		look_at_client(c);
-	else if (c->state != CONN_CLOSED && events & polled & UV_READABLE)
+	else if (c->state != CONN_CLOSED && (events & polled & UV_READABLE || (blocked && events & UV_WRITABLE)))
 		read_client(c);
 	else if (c->state != CONN_CLOSED && events & polled & UV_DISCONNECT)
 		client_ended(c);
@@ -435,7 +463,7 @@ static void on_pair(uv_poll_t *handle, int status, int events)
 	if (status < 0)
 		p->events = 0;
 	if (events & UV_WRITABLE && !backlog_empty(&c->up)) {
-		if (!conn_send_backlog(p->fd, &c->up)) {
+		if (!conn_send_backlog(p->fd, NULL, &c->up)) {
 			/* The library has closed its end and will not read the rest; pump() sees it. */
 			buf_free(&c->up.bytes);
 			c->up.at = 0;
@@ -473,7 +501,7 @@ void conn_event(struct conn *c, unsigned events)
 		return;
 	if (events & LINK_SLOW) {
 		c->host->stats.dropped_slow++;
-		log_msg(LOG_INFO, "slow_client", "%s left too much unread and was dropped", c->peer);
+		log_msg(LOG_INFO, "slow_client", "%s left too much unread and was dropped", c->peer.name);
 	}
 	if (events & (LINK_SLOW | LINK_FAILED)) {
 		conn_reset(c);
@@ -498,14 +526,52 @@ void conn_ws_ended(struct conn *c, bool reset)
 
 /* ---- For the listener ---- */
 
-enum status conn_open(struct conn_host *host, int fd, const char *peer, bool full)
+void conn_host_init(struct conn_host *host, uv_loop_t *loop, const struct config *config)
 {
+	host->loop = loop;
+	host->config = config;
+	list_init(&host->conns);
+	for (int i = 0; i < CONN_SITE_SLOTS; i++)
+		list_init(&host->by_site[i]);
+}
+
+/* Connections of a site among those of its slot; it looks no further than `enough`. */
+static int64_t count_site(const struct list *slot, const uint8_t *site, int64_t enough)
+{
+	int64_t n = 0;
+	for (const struct list *node = slot->next; node != slot && n < enough; node = node->next) {
+		const struct conn *c = list_entry(node, struct conn, site_node);
+		n += memcmp(c->peer.site, site, CONN_SITE_BYTES) == 0;
+	}
+	return n;
+}
+
+enum status conn_open(struct conn_host *host, int fd, const struct conn_peer *from, bool full)
+{
+	int64_t most = host->config->max_connections_per_address;
+	struct list *slot = &host->by_site[hash64(from->site, CONN_SITE_BYTES, 0) % CONN_SITE_SLOTS];
+	int64_t there = most ? count_site(slot, from->site, most + SPARE_OF_SITE) : 0;
+	bool crowded = most && there >= most;
+	if (crowded && there >= most + SPARE_OF_SITE) {
+		host->stats.refused++;
+		close(fd);
+		return STATUS_OK;
+	}
 	struct conn *c = calloc(1, sizeof *c);
 	if (!c) {
 		close(fd);
 		return STATUS_NOMEM;
 	}
+	if (host->tls) {
+		c->tls = tls_accept(host->tls, fd);
+		if (!c->tls) {
+			close(fd);
+			free(c);
+			return STATUS_NOMEM;
+		}
+	}
 	if (uv_poll_init(host->loop, &c->poll, fd) != 0) {
+		tls_free(c->tls);
 		close(fd);
 		free(c);
 		return STATUS_IO;
@@ -516,7 +582,8 @@ enum status conn_open(struct conn_host *host, int fd, const char *peer, bool ful
 	c->host = host;
 	c->fd = fd;
 	head_init(&c->head);
-	snprintf(c->peer, sizeof c->peer, "%s", peer);
+	c->peer = *from;
+	list_push_back(slot, &c->site_node);
 	list_push_back(&host->conns, &c->node);
 	host->n_conns++;
 
@@ -532,6 +599,8 @@ enum status conn_open(struct conn_host *host, int fd, const char *peer, bool ful
 	if (full) {
 		conn_refuse(c,
 			    &(struct head_error){503, "too_many_connections", "The server has too many connections."});
+	} else if (crowded) {
+		conn_refuse(c, &(struct head_error){429, "too_many_connections", "Your address has too many connections to the server."});
 	} else {
 		conn_set_deadline(c, host->config->header_timeout);
 		host->stats.accepted++;

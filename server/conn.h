@@ -31,15 +31,26 @@
 #include "server/http_mhd.h"
 #include "server/listener.h"
 
+struct tls_context;
 struct ws_server;
+
+enum { CONN_SITE_BYTES = 16, CONN_SITE_SLOTS = 1024 };
+
+/* Where a client is. */
+struct conn_peer {
+	uint8_t site[CONN_SITE_BYTES]; /* what a client has for itself: an IPv4 address, the first 64 bits of an IPv6 one */
+	char name[72];                 /* address and port, for the log */
+};
 
 /* What all connections of a listener share. */
 struct conn_host {
 	uv_loop_t *loop;
 	const struct config *config;
+	struct tls_context *tls; /* NULL: without */
 	struct http_server *http;
 	struct ws_server *ws;
 	struct list conns;
+	struct list by_site[CONN_SITE_SLOTS]; /* the same by a hash of the peer's site */
 	int32_t n_conns;     /* in the list */
 	int32_t n_exchanges; /* requests whose head is there and whose answer is not delivered */
 	bool draining;
@@ -48,11 +59,14 @@ struct conn_host {
 	char scratch[65536];
 };
 
+/* Before the first connection. */
+void conn_host_init(struct conn_host *host, uv_loop_t *loop, const struct config *config);
 /*
- * Takes over an accepted, non-blocking socket (closed in any case). With `full` it is answered 503 and closed. NOMEM or
- * IO when it could not be served.
+ * Takes over an accepted, non-blocking socket (closed in any case). With `full` it is answered 503 and closed, with 429 when
+ * its site has as many connections as one may have, and just closed when it goes on to ask. NOMEM or IO when it could not be
+ * served.
  */
-enum status conn_open(struct conn_host *host, int fd, const char *peer, bool full);
+enum status conn_open(struct conn_host *host, int fd, const struct conn_peer *from, bool full);
 /* Connections that have not sent their first request yet, or only a part of one. */
 int32_t conn_count_expected(const struct conn_host *host);
 /* Closes every kept-alive connection that waits for a further request. */

@@ -14,7 +14,7 @@ static void consume(struct buf *b, size_t n)
 /* Passes n checked bytes from the front of c->in on to libmicrohttpd. */
 static bool pass_on(struct conn *c, size_t n)
 {
-	if (!conn_send(c->pair->fd, &c->up, c->in.data, n)) {
+	if (!conn_send(c->pair->fd, NULL, &c->up, c->in.data, n)) {
 		/* It has closed its end: it answered early and will not read the rest, or it failed. conn_http_pump()
 		 * sees which. */
 		if (errno != EPIPE && errno != ECONNRESET)
@@ -48,7 +48,7 @@ static void begin_request(struct conn *c)
 		return;
 	}
 	if (!c->link && !open_link(c)) {
-		log_msg(LOG_WARN, "http", "there are no descriptors or memory for a request from %s", c->peer);
+		log_msg(LOG_WARN, "http", "there are no descriptors or memory for a request from %s", c->peer.name);
 		conn_refuse(c, &(struct head_error){503, "server_overloaded",
 						    "The server has no descriptors or memory left for this request."});
 		return;

@@ -8,11 +8,13 @@
 
 #include "server/conn.h"
 #include "server/frame.h"
+#include "server/tls.h"
 
 struct ws_conn;
 
 enum {
 	LINGER_MS = 3000,      /* how long a refused client's remaining bytes are read and thrown away */
+	SPARE_OF_SITE = 8,     /* connections over the limit of an address that are told so; more are just closed */
 	PUMP_ROUNDS = 16,      /* reads from the pair before other connections have their turn */
 	READ_ROUNDS = 4,       /* the same for reads from the client */
 	KEEP_BUFFER = 4096,    /* an idle connection keeps a read buffer up to this size */
@@ -45,10 +47,11 @@ struct conn_pair {
 };
 
 struct conn {
-	struct list node;
+	struct list node, site_node; /* of the host's lists */
 	struct conn_host *host;
 	enum conn_state state;
 	int fd;
+	struct tls *tls; /* over fd, or NULL */
 	int fd_events; /* polled for */
 	uv_poll_t poll;
 	uv_timer_t timer;
@@ -72,7 +75,7 @@ struct conn {
 	bool streamed;	     /* the body is taken as it comes: it has no limit */
 	bool half_closed;    /* the client sends no more */
 	bool shut;	     /* we send no more */
-	char peer[72];
+	struct conn_peer peer;
 };
 
 static inline bool backlog_empty(const struct backlog *b)
@@ -80,10 +83,10 @@ static inline bool backlog_empty(const struct backlog *b)
 	return b->at == b->bytes.len;
 }
 
-/* Sends what the kernel takes and keeps the rest; false when the socket is broken or there is no memory. */
-bool conn_send(int fd, struct backlog *b, const char *p, size_t n);
+/* Sends (through tls, if not NULL) what the kernel takes and keeps the rest; false when the socket is broken or there is no memory. */
+bool conn_send(int fd, struct tls *tls, struct backlog *b, const char *p, size_t n);
 /* Sends from the backlog; false when the socket is broken. */
-bool conn_send_backlog(int fd, struct backlog *b);
+bool conn_send_backlog(int fd, struct tls *tls, struct backlog *b);
 void conn_set_state(struct conn *c, enum conn_state state);
 /* (Re)starts the connection's one timer; negative: none. */
 void conn_set_deadline(struct conn *c, int64_t ms);

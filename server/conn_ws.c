@@ -26,7 +26,7 @@ void conn_ws_begin(struct conn *c)
 	c->input_waits = false;
 	conn_set_deadline(c, -1);
 	frame_check_init(&c->frames, (uint64_t)c->host->config->max_body);
-	c->ws = ws_server_adopt(c->host->ws, theirs, c, c->peer, key, principal);
+	c->ws = ws_server_adopt(c->host->ws, theirs, c, c->peer.name, key, principal);
 	if (!c->ws)
 		conn_drop(c);
 	else if (early.len)
@@ -47,8 +47,8 @@ void conn_ws_receive(struct conn *c, const char *p, size_t n)
 		ws_conn_refuse(c->ws, err.code, err.reason);
 		return;
 	}
-	if (!conn_send(c->pair->fd, &c->up, (const char *)c->frames.held, n_held) ||
-	    !conn_send(c->pair->fd, &c->up, p, used)) {
+	if (!conn_send(c->pair->fd, NULL, &c->up, (const char *)c->frames.held, n_held) ||
+	    !conn_send(c->pair->fd, NULL, &c->up, p, used)) {
 		conn_drop(c);
 		return;
 	}

@@ -10,7 +10,6 @@
 
 #include "engine/base/clock.h"
 #include "engine/base/hash.h"
-#include "engine/base/log.h"
 #include "server/http_mhd.h"
 
 enum { MAX_PARAMS = 8, MAX_REQUEST_ID = 63 };
@@ -90,8 +89,7 @@ void http_exchange_free(struct http_exchange *x)
 	if (!x)
 		return;
 	http_exchange_close(x);
-	if (x->response)
-		MHD_destroy_response(x->response);
+	http_response_free(x->response, x->link->server);
 	stream_clear(&x->out);
 	buf_free(&x->body);
 	free_pairs(x->params);
@@ -155,8 +153,10 @@ static struct http_pair *pair_create(const char *name, const char *value, size_t
 void http_add_param(struct http_exchange *x, const char *name, struct str value)
 {
 	struct http_pair *p = x->n_params < MAX_PARAMS ? pair_create(name, value.p, value.n) : NULL;
-	if (!p)
+	if (!p) {
+		x->starved = true;
 		return;
+	}
 	p->next = x->params;
 	x->params = p;
 	x->n_params++;
@@ -227,38 +227,41 @@ void http_body_resume(struct http_exchange *x)
 void http_set_header(struct http_exchange *x, const char *name, const char *value)
 {
 	struct http_pair *p = pair_create(name, value, strlen(value));
-	if (!p)
+	if (!p) {
+		x->starved = true;
 		return;
+	}
 	struct http_pair **end = &x->headers;
 	while (*end)
 		end = &(*end)->next;
 	*end = p;
 }
 
-static void add_header(struct http_exchange *x, const char *name, const char *value)
+static bool add_headers(struct http_exchange *x, const char *content_type, struct MHD_Response *r)
 {
-	if (MHD_add_response_header(x->response, name, value) != MHD_YES)
-		log_msg(LOG_WARN, "http", "the response header %s could not be added", name);
+	bool ok = !content_type || MHD_add_response_header(r, "Content-Type", content_type) == MHD_YES;
+	ok = ok && MHD_add_response_header(r, "x-request-id", x->request_id) == MHD_YES;
+	for (const struct http_pair *p = x->headers; ok && p; p = p->next)
+		ok = MHD_add_response_header(r, p->text, p->value) == MHD_YES;
+	if (ok && http_server_draining(x->link->server))
+		ok = MHD_add_response_header(r, "Connection", "close") == MHD_YES;
+	return ok;
 }
 
-/* Takes the response, which may be NULL for want of memory, and lets it be sent. */
-static void begin(struct http_exchange *x, int status, const char *content_type, struct MHD_Response *r)
+/*
+ * Takes the response, or NULL for want of memory, and lets it be sent. Without all of its headers it would be another
+ * answer: then the client gets the one that was made beforehand, and this returns false.
+ */
+static bool begin(struct http_exchange *x, int status, const char *content_type, struct MHD_Response *r)
 {
+	bool whole = r && !x->starved && add_headers(x, content_type, r);
+	if (r && !whole)
+		MHD_destroy_response(r);
+	x->response = whole ? r : http_server_out_of_memory(x->link->server);
+	x->status = whole ? status : 503;
 	x->answered = true;
-	if (!r) {
-		http_link_post(x->link, LINK_FAILED);
-		return;
-	}
-	x->response = r;
-	x->status = status;
-	if (content_type)
-		add_header(x, "Content-Type", content_type);
-	add_header(x, "x-request-id", x->request_id);
-	for (const struct http_pair *p = x->headers; p; p = p->next)
-		add_header(x, p->text, p->value);
-	if (http_server_draining(x->link->server))
-		add_header(x, "Connection", "close");
 	http_exchange_wake(x);
+	return whole;
 }
 
 void http_reply(struct http_exchange *x, int status, const char *content_type, struct buf *body)
@@ -316,7 +319,6 @@ enum status http_stream_begin(struct http_exchange *x, int status, const char *c
 {
 	if (x->answered || x->gone)
 		return STATUS_INVALID;
-	x->streaming = true;
 	struct MHD_Response *r;
 	if (x->method == HTTP_HEAD) {
 		/* libmicrohttpd 0.9.75 answers HEAD on a callback response with a chunk. */
@@ -325,8 +327,8 @@ enum status http_stream_begin(struct http_exchange *x, int status, const char *c
 		stream_init(&x->out, (size_t)x->config->stream_buffer, 0);
 		r = MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, 16384, read_stream, x, NULL);
 	}
-	begin(x, status, content_type, r);
-	return r ? STATUS_OK : STATUS_NOMEM;
+	x->streaming = begin(x, status, content_type, r);
+	return x->streaming ? STATUS_OK : STATUS_NOMEM;
 }
 
 enum status http_stream_write(struct http_exchange *x, const void *data, size_t n)
@@ -338,13 +340,23 @@ enum status http_stream_write(struct http_exchange *x, const void *data, size_t 
 	if (x->method == HTTP_HEAD)
 		return STATUS_OK;
 	enum status status = stream_push(&x->out, data, n);
-	if (status != STATUS_OK) {
+	if (status == STATUS_LIMIT) {
 		x->gone = true;
-		http_link_post(x->link, status == STATUS_LIMIT ? LINK_SLOW : LINK_FAILED);
-		return status;
+		http_link_post(x->link, LINK_SLOW);
+	} else if (status == STATUS_OK) {
+		http_exchange_wake(x);
 	}
-	http_exchange_wake(x);
-	return STATUS_OK;
+	return status;
+}
+
+void http_stream_finish(struct http_exchange *x, const void *data, size_t n)
+{
+	if (http_stream_write(x, data, n) != STATUS_NOMEM) {
+		http_stream_end(x);
+		return;
+	}
+	x->gone = true;
+	http_link_post(x->link, LINK_FAILED);
 }
 
 void http_stream_end(struct http_exchange *x)

@@ -53,11 +53,13 @@ void http_reply(struct http_exchange *x, int status, const char *content_type, s
 /*
  * A streamed answer. Each write is queued whole and sent as the client reads; it is delivered in one piece. LIMIT when
  * the client has left more than config.stream_buffer bytes unread: the exchange is then dropped (on_close follows,
- * later, from the loop).
+ * later, from the loop). NOMEM: this piece is not queued, and the stream is to be ended by http_stream_finish().
  */
 enum status http_stream_begin(struct http_exchange *x, int status, const char *content_type);
 enum status http_stream_write(struct http_exchange *x, const void *data, size_t n);
 void http_stream_end(struct http_exchange *x);
+/* The last piece and the end. Without memory for the piece the connection breaks off, so that nothing looks complete. */
+void http_stream_finish(struct http_exchange *x, const void *data, size_t n);
 /* Bytes queued and not yet handed to the kernel. */
 size_t http_stream_pending(const struct http_exchange *x);
 

@@ -31,6 +31,7 @@ struct http_server {
 	const struct config *config;
 	const struct http_app *app;
 	struct MHD_Daemon *daemon;
+	struct MHD_Response *out_of_memory; /* made beforehand: what is said when nothing else can be */
 	uv_poll_t poll;	      /* its epoll descriptor */
 	uv_timer_t timer;     /* its timeouts */
 	uv_prepare_t prepare; /* runs before the loop sleeps: work left by timers */
@@ -137,6 +138,7 @@ static void finish_close(struct http_server *s)
 	uv_close((uv_handle_t *)&s->prepare, on_closed);
 	uv_close((uv_handle_t *)&s->check, on_closed);
 	MHD_stop_daemon(s->daemon);
+	MHD_destroy_response(s->out_of_memory);
 	s->daemon = NULL;
 }
 
@@ -208,6 +210,17 @@ static void on_completed(void *cls, struct MHD_Connection *mhd, void **con_cls, 
 	http_exchange_free(x);
 }
 
+void http_response_free(struct MHD_Response *r, const struct http_server *s)
+{
+	if (r && r != s->out_of_memory)
+		MHD_destroy_response(r);
+}
+
+struct MHD_Response *http_server_out_of_memory(const struct http_server *s)
+{
+	return s->out_of_memory;
+}
+
 static enum MHD_Result queue_response(struct http_exchange *x)
 {
 	struct MHD_Response *r = x->response;
@@ -215,7 +228,7 @@ static enum MHD_Result queue_response(struct http_exchange *x)
 		return MHD_NO;
 	x->response = NULL;
 	enum MHD_Result result = MHD_queue_response(x->mhd, (unsigned)x->status, r);
-	MHD_destroy_response(r); /* libmicrohttpd has its own reference */
+	http_response_free(r, x->link->server); /* libmicrohttpd has its own reference */
 	return result;
 }
 
@@ -247,6 +260,8 @@ static enum MHD_Result on_head(struct http_server *s, struct http_link *l, const
 	*out = l->x = x;
 
 	x->route = s->app->dispatch(x, s->app->app);
+	if (x->starved && !x->answered)
+		http_exchange_refuse(x, 503, "out_of_memory", "There is no memory for the request.");
 	if (!x->route && !x->answered)
 		http_exchange_refuse(x, 404, "not_found", "There is nothing at this path.");
 	if (x->route && !x->answered && head->wants_websocket && check_websocket(x, head)) {
@@ -393,6 +408,21 @@ bool http_link_begun(const struct http_link *l)
 	return l->x && l->x->answered;
 }
 
+static struct MHD_Response *make_out_of_memory(void)
+{
+	static const char body[] = "{\"error\":{\"message\":\"There is no memory to answer.\",\"type\":\"server_error\","
+				   "\"param\":null,\"code\":\"out_of_memory\"}}";
+	static const char *const headers[][2] = {{"Content-Type", "application/json"}, {"Retry-After", "1"}};
+	struct MHD_Response *r = MHD_create_response_from_buffer(sizeof body - 1, (void *)body, MHD_RESPMEM_PERSISTENT);
+	for (size_t i = 0; r && i < sizeof headers / sizeof headers[0]; i++) {
+		if (MHD_add_response_header(r, headers[i][0], headers[i][1]) != MHD_YES) {
+			MHD_destroy_response(r);
+			return NULL;
+		}
+	}
+	return r;
+}
+
 enum status http_server_create(uv_loop_t *loop, const struct config *config, const struct http_app *app,
 			       struct http_server **out, struct error *err)
 {
@@ -415,10 +445,13 @@ enum status http_server_create(uv_loop_t *loop, const struct config *config, con
 		on_request, s, MHD_OPTION_EXTERNAL_LOGGER, on_log, NULL, MHD_OPTION_NOTIFY_CONNECTION, on_connection, s,
 		MHD_OPTION_NOTIFY_COMPLETED, on_completed, s, MHD_OPTION_CONNECTION_MEMORY_LIMIT, pool,
 		MHD_OPTION_CONNECTION_LIMIT, limit, MHD_OPTION_CONNECTION_TIMEOUT, 0u, MHD_OPTION_END);
-	const union MHD_DaemonInfo *info = s->daemon ? MHD_get_daemon_info(s->daemon, MHD_DAEMON_INFO_EPOLL_FD) : NULL;
+	s->out_of_memory = make_out_of_memory();
+	const union MHD_DaemonInfo *info = s->daemon && s->out_of_memory ? MHD_get_daemon_info(s->daemon, MHD_DAEMON_INFO_EPOLL_FD) : NULL;
 	if (!info || uv_poll_init(loop, &s->poll, info->epoll_fd) != 0) {
 		if (s->daemon)
 			MHD_stop_daemon(s->daemon);
+		if (s->out_of_memory)
+			MHD_destroy_response(s->out_of_memory);
 		free(s);
 		return error_set(err, STATUS_INTERNAL, "libmicrohttpd could not be started.");
 	}

@@ -103,6 +103,7 @@ struct http_exchange {
 	bool suspended;
 	bool gone;   /* on_close has run, or the client is being dropped */
 	bool closed; /* on_close has run */
+	bool starved; /* a parameter or header is missing for want of memory */
 };
 
 struct http_exchange *http_exchange_create(struct http_link *l, enum http_method method, const char *url);
@@ -114,4 +115,7 @@ void http_exchange_refuse(struct http_exchange *x, int status, const char *code,
 /* Lets libmicrohttpd go on with a suspended exchange. */
 void http_exchange_wake(struct http_exchange *x);
 void http_link_post(struct http_link *l, unsigned event);
+/* The answer that needs no memory, shared by all; http_response_free() leaves it alone. */
+struct MHD_Response *http_server_out_of_memory(const struct http_server *s);
+void http_response_free(struct MHD_Response *r, const struct http_server *s); /* NULL is allowed */
 bool http_server_draining(const struct http_server *s);

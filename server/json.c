@@ -2,14 +2,71 @@
 
 #include <jansson.h>
 #include <math.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
+
+#include "engine/base/arena.h"
 
 /* Integers a double holds exactly. */
 #define EXACT_DOUBLE 9007199254740992.0
 
 struct json_doc {
-	json_t *root;
+	struct arena *arena; /* holds all of it, and this */
 };
+
+/*
+ * Memory of jansson while it parses. Its lexer (2.14) does not look whether its buffer could grow: it drops the character, and
+ * when that was a closing quote it reads and writes behind the string. So no allocation of a parser returns NULL: it leaves
+ * jansson by longjmp(), and what was built is in an arena, to be thrown away whole. It keeps no lock and no state that
+ * could be left half done.
+ */
+struct parse {
+	struct arena *arena;
+	jmp_buf starved;
+};
+
+static _Thread_local struct parse *parsing; /* NULL: jansson writes, or is used by others */
+
+static void *allocate(size_t n)
+{
+	if (!parsing)
+		return malloc(n);
+	void *p = arena_alloc(parsing->arena, n);
+	if (!p)
+		longjmp(parsing->starved, 1);
+	return p;
+}
+
+static void release(void *p)
+{
+	if (!parsing)
+		free(p);
+}
+
+static void set_memory(void)
+{
+	json_set_alloc_funcs(allocate, release);
+}
+
+/* NULL with *starved, or with the reason in *why. What it returns is never freed but with the arena. */
+static json_t *load(struct str text, struct arena *a, json_error_t *why, bool *starved)
+{
+	static pthread_once_t once = PTHREAD_ONCE_INIT;
+	struct parse p = {.arena = a};
+	json_t *volatile root = NULL;
+	pthread_once(&once, set_memory);
+	*starved = true;
+	parsing = &p;
+	if (setjmp(p.starved) == 0) {
+		root = json_loadb(text.p, text.n, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, why);
+		*starved = !root && json_error_code(why) == json_error_out_of_memory;
+	}
+	parsing = NULL;
+	return root;
+}
 
 /* ---- The text before it is parsed ---- */
 
@@ -101,8 +158,11 @@ static void locate(struct str s, size_t upto, char *path, size_t cap)
 enum status json_parse(struct str text, struct json_doc **doc, struct json *root, struct error *err)
 {
 	json_error_t je;
-	json_t *node;
+	json_t *node = NULL;
 	char path[64];
+	bool starved = true;
+	struct json_doc *d = NULL;
+	enum status status = STATUS_OK;
 
 	*doc = NULL;
 	*root = (struct json){0};
@@ -110,39 +170,40 @@ enum status json_parse(struct str text, struct json_doc **doc, struct json *root
 		return error_set(err, STATUS_INVALID, "The body is empty; a JSON object is expected.");
 	if (measure(text, err) != STATUS_OK)
 		return STATUS_INVALID;
-	node = json_loadb(text.p, text.n, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &je);
-	if (!node) {
+	struct arena *a = arena_create(SIZE_MAX / 2);
+	if (a)
+		d = arena_alloc(a, sizeof *d);
+	if (d)
+		node = load(text, a, &je, &starved);
+	if (starved) {
+		status = error_set(err, STATUS_NOMEM, "There is no memory to parse the JSON.");
+	} else if (!node) {
 		enum json_error_code code = json_error_code(&je);
-		if (code == json_error_out_of_memory)
-			return error_set(err, STATUS_NOMEM, "There is no memory to parse the JSON.");
 		locate(text, je.position > 0 ? (size_t)je.position : 0, path, sizeof path);
 		if (code == json_error_numeric_overflow)
-			return error_set_param(err, STATUS_INVALID, path, "%s is a number out of range.", path);
-		if (code == json_error_duplicate_key)
-			return error_set_param(err, STATUS_INVALID, path, "%s occurs twice in one object.", path);
-		return error_set(err, STATUS_INVALID, "The body is not valid JSON: %s (line %d, column %d).", je.text,
-				 je.line, je.column);
+			status = error_set_param(err, STATUS_INVALID, path, "%s is a number out of range.", path);
+		else if (code == json_error_duplicate_key)
+			status = error_set_param(err, STATUS_INVALID, path, "%s occurs twice in one object.", path);
+		else
+			status = error_set(err, STATUS_INVALID, "The body is not valid JSON: %s (line %d, column %d).",
+					   je.text, je.line, je.column);
+	} else if (!json_is_object(node)) {
+		status = error_set(err, STATUS_INVALID, "The body must be a JSON object.");
 	}
-	if (!json_is_object(node)) {
-		json_decref(node);
-		return error_set(err, STATUS_INVALID, "The body must be a JSON object.");
+	if (status != STATUS_OK) {
+		arena_destroy(a);
+		return status;
 	}
-	*doc = malloc(sizeof **doc);
-	if (!*doc) {
-		json_decref(node);
-		return error_set(err, STATUS_NOMEM, "There is no memory to parse the JSON.");
-	}
-	(*doc)->root = node;
+	d->arena = a;
+	*doc = d;
 	root->node = node;
 	return STATUS_OK;
 }
 
 void json_doc_free(struct json_doc *doc)
 {
-	if (!doc)
-		return;
-	json_decref(doc->root);
-	free(doc);
+	if (doc)
+		arena_destroy(doc->arena);
 }
 
 /* ---- Walking ---- */

@@ -49,10 +49,17 @@ static void pump(struct lane *l);
 
 /* ---- Sending ---- */
 
+/* A message that cannot be written would leave the client waiting for it: the connection ends instead. */
 static void send_text(struct conn *c, const struct buf *text)
 {
-	if (!c->dead && !text->failed && ws_send(c->ws, text->data, text->len) != STATUS_OK)
+	if (c->dead)
+		return;
+	if (text->failed) {
 		c->dead = true;
+		ws_close(c->ws, 1011, "out of memory");
+	} else if (ws_send(c->ws, text->data, text->len) != STATUS_OK) {
+		c->dead = true;
+	}
 }
 
 /* {"type":"error","status":...,"error":{...}} */
@@ -111,10 +118,6 @@ static bool on_event(void *arg, const char *type, const struct buf *json)
 	struct turn *t = arg;
 	struct conn *c = t->lane->conn;
 	(void)type;
-	if (json->failed && !c->dead) {
-		c->dead = true;
-		ws_close(c->ws, 1011, "out of memory");
-	}
 	send_text(c, json);
 	return !c->dead;
 }
@@ -123,11 +126,9 @@ static void on_ended(void *arg)
 {
 	struct turn *t = arg;
 	struct history *h = response_history(t->r);
-	if (h && response_can_continue(t->r)) {
+	if (h) {
 		history_unref(t->lane->latest);
-		t->lane->latest = h;
-	} else {
-		history_unref(h);
+		t->lane->latest = history_ref(h);
 	}
 	turn_over(t);
 }
@@ -149,7 +150,7 @@ static void on_refused(void *arg, const struct failure *f)
 	turn_over(t);
 }
 
-static const struct response_sink sink = {.event = on_event, .refused = on_refused, .ended = on_ended};
+static const struct response_sink sink = {.event = on_event, .refused = on_refused, .ended = on_ended, .keeps = true};
 
 /* ---- Sessions ---- */
 

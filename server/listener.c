@@ -13,6 +13,7 @@
 
 #include "engine/base/log.h"
 #include "server/conn.h"
+#include "server/tls.h"
 #include "server/ws_server.h"
 
 enum {
@@ -38,7 +39,7 @@ struct listener {
 	void *closed_arg;
 };
 
-static void format_peer(char out[72], const struct sockaddr_storage *a)
+static void format_name(char out[72], const struct sockaddr_storage *a)
 {
 	char ip[INET6_ADDRSTRLEN] = "?";
 	if (a->ss_family == AF_INET6) {
@@ -50,6 +51,20 @@ static void format_peer(char out[72], const struct sockaddr_storage *a)
 	const struct sockaddr_in *in = (const struct sockaddr_in *)a;
 	inet_ntop(AF_INET, &in->sin_addr, ip, sizeof ip);
 	snprintf(out, 72, "%s:%d", ip, ntohs(in->sin_port));
+}
+
+/* An IPv4 address, also one that an IPv6 socket shows mapped (RFC 4291, 2.5.5.2), stands for a client; of IPv6, a /64 does. */
+static void describe_peer(struct conn_peer *out, const struct sockaddr_storage *a)
+{
+	*out = (struct conn_peer){0};
+	format_name(out->name, a);
+	if (a->ss_family == AF_INET6) {
+		const struct in6_addr *in6 = &((const struct sockaddr_in6 *)a)->sin6_addr;
+		memcpy(out->site, in6, IN6_IS_ADDR_V4MAPPED(in6) ? 16 : 8);
+		return;
+	}
+	out->site[10] = out->site[11] = 0xff;
+	memcpy(out->site + 12, &((const struct sockaddr_in *)a)->sin_addr, 4);
 }
 
 static int32_t open_connections(const struct listener *l)
@@ -100,10 +115,10 @@ static bool accept_some(struct listener *l, int fd, int rounds)
 			close(client);
 			continue;
 		}
-		char peer[72];
-		format_peer(peer, &address);
-		if (conn_open(&l->host, client, peer, over >= 0) != STATUS_OK)
-			log_msg(LOG_WARN, "accept", "no memory for the connection of %s", peer);
+		struct conn_peer peer;
+		describe_peer(&peer, &address);
+		if (conn_open(&l->host, client, &peer, over >= 0) != STATUS_OK)
+			log_msg(LOG_WARN, "accept", "no memory for the connection of %s", peer.name);
 	}
 	return !l->accepting || l->paused;
 }
@@ -163,7 +178,7 @@ static enum status bind_one(struct listener *l, const struct addrinfo *a, bool o
 	else if (l->port)
 		((struct sockaddr_in *)&address)->sin_port = htons((uint16_t)l->port);
 	char name[72];
-	format_peer(name, &address);
+	format_name(name, &address);
 
 	int fd = socket(a->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
 	if (fd < 0)
@@ -241,15 +256,16 @@ enum status listener_start(uv_loop_t *loop, const struct config *config, const s
 	struct listener *l = calloc(1, sizeof *l);
 	if (!l)
 		return error_set(err, STATUS_NOMEM, "There is no memory for the listener.");
-	l->host.loop = loop;
-	l->host.config = config;
-	list_init(&l->host.conns);
+	conn_host_init(&l->host, loop, config);
 	uv_timer_init(loop, &l->pause);
 	l->pause.data = l;
 	l->pending = 2;
 	set_descriptor_limit(config);
 
-	enum status status = bind_all(l, config->host ? config->host : "", config->port, err);
+	enum status status = listener_reload_tls(l, err);
+	if (status != STATUS_OK)
+		goto fail;
+	status = bind_all(l, config->host ? config->host : "", config->port, err);
 	if (status != STATUS_OK)
 		goto fail;
 	status = http_server_create(loop, config, http, &l->host.http, err);
@@ -265,6 +281,21 @@ enum status listener_start(uv_loop_t *loop, const struct config *config, const s
 
 fail:
 	listener_close(l, NULL, NULL);
+	return status;
+}
+
+enum status listener_reload_tls(struct listener *l, struct error *err)
+{
+	const struct config *config = l->host.config;
+	struct tls_context *fresh;
+	enum status status;
+	if (!config->tls_cert && !config->tls_key)
+		return STATUS_OK;
+	status = tls_context_create(config->tls_cert, config->tls_key, &fresh, err);
+	if (status == STATUS_OK) {
+		tls_context_destroy(l->host.tls);
+		l->host.tls = fresh;
+	}
 	return status;
 }
 
@@ -289,6 +320,7 @@ static void on_part_closed(void *arg)
 		return;
 	void (*closed)(void *) = l->closed;
 	void *closed_arg = l->closed_arg;
+	tls_context_destroy(l->host.tls);
 	free(l);
 	if (closed)
 		closed(closed_arg);

@@ -21,6 +21,11 @@ struct listener_stats {
 /* Listens on config.host:config.port. Errors name the address. The config must outlive the listener. */
 enum status listener_start(uv_loop_t *loop, const struct config *config, const struct http_app *http,
 			   const struct ws_app *ws, struct listener **out, struct error *err);
+/*
+ * Reads the certificate and its key again (config.tls_cert, config.tls_key), for connections that come from now on. On failure,
+ * as tls_context_create() says, all stays as it was. Without TLS there is nothing to do.
+ */
+enum status listener_reload_tls(struct listener *l, struct error *err);
 /* The port in use (for port 0). */
 int listener_port(const struct listener *l);
 void listener_stats(const struct listener *l, struct listener_stats *out);

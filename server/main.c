@@ -1,8 +1,10 @@
 /*
  * kvasir: the commands of the program, one row each.
  */
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "server/cli.h"
 
@@ -66,8 +68,20 @@ static int cmd_help(int argc, char **argv)
 	return CLI_OK;
 }
 
+/* A file or socket that got one of the standard numbers would be read as input, or receive the log. */
+static void keep_standard_numbers(void)
+{
+	int fd;
+	do
+		fd = open("/dev/null", O_RDWR);
+	while (fd >= 0 && fd <= STDERR_FILENO);
+	if (fd >= 0)
+		close(fd);
+}
+
 int main(int argc, char **argv)
 {
+	keep_standard_numbers();
 	if (argc < 2) {
 		cmd_help(1, argv);
 		return CLI_USAGE;

@@ -11,8 +11,15 @@ static size_t arena_limit(size_t n)
 	return n > (most - base) / 32 ? most : base + 32 * n;
 }
 
-static enum status no_room(struct error *err)
+static enum status no_memory(struct error *err)
 {
+	return error_set(err, STATUS_NOMEM, "There is no memory for the request.");
+}
+
+static enum status no_room(const struct arena *a, struct error *err)
+{
+	if (arena_starved(a))
+		return no_memory(err);
 	return error_set_param(err, STATUS_INVALID, "messages", "The messages are too large.");
 }
 
@@ -54,23 +61,27 @@ enum status content_text(const struct json *content, struct buf *out, struct err
 	return STATUS_OK;
 }
 
-/* tool_calls with arguments parsed; what does not parse stays the string it is. */
-static struct value *tool_calls_value(struct arena *a, const struct json *calls)
+/* tool_calls with arguments parsed; what does not parse stays the string it is. *starved: there was no memory to parse. */
+static struct value *tool_calls_value(struct arena *a, const struct json *calls, bool *starved)
 {
 	struct value *list = value_list(a);
 	for (size_t i = 0; i < json_len(calls); i++) {
 		struct json call = json_at(calls, i), function = json_get(&call, "function");
 		struct json arguments = json_get(&function, "arguments"), root;
 		struct value *v = json_to_value(a, &call);
-		struct json_doc *doc;
-		if (json_kind(&arguments) == JSON_TEXT &&
-		    json_parse(json_text(&arguments), &doc, &root, NULL) == STATUS_OK) {
+		struct json_doc *doc = NULL;
+		enum status parsed = STATUS_INVALID;
+		bool ok = true;
+		if (json_kind(&arguments) == JSON_TEXT)
+			parsed = json_parse(json_text(&arguments), &doc, &root, NULL);
+		if (parsed == STATUS_OK) {
 			struct value *f = json_to_value(a, &function);
-			value_dict_set(a, f, "arguments", 9, json_to_value(a, &root));
-			value_dict_set(a, v, "function", 8, f);
-			json_doc_free(doc);
+			ok = value_dict_set(a, f, "arguments", 9, json_to_value(a, &root)) &&
+			     value_dict_set(a, v, "function", 8, f);
 		}
-		if (!value_list_add(a, list, v))
+		*starved = *starved || parsed == STATUS_NOMEM;
+		json_doc_free(doc);
+		if (!ok || *starved || !value_list_add(a, list, v))
 			return NULL;
 	}
 	return list;
@@ -129,9 +140,8 @@ static void wrap_result(struct buf *text)
 {
 	struct buf wrapped = BUF_INIT;
 	buf_puts(&wrapped, "<tool_response>\n");
-	buf_append(&wrapped, text->data, text->len);
+	buf_append_buf(&wrapped, text);
 	buf_puts(&wrapped, "\n</tool_response>");
-	wrapped.failed = wrapped.failed || text->failed;
 	buf_free(text);
 	*text = wrapped;
 }
@@ -141,7 +151,7 @@ static enum status plain_message(struct arena *a, struct value *list, struct str
 				 const struct json *calls, const struct json *tools, struct error *err)
 {
 	struct value *v = value_dict(a);
-	bool ok;
+	bool ok, failed;
 	if (tools) {
 		if (text->len)
 			buf_puts(text, "\n\n");
@@ -152,11 +162,12 @@ static enum status plain_message(struct arena *a, struct value *list, struct str
 		role = str_from("user");
 	}
 	write_calls(text, calls);
-	ok = !text->failed && value_dict_set(a, v, "role", 4, value_string(a, role.p, role.n, VALUE_DATA)) &&
+	failed = text->failed;
+	ok = !failed && value_dict_set(a, v, "role", 4, value_string(a, role.p, role.n, VALUE_DATA)) &&
 	     value_dict_set(a, v, "content", 7, value_string(a, buf_str(text).p, text->len, VALUE_DATA)) &&
 	     value_list_add(a, list, v);
 	buf_free(text);
-	return ok ? STATUS_OK : no_room(err);
+	return ok ? STATUS_OK : failed ? no_memory(err) : no_room(a, err);
 }
 
 /* `as_text`: see struct chat_request; then `tools` are described in this message, unless NULL. */
@@ -168,7 +179,7 @@ static enum status add_message(struct arena *a, struct value *list, const struct
 	struct buf text = BUF_INIT;
 	struct str role;
 	void *it = NULL;
-	bool ok = true;
+	bool ok, starved;
 	enum status status;
 
 	if (json_kind(message) != JSON_DICT)
@@ -187,19 +198,20 @@ static enum status add_message(struct arena *a, struct value *list, const struct
 		return plain_message(a, list, role, &text, &calls, tools, err);
 	ok = value_dict_set(a, v, "role", 4, value_string(a, role.p, role.n, VALUE_DATA)) &&
 	     value_dict_set(a, v, "content", 7, value_string(a, buf_str(&text).p, text.len, VALUE_DATA));
-	if (text.failed)
-		ok = false;
+	starved = text.failed;
 	buf_free(&text);
-	while (ok && json_next(message, &it, &member)) {
+	while (ok && !starved && json_next(message, &it, &member)) {
 		/* Templates ask whether a key is there: a null is not passed on. */
 		if (!json_has(&member) || !strcmp(member.key, "role") || !strcmp(member.key, "content"))
 			continue;
 		ok = value_dict_set(a, v, member.key, strlen(member.key),
-				    !strcmp(member.key, "tool_calls") ? tool_calls_value(a, &member)
+				    !strcmp(member.key, "tool_calls") ? tool_calls_value(a, &member, &starved)
 								      : json_to_value(a, &member));
 	}
+	if (starved)
+		return no_memory(err);
 	if (!ok || !value_list_add(a, list, v))
-		return no_room(err);
+		return no_room(a, err);
 	return STATUS_OK;
 }
 
@@ -224,7 +236,7 @@ enum status chat_build(const struct chat_request *c, struct arena **arena, struc
 		return STATUS_INVALID;
 	a = arena_create(arena_limit(c->text_n));
 	if (!a)
-		return error_set(err, STATUS_NOMEM, "There is no memory for the request.");
+		return no_memory(err);
 	vars = value_dict(a);
 	list = value_list(a);
 	for (size_t i = 0; status == STATUS_OK && i < json_len(c->messages); i++) {
@@ -255,7 +267,7 @@ enum status chat_build(const struct chat_request *c, struct arena **arena, struc
 	return STATUS_OK;
 
 no_room:
-	status = no_room(err);
+	status = no_room(a, err);
 fail:
 	arena_destroy(a);
 	return status;

@@ -4,6 +4,8 @@
 #include <stddef.h>
 #include <stdio.h>
 
+#include "engine/base/log.h"
+
 /* Upper bounds, in seconds or tokens; 0 ends a row. */
 static const double latency_bounds[] = {0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1,  0.25,	 0.5,	0.75,
 					1.0,   2.5,   5.0,  7.5,  10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 0};
@@ -340,6 +342,7 @@ void metrics_write(const struct metrics *m, const struct metrics_gauges *g, stru
 		{"kvasir:step_seconds_total", "counter", "Time spent in steps.", (double)s->step_ns / 1e9},
 		{"kvasir:connections", "gauge", "Open connections.", g->connections},
 		{"kvasir:websockets", "gauge", "Open WebSockets.", g->websockets},
+		{"kvasir:log_lines_lost_total", "counter", "Log lines that stderr did not take.", (double)log_n_lost()},
 		{"kvasir:api_requests_total", "counter", "Generation requests that have ended.",
 		 (double)m->http_requests},
 		{"kvasir:api_client_errors_total", "counter", "Generation requests that were refused (4xx).",

@@ -14,6 +14,7 @@ struct response {
 	char *stream_id;
 	struct generation *generation; /* NULL before the start and after the end */
 	struct history *base;
+	struct history *kept; /* of itself, once it has ended */
 	char session[ENGINE_SESSION_ID_MAX + 1];
 	char id[RESPONSE_ID_MAX], item_id[RESPONSE_ID_MAX];
 	int64_t created, sequence;
@@ -59,11 +60,10 @@ static void add_list(struct buf *out, const struct buf *items)
 {
 	if (out->len && items->len)
 		buf_putc(out, ',');
-	buf_append(out, items->data, items->len);
-	out->failed = out->failed || items->failed;
+	buf_append_buf(out, items);
 }
 
-struct history *response_history(const struct response *r)
+static struct history *make_history(const struct response *r)
 {
 	struct history *h = calloc(1, sizeof *h);
 	if (!h)
@@ -78,12 +78,15 @@ struct history *response_history(const struct response *r)
 		if (h->messages.len)
 			buf_putc(&h->messages, ',');
 		buf_puts(&h->messages, "{\"role\":\"assistant\",\"content\":");
-		buf_json_string(&h->messages, buf_str(&r->said).p, r->said.len);
-		if (r->calls.len)
-			buf_printf(&h->messages, ",\"tool_calls\":[%s]", r->calls.data);
+		buf_json_buf(&h->messages, &r->said);
+		if (r->calls.len) {
+			buf_puts(&h->messages, ",\"tool_calls\":[");
+			buf_append_buf(&h->messages, &r->calls);
+			buf_putc(&h->messages, ']');
+		}
 		buf_putc(&h->messages, '}');
 	}
-	if (h->messages.failed || r->said.failed || r->calls.failed) {
+	if (h->messages.failed || r->calls.failed) {
 		history_unref(h);
 		return NULL;
 	}
@@ -97,11 +100,22 @@ static bool is_status(const struct response *r, const char *status)
 	return strcmp(r->status, status) == 0;
 }
 
+static const struct buf nothing;
+
+static void write_logprobs(struct buf *out, const struct buf *logprobs)
+{
+	buf_puts(out, ",\"logprobs\":[");
+	buf_append_buf(out, logprobs);
+	buf_putc(out, ']');
+}
+
 static void write_part(struct response *r, bool full, struct buf *out)
 {
 	buf_puts(out, "{\"type\":\"output_text\",\"text\":");
-	buf_json_string(out, buf_str(&r->text).p, full ? r->text.len : 0);
-	buf_printf(out, ",\"annotations\":[],\"logprobs\":[%s]}", full && r->logprobs.len ? r->logprobs.data : "");
+	buf_json_buf(out, full ? &r->text : &nothing);
+	buf_puts(out, ",\"annotations\":[]");
+	write_logprobs(out, full ? &r->logprobs : &nothing);
+	buf_putc(out, '}');
 }
 
 static void write_item(struct response *r, bool full, struct buf *out)
@@ -112,9 +126,9 @@ static void write_item(struct response *r, bool full, struct buf *out)
 	if (r->open == CALL) {
 		buf_printf(out, "{\"id\":\"%s\",\"type\":\"function_call\",\"status\":\"%s\",\"call_id\":\"%s\",\"name\":",
 			   r->item_id, status, r->call_id);
-		buf_json_string(out, buf_str(&r->call_name).p, r->call_name.len);
+		buf_json_buf(out, &r->call_name);
 		buf_puts(out, ",\"arguments\":");
-		buf_json_string(out, buf_str(&r->arguments).p, full ? r->arguments.len : 0);
+		buf_json_buf(out, full ? &r->arguments : &nothing);
 		buf_putc(out, '}');
 		return;
 	}
@@ -167,7 +181,7 @@ void response_write(struct response *r, struct buf *out)
 		   r->id, (long long)r->created, r->status);
 	write_outcome(r, out);
 	buf_puts(out, ",\"instructions\":");
-	buf_append(out, r->q.instructions.data, r->q.instructions.len);
+	buf_append_buf(out, &r->q.instructions);
 	if (r->q.params.has_max_tokens)
 		buf_printf(out, ",\"max_output_tokens\":%d", p->max_tokens);
 	else
@@ -176,7 +190,7 @@ void response_write(struct response *r, struct buf *out)
 	buf_json_string(out, model, strlen(model));
 	buf_puts(out, ",\"output\":[");
 	if (!is_status(r, "in_progress"))
-		buf_append(out, r->output.data, r->output.len);
+		buf_append_buf(out, &r->output);
 	out->failed = out->failed || r->output.failed;
 	buf_printf(out, "],\"parallel_tool_calls\":%s,\"previous_response_id\":",
 		   !r->q.params.tools.active || r->q.params.tools.many ? "true" : "false");
@@ -275,8 +289,8 @@ static void end_message(struct response *r)
 {
 	part_begin(r, "response.output_text.done");
 	buf_puts(&r->out, ",\"text\":");
-	buf_json_string(&r->out, buf_str(&r->text).p, r->text.len);
-	buf_printf(&r->out, ",\"logprobs\":[%s]", r->logprobs.len ? r->logprobs.data : "");
+	buf_json_buf(&r->out, &r->text);
+	write_logprobs(&r->out, &r->logprobs);
 	event_send(r, "response.output_text.done");
 	part_begin(r, "response.content_part.done");
 	buf_puts(&r->out, ",\"part\":");
@@ -287,11 +301,11 @@ static void end_message(struct response *r)
 /* Sends what is new of the arguments. */
 static void flush_arguments(struct response *r)
 {
-	if (r->open != CALL || !r->part.len)
+	if (r->open != CALL || (!r->part.len && !r->part.failed))
 		return;
 	part_begin(r, "response.function_call_arguments.delta");
 	buf_puts(&r->out, ",\"delta\":");
-	buf_json_string(&r->out, r->part.data, r->part.len);
+	buf_json_buf(&r->out, &r->part);
 	buf_clear(&r->part);
 	event_send(r, "response.function_call_arguments.delta");
 }
@@ -301,22 +315,21 @@ static void end_call(struct response *r)
 	flush_arguments(r);
 	part_begin(r, "response.function_call_arguments.done");
 	buf_puts(&r->out, ",\"name\":");
-	buf_json_string(&r->out, buf_str(&r->call_name).p, r->call_name.len);
+	buf_json_buf(&r->out, &r->call_name);
 	buf_puts(&r->out, ",\"arguments\":");
-	buf_json_string(&r->out, buf_str(&r->arguments).p, r->arguments.len);
+	buf_json_buf(&r->out, &r->arguments);
 	event_send(r, "response.function_call_arguments.done");
 	buf_puts(&r->calls, r->calls.len ? ",{" : "{");
 	buf_printf(&r->calls, "\"id\":\"%s\",\"type\":\"function\",\"function\":{\"name\":", r->call_id);
-	buf_json_string(&r->calls, buf_str(&r->call_name).p, r->call_name.len);
+	buf_json_buf(&r->calls, &r->call_name);
 	buf_puts(&r->calls, ",\"arguments\":");
-	buf_json_string(&r->calls, buf_str(&r->arguments).p, r->arguments.len);
+	buf_json_buf(&r->calls, &r->arguments);
 	buf_puts(&r->calls, "}}");
 }
 
 /* The open item is whole, or all there will be of it. `told`: its last events are sent. */
 static void close_item(struct response *r, bool told)
 {
-	bool failed = r->text.failed || r->logprobs.failed || r->call_name.failed || r->arguments.failed;
 	if (r->open == NO_ITEM)
 		return;
 	if (told && r->open == MESSAGE)
@@ -328,7 +341,6 @@ static void close_item(struct response *r, bool told)
 	if (r->output.len)
 		buf_putc(&r->output, ',');
 	write_item(r, true, &r->output);
-	r->output.failed = r->output.failed || failed;
 	r->open = NO_ITEM;
 	r->index++;
 	buf_clear(&r->text);
@@ -351,7 +363,7 @@ static void send_text(struct response *r, struct str text)
 	part_begin(r, "response.output_text.delta");
 	buf_puts(&r->out, ",\"delta\":");
 	buf_json_string(&r->out, text.p, text.n);
-	buf_printf(&r->out, ",\"logprobs\":[%s]", r->delta_logprobs.len ? r->delta_logprobs.data : "");
+	write_logprobs(&r->out, &r->delta_logprobs);
 	buf_clear(&r->delta_logprobs);
 	event_send(r, "response.output_text.delta");
 }
@@ -360,7 +372,7 @@ static void send_text(struct response *r, struct str text)
 static void flush_text(struct response *r)
 {
 	send_text(r, buf_str(&r->found));
-	r->said.failed = r->said.failed || r->found.failed;
+	r->output.failed = r->output.failed || r->found.failed;
 	buf_clear(&r->found);
 }
 
@@ -405,13 +417,24 @@ static void add_text(struct response *r, const struct buf *text)
 	r->output.failed = r->output.failed || tool_parser_failed(r->parser);
 }
 
-/* Sends what is left to send and hands over to the owner, who may free r. */
+/*
+ * Sends what is left to send and hands over to the owner, who may free r. What the client is told to be there to go on
+ * from is there: so a history that cannot be had ends it as failed.
+ */
 static void finish(struct response *r, const char *status, const char *type)
 {
 	bool failed = strcmp(status, "failed") == 0;
 	announce(r);
 	r->status = status;
 	close_item(r, !failed);
+	if (r->sink->keeps && r->ran && !failed) {
+		r->kept = make_history(r);
+		if (!r->kept) {
+			failure_set(&r->failure, FAILURE_NOMEM, NULL, "There is no memory to keep the response.");
+			r->status = "failed";
+			type = "response.failed";
+		}
+	}
 	send_object(r, type);
 	if (!r->dead)
 		r->sink->ended(r->arg);
@@ -458,6 +481,7 @@ static void on_done(void *arg, int i, const struct engine_event *ev)
 		tool_parser_finish(r->parser);
 		flush_text(r);
 		flush_arguments(r);
+		r->output.failed = r->output.failed || tool_parser_failed(r->parser);
 	}
 	if (r->dead)
 		return;
@@ -562,8 +586,9 @@ static enum status build_prompt(struct response *r, struct engine_request *reque
 
 	write_messages(r, &text);
 	if (text.failed)
-		return error_set(err, STATUS_NOMEM, "There is no memory for the request.");
-	status = json_parse(buf_str(&text), &doc, &root, err);
+		status = error_set(err, STATUS_NOMEM, "There is no memory for the request.");
+	else
+		status = json_parse(buf_str(&text), &doc, &root, err);
 	if (status == STATUS_OK) {
 		struct json messages = json_get(&root, "messages"), tools = json_get(&root, "tools");
 		/* A warm-up stops where the next turn's input will begin. */
@@ -626,6 +651,7 @@ void response_destroy(struct response *r)
 	if (r->generation)
 		generation_cancel(r->generation, "disconnect");
 	history_unref(r->base);
+	history_unref(r->kept);
 	response_request_free(&r->q);
 	tool_parser_destroy(r->parser);
 	buf_free(&r->output);
@@ -653,7 +679,12 @@ const struct response_request *response_request(const struct response *r)
 	return &r->q;
 }
 
-bool response_can_continue(const struct response *r)
+struct history *response_history(const struct response *r)
 {
-	return r->ran && !is_status(r, "failed");
+	return r->kept;
+}
+
+int64_t response_next_number(const struct response *r)
+{
+	return r->sequence;
 }

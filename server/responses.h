@@ -58,6 +58,7 @@ struct response_sink {
 	void (*refused)(void *arg, const struct failure *f);
 	/* The terminal event has been sent (or, without `event`, the response is whole). The owner destroys it. */
 	void (*ended)(void *arg);
+	bool keeps; /* response_history() is wanted */
 };
 
 /* Takes the content of *q. stream_id: put into every event, or NULL. NULL when there is no memory (*q is then
@@ -78,7 +79,10 @@ const char *response_id(const struct response *r);
 const struct response_request *response_request(const struct response *r);
 /* Appends the response object as it is now. */
 void response_write(struct response *r, struct buf *out);
-/* False for a response that failed, or that was cancelled before it ran: a lane then keeps what it had. */
-bool response_can_continue(const struct response *r);
-/* The conversation with this response's input and output; the caller's reference. NULL when there is no memory. */
+/*
+ * Once it has ended, the conversation with this response's input and output. NULL for a response that failed, or that was
+ * cancelled before it ran: a lane then keeps what it had.
+ */
 struct history *response_history(const struct response *r);
+/* The sequence_number of what would be sent next. */
+int64_t response_next_number(const struct response *r);

@@ -225,7 +225,7 @@ enum status response_request_parse(struct response_request *q, struct engine *e,
 		memcpy(q->previous_id, id.p, id.n);
 	TRY(read_input(body, &q->input, err));
 	TRY(read_tools(q, body, err));
-	if (!q->input.len && !q->previous_id[0] && !json_has(&instructions)) {
+	if (!q->input.len && !q->input.failed && !q->previous_id[0] && !json_has(&instructions)) {
 		struct json input = json_get(body, "input");
 		return json_fail(&input, STATUS_INVALID, err, "must not be empty.");
 	}

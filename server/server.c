@@ -3,7 +3,7 @@
  *   start    the listener opens at once, so that health checks get an answer; the engine loads in its worker
  *   ready    the engine's STATE event has come: the block on stdout, READY=1
  *   failed   it could not load: the daemon stays, readiness says why; restarting it in a circle would not help
- *   reload   SIGHUP: the API keys are read again; what cannot be read changes nothing
+ *   reload   SIGHUP: the API keys and the certificate are read again; what cannot be read changes nothing
  *   drain    the first signal: readiness fails, new work gets 503, running work ends or is cancelled at the deadline,
  *            WebSockets are closed with 1012, then the loop stops; a second signal ends the process at once
  * All of it runs on the loop thread; the engine only calls uv_async_send().
@@ -70,7 +70,7 @@ static void announce(struct server *s)
 	bool bare_ipv6 = strchr(host, ':') && host[0] != '[';
 	struct buf b = BUF_INIT;
 	buf_printf(&b, "kvasir %s is ready\n", KVASIR_VERSION);
-	buf_printf(&b, "  listening  http://%s%s%s:%d\n", bare_ipv6 ? "[" : "", host, bare_ipv6 ? "]" : "",
+	buf_printf(&b, "  listening  http%s://%s%s%s:%d\n", s->config->tls_cert ? "s" : "", bare_ipv6 ? "[" : "", host, bare_ipv6 ? "]" : "",
 	           listener_port(s->listener));
 	buf_printf(&b, "  model      %s (%s, %s, %.1f M parameters, ",
 	           s->config->model_name ? s->config->model_name : info->file_name, info->arch, info->quantization,
@@ -201,27 +201,42 @@ static enum status read_keys(struct server *s, struct error *err)
 	return st;
 }
 
+static void say_reload(const char *what, enum status status, const struct error *err)
+{
+	if (status == STATUS_OK)
+		log_msg(LOG_INFO, "reload", "SIGHUP: the %s read again", what);
+	else
+		log_msg(LOG_ERROR, "reload", "SIGHUP: the %s not read again, the old holds: %s", what, err->message);
+}
+
 static void on_reload(uv_signal_t *handle, int signo)
 {
 	struct server *s = handle->data;
 	struct error err = {0};
 	(void)signo;
-	if (!s->config->api_keys)
-		log_msg(LOG_INFO, "reload", "SIGHUP: there are no API keys to read again");
-	else if (read_keys(s, &err) == STATUS_OK)
-		log_msg(LOG_INFO, "reload", "SIGHUP: the API keys were read again");
-	else
-		log_msg(LOG_ERROR, "reload", "SIGHUP: the API keys stay as they were: %s", err.message);
+	if (s->config->api_keys)
+		say_reload("API keys were", read_keys(s, &err), &err);
+	if (s->config->tls_cert)
+		say_reload("certificate was", listener_reload_tls(s->listener, &err), &err);
+	if (!s->config->api_keys && !s->config->tls_cert)
+		log_msg(LOG_INFO, "reload", "SIGHUP: there is nothing to read again");
 }
 
-/* One descriptor per connection: ask for all that the system allows. */
-static void raise_file_limit(void)
+/*
+ * A connection has up to three descriptors: ask for all that the system allows. Returns the number above which there will
+ * be none.
+ */
+static int raise_file_limit(const struct config *config)
 {
 	struct rlimit r;
-	if (getrlimit(RLIMIT_NOFILE, &r) == 0 && r.rlim_cur < r.rlim_max) {
+	int64_t most = config->max_connections * 3 + 1024;
+	if (getrlimit(RLIMIT_NOFILE, &r) != 0)
+		return (int)most;
+	if (r.rlim_cur < r.rlim_max) {
 		r.rlim_cur = r.rlim_max;
 		setrlimit(RLIMIT_NOFILE, &r);
 	}
+	return getrlimit(RLIMIT_NOFILE, &r) == 0 && r.rlim_cur < (rlim_t)most ? (int)r.rlim_cur : (int)most;
 }
 
 static void listener_figures(void *listener, int32_t *connections, int32_t *websockets)
@@ -343,17 +358,23 @@ enum status server_run(const struct config *config, struct error *err)
 	log_level_parse(config->log_level, &level);
 	log_set_level(level);
 	signal(SIGPIPE, SIG_IGN);
-	raise_file_limit();
+	int n_descriptors = raise_file_limit(config);
 	block_signals(SIG_BLOCK);
 	if (config->chat_template) {
 		s.status = cli_chat_template(config->chat_template, &template, err);
 		if (s.status != STATUS_OK)
 			goto free_template;
 	}
+	loop_be_patient();
 	rc = uv_loop_init(&s.loop);
 	if (rc) {
 		s.status = error_set(err, STATUS_INTERNAL, "cannot start the event loop: %s", uv_strerror(rc));
 		goto free_template;
+	}
+	s.status = loop_reserve_descriptors(&s.loop, n_descriptors);
+	if (s.status != STATUS_OK) {
+		error_set(err, s.status, "There is no memory for the event loop.");
+		goto close_loop;
 	}
 	rc = uv_async_init(&s.loop, &s.wake, on_wake);
 	if (rc) {

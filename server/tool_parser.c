@@ -83,6 +83,13 @@ static bool is_blank(char c)
 	return c == ' ' || c == '\n' || c == '\r' || c == '\t';
 }
 
+/* Empties a buffer, and remembers that it had a hole. */
+static void forget(struct tool_parser *p, struct buf *b)
+{
+	p->failed = p->failed || b->failed;
+	buf_clear(b);
+}
+
 static void send_text(struct tool_parser *p, const struct buf *b)
 {
 	if (b->len)
@@ -93,7 +100,7 @@ static void send_text(struct tool_parser *p, const struct buf *b)
 
 static void begin_call(struct tool_parser *p)
 {
-	buf_clear(&p->raw);
+	forget(p, &p->raw);
 	p->place = BEFORE_OBJECT;
 	p->in_list = false;
 }
@@ -101,8 +108,8 @@ static void begin_call(struct tool_parser *p)
 static void begin_object(struct tool_parser *p)
 {
 	p->place = IN_OBJECT;
-	buf_clear(&p->name);
-	buf_clear(&p->arguments);
+	forget(p, &p->name);
+	forget(p, &p->arguments);
 	p->has_name = p->has_arguments = p->begun = false;
 }
 
@@ -131,7 +138,7 @@ static void text_byte(struct tool_parser *p, char c)
 {
 	size_t keep;
 	if (p->family == TOOLS_LLAMA && c == '{' && !p->any_text && !p->matched) {
-		buf_clear(&p->held);
+		forget(p, &p->held);
 		begin_call(p);
 		buf_putc(&p->raw, c);
 		begin_object(p);
@@ -174,9 +181,9 @@ static void give_back(struct tool_parser *p)
 	p->place = IN_TEXT;
 	p->any_text = true;
 	p->matched = 0;
-	buf_clear(&p->held);
+	forget(p, &p->held);
 	send_text(p, &p->raw);
-	buf_clear(&p->raw);
+	forget(p, &p->raw);
 }
 
 static bool is_known(const struct tool_parser *p)
@@ -190,22 +197,27 @@ static bool is_known(const struct tool_parser *p)
 	return false;
 }
 
-/* A JSON string's text; false when it is none. */
-static bool decode(const struct buf *json, struct buf *out)
+/* A JSON string's text; false when it is none, or when there is no memory to see. */
+static bool decode(struct tool_parser *p, const struct buf *json, struct buf *out)
 {
 	struct buf object = BUF_INIT;
 	struct json_doc *doc = NULL;
 	struct json root, v;
+	enum status parsed = STATUS_NOMEM;
 	bool ok;
 	buf_puts(&object, "{\"v\":");
-	buf_append(&object, json->data, json->len);
+	buf_append_buf(&object, json);
 	buf_putc(&object, '}');
-	ok = !object.failed && json_parse(buf_str(&object), &doc, &root, NULL) == STATUS_OK;
+	if (!object.failed)
+		parsed = json_parse(buf_str(&object), &doc, &root, NULL);
+	p->failed = p->failed || parsed == STATUS_NOMEM;
+	ok = parsed == STATUS_OK;
 	if (ok) {
 		v = json_get(&root, "v");
 		ok = json_text(&v).p != NULL;
-		buf_clear(out);
+		forget(p, out);
 		buf_append(out, json_text(&v).p, json_text(&v).n);
+		p->failed = p->failed || out->failed;
 	}
 	json_doc_free(doc);
 	buf_free(&object);
@@ -229,14 +241,14 @@ static void object_ends(struct tool_parser *p)
 		}
 		announce(p);
 		/* Some models write the arguments as a string that holds JSON. */
-		if (p->has_arguments && p->arguments.len && p->arguments.data[0] == '"' && decode(&p->arguments, &text))
+		if (p->has_arguments && p->arguments.len && p->arguments.data[0] == '"' && decode(p, &p->arguments, &text))
 			p->sink->arguments(p->arg, buf_str(&text));
 		else
 			p->sink->arguments(p->arg, p->has_arguments ? buf_str(&p->arguments) : str_from("{}"));
 		buf_free(&text);
 	}
-	buf_clear(&p->raw);
-	buf_clear(&p->held);
+	forget(p, &p->raw);
+	forget(p, &p->held);
 	p->matched = 0;
 	p->place = p->in_list ? BEFORE_OBJECT : AFTER_OBJECT;
 }
@@ -245,14 +257,14 @@ static void value_ends(struct tool_parser *p)
 {
 	p->place = IN_OBJECT;
 	if (p->member == NAME) {
-		p->has_name = decode(&p->value, &p->name) && p->name.len > 0;
+		p->has_name = decode(p, &p->value, &p->name) && p->name.len > 0;
 		/* Without a tag, only a tool's name tells a call from any other JSON. */
 		if (!p->has_name || (p->raw.len && p->raw.data[0] == '{' && !is_known(p)))
 			give_back(p);
 	} else if (p->member == ARGUMENTS && !p->begun) {
 		p->has_arguments = true;
-		buf_clear(&p->arguments);
-		buf_append(&p->arguments, p->value.data, p->value.len);
+		forget(p, &p->arguments);
+		buf_append_buf(&p->arguments, &p->value);
 	}
 }
 
@@ -264,7 +276,7 @@ static void value_begins(struct tool_parser *p, char c)
 		p->member = NAME;
 	else if (!p->begun && (str_is(key, "\"arguments\"") || str_is(key, "\"parameters\"")))
 		p->member = ARGUMENTS;
-	buf_clear(&p->value);
+	forget(p, &p->value);
 	p->place = IN_VALUE;
 	p->depth = 0;
 	p->in_string = p->escaped = false;
@@ -337,7 +349,7 @@ static void in_object(struct tool_parser *p, char c)
 	if (is_blank(c) || c == ',')
 		return;
 	if (c == '"') {
-		buf_clear(&p->key);
+		forget(p, &p->key);
 		buf_putc(&p->key, c);
 		p->escaped = false;
 		p->place = IN_KEY;
@@ -358,13 +370,14 @@ static void after_object(struct tool_parser *p, char c)
 		buf_putc(&p->held, c);
 		if (p->close[p->matched])
 			return;
-		buf_clear(&p->held);
+		forget(p, &p->held);
 		p->matched = 0;
 		p->place = IN_TEXT;
 		return;
 	}
 	/* The bytes that looked like the tag are text; they may begin another. */
 	struct buf held = p->held;
+	p->failed = p->failed || held.failed;
 	p->held = BUF_INIT;
 	p->matched = 0;
 	p->place = IN_TEXT;
@@ -436,6 +449,6 @@ void tool_parser_finish(struct tool_parser *p)
 			send_text(p, &p->raw);
 	}
 	p->place = IN_TEXT;
-	buf_clear(&p->held);
-	buf_clear(&p->raw);
+	forget(p, &p->held);
+	forget(p, &p->raw);
 }

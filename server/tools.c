@@ -89,6 +89,14 @@ static enum status read_choice(struct tools *t, const struct json *choice, bool 
 	return name->n ? STATUS_OK : json_fail(&named, STATUS_INVALID, err, "must be the name of a function.");
 }
 
+/* Why there is no value of a schema: the arena's limit, or the memory. */
+static enum status too_large(const struct arena *a, const struct json *schema, struct error *err)
+{
+	if (!a || arena_starved(a))
+		return error_set(err, STATUS_NOMEM, "There is no memory for the schema.");
+	return json_fail(schema, STATUS_INVALID, err, "is too large.");
+}
+
 /* The grammar of calls of all tools, or of the one that is named. */
 static enum status force_call(const struct tools *t, const struct json *list, bool flat, struct str only,
 			      const struct json *choice, struct grammar **grammar, struct error *err)
@@ -110,7 +118,7 @@ static enum status force_call(const struct tools *t, const struct json *list, bo
 		tools[n].name = json_text(&name);
 		tools[n].parameters = json_has(&parameters) ? json_to_value(a, &parameters) : NULL;
 		if (json_has(&parameters) && !tools[n].parameters) {
-			status = json_fail(&parameters, STATUS_LIMIT, err, "is too large.");
+			status = too_large(a, &parameters, err);
 			goto done;
 		}
 		n++;
@@ -120,7 +128,9 @@ static enum status force_call(const struct tools *t, const struct json *list, bo
 		goto done;
 	}
 	status = grammar_tools(&forms[t->family], tools, n, t->many && !only.p, grammar, &why);
-	if (status != STATUS_OK)
+	if (status == STATUS_NOMEM)
+		error_set(err, status, "%s", why.message);
+	else if (status != STATUS_OK)
 		status = json_fail(list, status == STATUS_LIMIT ? STATUS_INVALID : status, err,
 				   "cannot be enforced: %s", why.message);
 done:
@@ -175,8 +185,9 @@ static enum status compile(const struct json *schema, const struct json *format,
 		a = arena_create(SCHEMA_MEMORY);
 		v = a ? json_to_value(a, schema) : NULL;
 		if (!v) {
+			status = too_large(a, schema, err);
 			arena_destroy(a);
-			return json_fail(schema, STATUS_LIMIT, err, "is too large.");
+			return status;
 		}
 	}
 	status = grammar_json(v, grammar, &why);

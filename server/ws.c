@@ -12,6 +12,7 @@
 #include "engine/base/list.h"
 #include "engine/base/log.h"
 #include "server/frame.h"
+#include "server/loop.h"
 #include "server/stream.h"
 #include "server/ws_server.h"
 
@@ -92,8 +93,10 @@ enum status ws_send(struct ws_conn *c, const char *text, size_t n)
 		if (status == STATUS_LIMIT) {
 			c->server->stats->dropped_slow++;
 			log_msg(LOG_INFO, "slow_client", "%s left too much unread and was dropped", c->peer);
+			doom(c);
+		} else {
+			ws_close(c, WS_INTERNAL_ERROR, "out of memory");
 		}
-		doom(c);
 		return status;
 	}
 	lws_callback_on_writable(c->wsi);
@@ -352,6 +355,19 @@ static void on_sweep(uv_timer_t *handle)
 	}
 }
 
+/*
+ * The memory of libwebsockets. Version 4.1.6 loses what it has made so far, a descriptor among it, when a later step of
+ * opening a connection gets none. So it is told only when there is none for a while.
+ */
+static void *lws_memory(void *old, size_t n, const char *reason)
+{
+	(void)reason;
+	if (n)
+		return loop_realloc(old, n);
+	free(old);
+	return NULL;
+}
+
 /* What libwebsockets says while it starts is worth reading; later it complains about every odd peer. */
 static bool starting;
 
@@ -407,6 +423,7 @@ enum status ws_server_create(uv_loop_t *loop, const struct config *config, const
 		.retry_and_idle_policy = &no_pings,
 		.vhost_name = "kvasir",
 	};
+	lws_set_allocator(lws_memory);
 	lws_set_log_level(LLL_ERR | LLL_WARN, on_lws_log);
 	starting = true;
 	s->context = lws_create_context(&info);

@@ -11,10 +11,11 @@
 #   golden    independent outputs, read from $KVASIR_SHARED
 #   api       the daemon with real clients
 #   deploy    what deploy/ holds: balancers, unit, manifests, dashboard (--full: also the image, and a bare Debian)
-#   soak      1,000 requests with random cancels leave nothing behind
+#   soak      1,000 requests (--full: 30 minutes of them) with random cancels and failed allocations leave nothing behind
 #   sanitize  unit and API tests under ASan and UBSan; with --full a million random operations on the KV cache
 #   clang     clang builds it all, warnings are errors
-#   cuda      the kernels for every GPU by nvcc, with gates on what it made of them; the API on the emulated GPU
+#   cuda      the kernels for every GPU by nvcc, with gates on what it made of them; the API on the emulated GPU, and while it fails
+#             (--full: at every call of the CUDA runtime)
 #   fuzz      each parser for a minute
 #   tsan      unit and API tests under TSan (slow)
 #   clients   clients from PyPI as published, the chat page in Chromium, load (slow)
@@ -210,7 +211,9 @@ suite_deploy() {
 suite_soak() {
 	build build || return
 	need_python soak || return
-	KVASIR_BIN=$PWD/build/server/kvasir summed soak "$cache/venv/bin/python" tests/api/soak.py
+	local how=(--requests 1000)
+	[ "$full" = no ] || how=(--minutes 30)
+	KVASIR_BIN=$PWD/build/server/kvasir summed soak "$cache/venv/bin/python" tests/api/soak.py "${how[@]}"
 }
 
 # The KV rooms and a whole engine, at a million operations (--full); the unit tests do a tenth.
@@ -290,10 +293,21 @@ suite_cuda() {
 	need_python cuda-api || return
 	mkdir -p "$cache/models"
 	check cuda-model "$cache/venv/bin/python" tests/tools/make_model.py "$model" --type Q4_K --layers 1 --embd 256 --ff 256 --heads 4 \
-		--kv-heads 2 --ctx 2048 --chat-template chatml --tied || return
+		--kv-heads 2 --ctx 8192 --chat-template chatml --tied || return
 	check cuda-check-sh tests/gpu/check.sh --build build --device cuda-host --small
+	check cuda-check-sh-stops stops_at_what_is_wrong
 	KVASIR_TEST_MODEL=$model KVASIR_TEST_DEVICE=cuda-host KVASIR_TEST_SLOW=6 KVASIR_BIN=$PWD/build/server/kvasir summed cuda-api \
-		"$cache/venv/bin/python" -m pytest -q -rfEs --tb=short -p no:cacheprovider --color=no -m "not trained" tests/api/test_openai.py
+		"$cache/venv/bin/python" -m pytest -q -rfEs --tb=short -p no:cacheprovider --color=no --durations=5 -m "not trained" \
+		tests/api/test_{openai,device,errors,kv,quirks,sessions,websocket}.py
+	[ "$full" = no ] || KVASIR_CUDA_SWEEP=1 check cuda-every-failure build/tests/unit/test-cuda-failures
+}
+
+# A device that fails in the middle of the comparison: the check ends there, and its table has what went well.
+stops_at_what_is_wrong() {
+	local said
+	said=$(KVASIR_HOST_CUDA_FAIL=launch:200:cudaErrorLaunchFailure tests/gpu/check.sh --build build --device cuda-host --small) && return 1
+	echo "$said"
+	sed -n '/^==== what is known/,$p' <<<"$said" | grep -q '^rms_norm .* ok$' && tail -n 1 <<<"$said" | grep -q 'WRONG (status 1)$'
 }
 
 # On a machine without a GPU a build with CUDA starts, and --device cuda is one line and a status. With one, it is something else to test.

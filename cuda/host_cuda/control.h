@@ -19,13 +19,16 @@ extern "C" {
 void host_cuda_reset(void);
 /* 0: natural order; else a seed. */
 void host_cuda_order(uint64_t seed);
-/* As KVASIR_HOST_CUDA_FAIL: the n-th call from now of a function, or of "launch", fails. Returns 0 when `list` does not parse. */
+/*
+ * As KVASIR_HOST_CUDA_FAIL: the n-th call from now of a function, of "launch", or, with "*", of any of them fails. Returns 0 when `list`
+ * does not parse.
+ */
 int host_cuda_fail(const char *list);
 void host_cuda_devices(int n);
 void host_cuda_memory(size_t bytes);
 /* The last error in a kernel or misuse of the runtime, one line; "" when there was none. Valid until the next. */
 const char *host_cuda_report(void);
-/* How many calls of a function, or of "launch", there were since the last reset. */
+/* How many calls of a function, of "launch", or of any ("*"), there were since the last reset. */
 uint64_t host_cuda_calls(const char *function);
 /* Device and pinned memory that is allocated. */
 size_t host_cuda_allocated(void);

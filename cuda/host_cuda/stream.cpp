@@ -200,7 +200,9 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mo
 
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph)
 {
-	HOST_CUDA_ENTER("cudaStreamEndCapture");
+	std::lock_guard<std::recursive_mutex> guard(lock);
+	/* What fails here has ended the capture all the same. */
+	const cudaError_t entered = enter("cudaStreamEndCapture");
 	stream_impl *s = stream_of(stream);
 	*graph = nullptr;
 	if (!s)
@@ -217,11 +219,13 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph)
 		if (captures[i] == c)
 			captures.erase(captures.begin() + static_cast<long>(i));
 	const bool invalid = c->invalid;
-	if (invalid)
+	if (invalid || entered != cudaSuccess)
 		delete c->graph;
 	else
 		*graph = c->graph;
 	delete c;
+	if (entered != cudaSuccess)
+		return entered;
 	return invalid ? error(cudaErrorStreamCaptureInvalidated) : cudaSuccess;
 }
 

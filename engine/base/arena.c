@@ -16,6 +16,7 @@ struct arena {
 	char *at, *end;
 	size_t used, limit;
 	size_t next_chunk;
+	bool starved;
 };
 
 static size_t round_up(size_t n)
@@ -55,8 +56,10 @@ static int add_chunk(struct arena *a, size_t n)
 			return 0;
 	}
 	struct chunk *c = calloc(1, size);
-	if (!c)
+	if (!c) {
+		a->starved = true;
 		return 0;
+	}
 	c->next = a->chunks;
 	c->size = size;
 	a->chunks = c;
@@ -88,6 +91,11 @@ struct str arena_str(struct arena *a, const char *p, size_t n)
 	if (n)
 		memcpy(copy, p, n);
 	return (struct str){copy, n};
+}
+
+bool arena_starved(const struct arena *a)
+{
+	return a->starved;
 }
 
 size_t arena_used(const struct arena *a)

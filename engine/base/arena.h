@@ -5,6 +5,7 @@
  */
 #pragma once
 
+#include <stdbool.h>
 #include <stddef.h>
 
 #include "engine/base/str.h"
@@ -18,5 +19,7 @@ void arena_destroy(struct arena *a); /* NULL is allowed */
 void *arena_alloc(struct arena *a, size_t n);
 /* A copy of s with a NUL after it; p == NULL when there is no room. */
 struct str arena_str(struct arena *a, const char *p, size_t n);
+/* Whether an allocation has failed for want of memory, and not for the limit. */
+bool arena_starved(const struct arena *a);
 /* Bytes handed out and lost to chunk ends so far. */
 size_t arena_used(const struct arena *a);

@@ -85,6 +85,9 @@ void buf_json_string(struct buf *b, const char *s, size_t n)
 			if (len == 0) {
 				buf_puts(b, "\xEF\xBF\xBD");
 				i++;
+			} else if (cp < 0xa0 || cp == 0x2028 || cp == 0x2029) {
+				buf_printf(b, "\\u%04x", (unsigned)cp);
+				i += len;
 			} else {
 				buf_append(b, s + i, len);
 				i += len;
@@ -124,6 +127,18 @@ void buf_json_string(struct buf *b, const char *s, size_t n)
 		}
 	}
 	buf_putc(b, '"');
+}
+
+void buf_append_buf(struct buf *b, const struct buf *other)
+{
+	buf_append(b, other->data, other->len);
+	b->failed = b->failed || other->failed;
+}
+
+void buf_json_buf(struct buf *b, const struct buf *other)
+{
+	buf_json_string(b, other->data, other->len);
+	b->failed = b->failed || other->failed;
 }
 
 void buf_json_number(struct buf *b, double x)

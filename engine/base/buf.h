@@ -28,10 +28,15 @@ void buf_printf(struct buf *b, const char *fmt, ...) __attribute__((format(print
 void buf_vprintf(struct buf *b, const char *fmt, va_list args);
 
 /*
- * Appends `s` as a JSON string with its quotes (RFC 8259): the two-character escapes, \u00XX for other control
- * characters and DEL; every other byte unchanged. Bytes that are not UTF-8 become U+FFFD.
+ * Appends `s` as a JSON string with its quotes (RFC 8259): the two-character escapes, \uXXXX for other control characters
+ * (DEL, U+0080 to U+009F and the separators U+2028 and U+2029, which some readers take for line ends, among them); every
+ * other byte unchanged. Bytes that are not UTF-8 become U+FFFD.
  */
 void buf_json_string(struct buf *b, const char *s, size_t n);
+
+/* Append another buffer, as it is or as a JSON string; one that has failed makes this one fail. */
+void buf_append_buf(struct buf *b, const struct buf *other);
+void buf_json_buf(struct buf *b, const struct buf *other);
 
 /* Appends a number that reads back as the same double; NaN and infinities become null. */
 void buf_json_number(struct buf *b, double x);

@@ -1,5 +1,6 @@
 #include "engine/base/log.h"
 
+#include <poll.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
@@ -86,13 +87,37 @@ void log_num(struct log_line *l, const char *key, double value)
 		buf_printf(&l->text, " %s=%.3f", key, value);
 }
 
+static _Atomic uint64_t n_lost, n_told;
+
+uint64_t log_n_lost(void)
+{
+	return atomic_load(&n_lost);
+}
+
+/*
+ * One write per line keeps lines of different threads apart. A pipe with room says so when PIPE_BUF bytes of it are free, so
+ * that a line does not block; one whose reader sleeps must not stop the daemon.
+ */
+static bool write_line(const char *line, size_t n)
+{
+	struct pollfd out = {.fd = STDERR_FILENO, .events = POLLOUT};
+	return poll(&out, 1, 0) == 1 && (out.revents & POLLOUT) && write(STDERR_FILENO, line, n) == (ssize_t)n;
+}
+
 void log_end(struct log_line *l)
 {
 	if (log_enabled(l->level)) {
 		buf_putc(&l->text, '\n');
-		/* One write per line keeps lines of different threads apart. */
-		if (l->text.len && write(STDERR_FILENO, l->text.data, l->text.len) < 0)
-			clearerr(stderr);
+		uint64_t lost = atomic_load(&n_lost), told = atomic_load(&n_told);
+		char line[96];
+		if (l->text.failed || !write_line(l->text.data, l->text.len)) {
+			atomic_fetch_add(&n_lost, 1);
+		} else if (lost > told && atomic_compare_exchange_strong(&n_told, &told, lost)) {
+			int n = snprintf(line, sizeof line, "level=warn event=log msg=\"%llu lines before this one were lost\"\n",
+			                 (unsigned long long)(lost - told));
+			if (!write_line(line, (size_t)n))
+				atomic_fetch_add(&n_lost, 1);
+		}
 	}
 	buf_free(&l->text);
 }

@@ -4,7 +4,6 @@
 #include "engine/cpu/kernels_matmul.h"
 #include "engine/cpu/kernels_rows.h"
 #include "engine/cpu/kernels_attention.h"
-#include "engine/cpu/kernels_narrow.h"
 
 #define TABLE cpu_kernels_avx512_bf16
 #define TABLE_NAME "cpu-avx512-bf16"

@@ -395,7 +395,8 @@ static void info(const struct backend *b, struct backend_info *out)
 	        .name = f->kernels->name,
 	        .n_threads = threads_count(f->base.threads),
 	        .host_memory = true,
-	        .kv_order = {.known = true, .pairs = true, .keys_by_dim = true},
+	        .kv_order = {.known = true, .pairs = true, .keys = f->kernels->kv_keys, .values = f->kernels->kv_values},
+	        .kv_type = f->kernels->kv_type,
 	        .narrow_kv = true,
 	};
 	for (size_t i = 0; i + 1 < sizeof out->detail && f->kernels->detail[i]; i++)

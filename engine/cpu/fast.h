@@ -110,7 +110,7 @@ struct attn_job {
 	int n_heads;                 /* KV heads */
 	int n_queries;               /* query vectors of each */
 	const int32_t *limit;        /* [n_queries] ascending: query i of each head sees positions below limit[i] */
-	const float *q;              /* [N][head_dim], times scale * log2(e) */
+	const void *q;               /* [N], head_dim floats' room for each: what attn_query() made, times scale * log2(e) */
 	float *score;                /* [N][ATTN_BLOCK] scratch */
 	float *max, *sum;            /* [N] running maximum and sum of weights */
 	float *acc;                  /* [N][head_dim] running weighted sum of V */
@@ -129,6 +129,8 @@ struct cpu_kernels {
 	int tile_floats;   /* outputs of a float tile */
 	int rows_quant;    /* rows a kernel takes at once, of quantised */
 	int rows_float;    /* ... and of float formats */
+	enum quant_type kv_type; /* elements of KV pages ... */
+	enum kv_block_order kv_keys, kv_values; /* ... and how they lie */
 
 	/* out and fine: [n_in / UNIT][rows]; precise: every unit gets a fine part */
 	void (*quantize)(const float *x, int64_t n_in, int rows, bool precise, struct act *out, struct act_fine *fine);
@@ -141,10 +143,11 @@ struct cpu_kernels {
 	void (*swiglu)(float *gate, const float *up, int64_t n);
 	/* Rotates one head. cs: cosines and sines, [n_dims / 2][2] when interleaved, [2][n_dims / 2] for halves. */
 	void (*rope)(float *x, int32_t n_dims, enum rope_pairing pairing, const float *cs);
-	void (*scale)(const float *x, float scale, int64_t n, float *out);
-	/* One position of one head: K goes to its column of [head_dim][16], V to its row of [16][head_dim]. */
+	/* One position of one head, to its places in a page: see kernels_pages_*.h. */
 	void (*kv_store)(const float *k, const float *v, int32_t head_dim, int32_t token, uint16_t *k_page, uint16_t *v_page);
 
+	/* A query, q * scale, in the form attn_run() takes. */
+	void (*attn_query)(const float *q, float scale, int32_t head_dim, void *out);
 	void (*attn_run)(const struct attn_job *j);
 	/* The same over narrow KV, and its kv_store(). */
 	void (*attn_run_narrow)(const struct attn_job *j);

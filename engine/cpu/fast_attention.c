@@ -1,5 +1,6 @@
 /*
- * KV writes and attention of the fast backends. Page layout: [n_layer][n_head_kv]{ K [head_dim][16], V [16][head_dim] } halves.
+ * KV writes and attention of the fast backends. Page layout: [n_layer][n_head_kv]{ K, V }, head_dim * 16 elements each, in the order
+ * that kernels_pages_f16.h or kernels_pages_bf16.h gives.
  *
  * The positions a row sees are cut into ranges whose length depends on the row's position alone. Each range is reduced by itself
  * and the ranges are folded in ascending order, so the result is the same whether one thread walks a row's ranges (prefill, many
@@ -222,8 +223,15 @@ static enum status make_plan(struct fast *f, const struct kv_layout *layout, int
 
 /* ---- Attention ---- */
 
+/* Narrow pages become halves before they are computed with, which takes kernels for halves: where there are BF16 instructions, those of AVX-512. */
+static const struct cpu_kernels *kernels_for(const struct fast *f, const struct kv_layout *l)
+{
+	return l->form == KV_FORM_F16 || f->kernels->attn_run_narrow ? f->kernels : &cpu_kernels_avx512;
+}
+
 struct attention_call {
 	struct fast *f;
+	const struct cpu_kernels *kernels; /* for this layout */
 	const char *kv;
 	const struct kv_layout *layout;
 	int32_t layer;
@@ -257,8 +265,8 @@ static int64_t query_offset(const struct attention_call *c, const struct attn_ti
 	return (row * c->n_head + head) * c->layout->head_dim;
 }
 
-/* Reduces one range of a tile into `to`. */
-static void run_range(const struct attention_call *c, const struct attn_tile *t, struct attn_job *j, int32_t range,
+/* Reduces one range of a tile into `to`; goes_on: the one after it follows. */
+static void run_range(const struct attention_call *c, const struct attn_tile *t, struct attn_job *j, int32_t range, bool goes_on,
                       struct partial to)
 {
 	int32_t dim = c->layout->head_dim;
@@ -270,13 +278,14 @@ static void run_range(const struct attention_call *c, const struct attn_tile *t,
 	memset(to.acc, 0, (size_t)n * (size_t)dim * sizeof *to.acc);
 	j->from = range * t->range_tokens;
 	j->to = min_i32(j->from + t->range_tokens, t->position + t->n_rows);
+	j->end = min_i32(j->to + (goes_on ? t->range_tokens : 0), t->position + t->n_rows);
 	j->max = to.max;
 	j->sum = to.sum;
 	j->acc = to.acc;
 	if (c->layout->form == KV_FORM_F16)
-		c->f->kernels->attn_run(j);
+		c->kernels->attn_run(j);
 	else
-		c->f->kernels->attn_run_narrow(j);
+		c->kernels->attn_run_narrow(j);
 }
 
 /* Adds range `range` to what the ranges before it gave. */
@@ -286,7 +295,7 @@ static void fold(const struct attention_call *c, const struct attn_tile *t, cons
 	int32_t dim = c->layout->head_dim;
 	for (int i = 0; i < j->n_heads * j->n_queries; i++)
 		if (j->limit[i % j->n_queries] > range * t->range_tokens)
-			c->f->kernels->attn_fold(&to.max[i], &to.sum[i], to.acc + (int64_t)i * dim, from.max[i], from.sum[i],
+			c->kernels->attn_fold(&to.max[i], &to.sum[i], to.acc + (int64_t)i * dim, from.max[i], from.sum[i],
 			                         from.acc + (int64_t)i * dim, dim);
 }
 
@@ -294,11 +303,12 @@ static void finish(const struct attention_call *c, const struct attn_tile *t, in
 {
 	int32_t dim = c->layout->head_dim;
 	for (int i = 0; i < n; i++)
-		c->f->kernels->attn_finish(p.acc + (int64_t)i * dim, p.sum[i], dim,
+		c->kernels->attn_finish(p.acc + (int64_t)i * dim, p.sum[i], dim,
 		                           c->out + query_offset(c, t, head_kv, i));
 }
 
-static void run_item(const struct attention_call *c, const struct attn_item *item, float *scratch)
+/* `more`: the item after it, or NULL, is the next that this thread runs. */
+static void run_item(const struct attention_call *c, const struct attn_item *item, const struct attn_item *more, float *scratch)
 {
 	struct attn_plan *plan = c->f->plan;
 	const struct attn_tile *t = (const struct attn_tile *)plan->tiles.p + item->tile;
@@ -310,7 +320,6 @@ static void run_item(const struct attention_call *c, const struct attn_item *ite
 	        .page_stride = c->layout->page_stride,
 	        .block_table = t->seq->block_table,
 	        .head_dim = dim,
-	        .end = t->position + t->n_rows,
 	        .n_heads = item->n_heads_kv,
 	        .n_queries = t->n_rows * t->n_heads,
 	        .limit = limit,
@@ -326,13 +335,13 @@ static void run_item(const struct attention_call *c, const struct attn_item *ite
 	for (int i = 0; i < j.n_queries; i++)
 		limit[i] = t->position + i / t->n_heads + 1;
 	for (int i = 0; i < n; i++)
-		c->f->kernels->scale(c->q + query_offset(c, t, item->head_kv, i), c->scale * 0x1.715476p+0f, dim,
-		                     q + (int64_t)i * dim);
+		c->kernels->attn_query(c->q + query_offset(c, t, item->head_kv, i), c->scale * 0x1.715476p+0f, dim,
+		                          q + (int64_t)i * dim);
 	if (item->range == WHOLE) {
 		struct partial total = partial_at(first), part = partial_at(second);
-		run_range(c, t, &j, 0, total);
+		run_range(c, t, &j, 0, true, total);
 		for (int32_t r = 1; r < t->n_ranges; r++) {
-			run_range(c, t, &j, r, part);
+			run_range(c, t, &j, r, true, part);
 			fold(c, t, &j, r, total, part);
 		}
 		finish(c, t, item->head_kv, n, total);
@@ -341,7 +350,8 @@ static void run_item(const struct attention_call *c, const struct attn_item *ite
 	int64_t split = t->split + item->head_kv / t->span;
 	float *partials = (float *)plan->partials.p + (size_t)split * RANGES_MAX * partial_floats(dim);
 	_Atomic int32_t *left = (_Atomic int32_t *)plan->left.p + split;
-	run_range(c, t, &j, item->range, partial_at(partials + (size_t)item->range * partial_floats(dim)));
+	bool goes_on = more && more->tile == item->tile && more->head_kv == item->head_kv;
+	run_range(c, t, &j, item->range, goes_on, partial_at(partials + (size_t)item->range * partial_floats(dim)));
 	/* Whoever ends the last range finds all others written, and folds them in their order. */
 	if (atomic_fetch_sub(left, 1) != 1)
 		return;
@@ -355,8 +365,9 @@ static void run_items(void *arg, int64_t begin, int64_t end, int thread)
 {
 	const struct attention_call *c = arg;
 	float *scratch = (float *)c->f->plan->per_thread.p + (size_t)thread * thread_floats(c->layout->head_dim);
+	const struct attn_item *items = c->f->plan->items.p;
 	for (int64_t i = begin; i < end; i++)
-		run_item(c, (const struct attn_item *)c->f->plan->items.p + i, scratch);
+		run_item(c, items + i, i + 1 < end ? items + i + 1 : NULL, scratch);
 }
 
 enum status fast_attention(struct backend *b, const void *kv, const struct kv_layout *layout, int32_t layer, const float *q,
@@ -364,6 +375,8 @@ enum status fast_attention(struct backend *b, const void *kv, const struct kv_la
 {
 	struct fast *f = (struct fast *)b;
 	struct attn_plan *p = f->plan;
+	if (layout->type != kernels_for(f, layout)->kv_type)
+		return STATUS_INVALID;
 	if (!p->valid || p->n_head != n_head) {
 		enum status s = make_plan(f, layout, n_head);
 		if (s != STATUS_OK)
@@ -374,7 +387,7 @@ enum status fast_attention(struct backend *b, const void *kv, const struct kv_la
 		for (int64_t k = 0; tiles[i].split != WHOLE && k < n_spans(&tiles[i], layout->n_head_kv); k++)
 			atomic_store_explicit((_Atomic int32_t *)p->left.p + tiles[i].split + k, tiles[i].n_ranges,
 			                      memory_order_relaxed);
-	struct attention_call c = {f, kv, layout, layer, q, n_head, scale, out};
+	struct attention_call c = {f, kernels_for(f, layout), kv, layout, layer, q, n_head, scale, out};
 	threads_for(f->base.threads, p->n_items, 1, run_items, &c);
 	return STATUS_OK;
 }
@@ -383,6 +396,7 @@ enum status fast_attention(struct backend *b, const void *kv, const struct kv_la
 
 struct kv_call {
 	const struct fast *f;
+	const struct cpu_kernels *kernels;
 	char *kv;
 	const struct kv_layout *layout;
 	int32_t layer;
@@ -400,13 +414,13 @@ static void store_row(const struct kv_call *c, const struct batch_seq *seq, int3
 		if (l->form != KV_FORM_F16) {
 			struct narrow_block *block = (struct narrow_block *)(void *)(page + narrow_offset(l, c->layer, h));
 			int32_t token = position % KV_PAGE_TOKENS;
-			c->f->kernels->narrow_store(l->form, c->k + at, c->v + at, l->head_dim, token, block);
+			c->kernels->narrow_store(l->form, c->k + at, c->v + at, l->head_dim, token, block);
 			narrow_count(l, block->k_scale[token], block->v_scale[token]);
 			if (!wide)
 				continue;
 		}
 		uint16_t *k_page = (uint16_t *)(void *)(wide + kv_offset(l, c->layer, h));
-		c->f->kernels->kv_store(c->k + at, c->v + at, l->head_dim, position % KV_PAGE_TOKENS, k_page,
+		c->kernels->kv_store(c->k + at, c->v + at, l->head_dim, position % KV_PAGE_TOKENS, k_page,
 		                        k_page + (int64_t)l->head_dim * KV_PAGE_TOKENS);
 	}
 }
@@ -428,7 +442,9 @@ enum status fast_kv_write(struct backend *b, void *kv, const struct kv_layout *l
                           const float *v)
 {
 	struct fast *f = (struct fast *)b;
-	struct kv_call c = {f, kv, layout, layer, k, v};
+	if (layout->type != kernels_for(f, layout)->kv_type)
+		return STATUS_INVALID;
+	struct kv_call c = {f, kernels_for(f, layout), kv, layout, layer, k, v};
 	threads_for(f->base.threads, f->base.batch->n_rows, KV_PAGE_TOKENS, store_rows, &c);
 	return STATUS_OK;
 }

@@ -1,63 +1,25 @@
 /*
- * Attention kernels over the primitives of one instruction set: included by avx2.c and avx512.c.
+ * Attention kernels over the primitives of one instruction set: included by avx2.c and its like.
  *
- * Within a page and KV head, K is stored [head_dim][16 tokens] and V [16 tokens][head_dim], in halves. Scores of 16 tokens thus
- * stand in the lanes of a vector and add up over head_dim without a horizontal sum; the weighted sum of V has dimensions in its
- * lanes. Softmax is computed in one pass over blocks of ATTN_BLOCK positions with a running maximum (Milakov and Gimelshein,
- * "Online normalizer calculation for softmax", 2018), in powers of two: q comes multiplied by log2(e).
+ * How K and V stand in a page, and the products with them, are in kernels_pages_f16.h or, where the processor multiplies bfloat16s,
+ * kernels_pages_bf16.h. Scores of 16 tokens stand in the lanes of a vector and add up over head_dim without a horizontal sum; the
+ * weighted sum of V has dimensions in its lanes. Softmax is computed in one pass over blocks of ATTN_BLOCK positions with a running
+ * maximum (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018), in powers of two: q comes multiplied by log2(e).
  *
  * Several queries that share the KV head go through the same loads, each with its own sums in the same order as it would have
  * alone, so a row's result does not depend on the rows beside it.
  */
 #pragma once
 
-#include "engine/cpu/kernels_matmul.h"
 #include "engine/cpu/kernels_rows.h"
 
-enum {
-	PAGE_VECTORS = KV_PAGE_TOKENS / LANES,
-	BLOCK_PAGES = ATTN_BLOCK / KV_PAGE_TOKENS,
-	QK_PAGES = 4 / PAGE_VECTORS, /* pages whose scores are computed together: four vectors a query */
-};
+#ifdef __AVX512BF16__
+#include "engine/cpu/kernels_pages_bf16.h"
+#else
+#include "engine/cpu/kernels_pages_f16.h"
+#endif
 
-static void kv_store(const float *k, const float *v, int32_t head_dim, int32_t token, uint16_t *k_page, uint16_t *v_page)
-{
-	uint16_t *row = v_page + (int64_t)token * head_dim;
-	for (int32_t d = 0; d < head_dim; d += LANES) {
-		uint16_t column[LANES];
-		int n = head_dim - d < LANES ? head_dim - d : LANES;
-		vf_store_half(column, vf_load_n(k + d, n));
-		for (int i = 0; i < n; i++)
-			k_page[(d + i) * KV_PAGE_TOKENS + token] = column[i];
-		vf_store_half_n(row + d, vf_load_n(v + d, n), n);
-	}
-}
-
-/*
- * Asks for the lines of the pages that will be read next, while the present ones are computed with. In ascending order, since other
- * orders confuse the hardware's own prefetching, and a few at a time, since a processor keeps few requests.
- */
-struct fetcher {
-	const uint16_t *pages[BLOCK_PAGES];
-	int n_pages, page;
-	const char *line;   /* the next one, or NULL */
-	int32_t page_lines; /* wanted of each page */
-	int32_t left;       /* of this page */
-};
-
-INLINE void fetch_two(struct fetcher *f)
-{
-	if (!f->line)
-		return;
-	_mm_prefetch(f->line, _MM_HINT_T1);
-	_mm_prefetch(f->line + 64, _MM_HINT_T1);
-	f->line += 128;
-	f->left -= 2;
-	if (f->left <= 0) {
-		f->line = ++f->page < f->n_pages ? (const char *)f->pages[f->page] : NULL;
-		f->left += f->page_lines;
-	}
-}
+enum { QK_PAGES = 4 / PAGE_VECTORS }; /* pages whose scores are computed together: four vectors a query */
 
 /* A block of positions: where its pages' K and V of one head are, and what to fetch meanwhile. */
 struct block {
@@ -65,78 +27,7 @@ struct block {
 	struct fetcher fetch;
 };
 
-/* score[i][0 .. 16 n_pages) = q[i] K for n_queries queries over n_pages pages; both counts are constants. */
-INLINE void qk(int n_queries, int n_pages, const float *q, const uint16_t *const *k, int32_t head_dim, float *score,
-               struct fetcher *f)
-{
-	const int n_vectors = n_pages * PAGE_VECTORS;
-	vf sum[QK_QUERIES][4];
-	UNROLL
-	for (int i = 0; i < n_queries; i++)
-		UNROLL
-		for (int v = 0; v < n_vectors; v++)
-			sum[i][v] = vf_zero();
-	for (int32_t d = 0; d < head_dim; d++) {
-		vf key[4];
-		fetch_two(f);
-		UNROLL
-		for (int v = 0; v < n_vectors; v++)
-			key[v] = vf_load_half(k[v / PAGE_VECTORS] + d * KV_PAGE_TOKENS + v % PAGE_VECTORS * LANES);
-		UNROLL
-		for (int i = 0; i < n_queries; i++) {
-			vf x = vf_set1(q[i * head_dim + d]);
-			UNROLL
-			for (int v = 0; v < n_vectors; v++)
-				sum[i][v] = vf_fma(x, key[v], sum[i][v]);
-		}
-	}
-	UNROLL
-	for (int i = 0; i < n_queries; i++)
-		UNROLL
-		for (int v = 0; v < n_vectors; v++)
-			vf_store(score + i * ATTN_BLOCK + v * LANES, sum[i][v]);
-}
-
-/* acc[i][at ..] += sum over n tokens of weight[i][t] V[t][at ..], n_vectors vectors wide; `partial`: only the first `partial` lanes. */
-INLINE void pv(int n_queries, int n_vectors, int partial, const float *weight, const uint16_t *const *v, int n, int32_t head_dim,
-               int32_t at, float *acc, struct fetcher *f)
-{
-	vf sum[QK_QUERIES][4];
-	UNROLL
-	for (int i = 0; i < n_queries; i++)
-		UNROLL
-		for (int k = 0; k < n_vectors; k++) {
-			const float *a = acc + i * head_dim + at + k * LANES;
-			sum[i][k] = partial ? vf_load_n(a, partial) : vf_load(a);
-		}
-	for (int t = 0; t < n; t++) {
-		const uint16_t *row = v[t / KV_PAGE_TOKENS] + (int64_t)(t % KV_PAGE_TOKENS) * head_dim + at;
-		vf value[4];
-		fetch_two(f);
-		UNROLL
-		for (int k = 0; k < n_vectors; k++)
-			value[k] = partial ? vf_load_half_n(row, partial) : vf_load_half(row + k * LANES);
-		UNROLL
-		for (int i = 0; i < n_queries; i++) {
-			vf w = vf_set1(weight[i * ATTN_BLOCK + t]);
-			UNROLL
-			for (int k = 0; k < n_vectors; k++)
-				sum[i][k] = vf_fma(w, value[k], sum[i][k]);
-		}
-	}
-	UNROLL
-	for (int i = 0; i < n_queries; i++)
-		UNROLL
-		for (int k = 0; k < n_vectors; k++) {
-			float *a = acc + i * head_dim + at + k * LANES;
-			if (partial)
-				vf_store_n(a, sum[i][k], partial);
-			else
-				vf_store(a, sum[i][k]);
-		}
-}
-
-/* Scores of n positions become weights relative to the new maximum; what was summed before is scaled to it. */
+/* Scores of n positions become weights relative to the new maximum, in their place; what was summed before is scaled to it. */
 static void softmax_block(float *score, int n, float *max, float *sum, float *acc, int32_t head_dim)
 {
 	enum { N = ATTN_BLOCK / LANES };
@@ -153,7 +44,7 @@ static void softmax_block(float *score, int n, float *max, float *sum, float *ac
 	new_max = new_max > *max ? new_max : *max;
 	for (int k = 0; k < N; k++) {
 		vf w = exp2_vf(vf_sub(s[k], vf_set1(new_max)));
-		vf_store(score + k * LANES, w);
+		store_weights(score, k, w);
 		total = vf_add(total, w);
 	}
 	if (new_max != *max) {
@@ -170,8 +61,9 @@ static void softmax_block(float *score, int n, float *max, float *sum, float *ac
 INLINE void attend_block(const struct attn_job *j, int n_queries, int i, int n, struct block *b)
 {
 	int32_t dim = j->head_dim, at = 0;
-	const float *q = j->q + (int64_t)i * dim;
+	const kv_factor *q = (const kv_factor *)j->q + i * FACTOR_STRIDE(dim);
 	float *score = j->score + (int64_t)i * ATTN_BLOCK, *acc = j->acc + (int64_t)i * dim;
+	const kv_factor *weight = (const kv_factor *)(const void *)score;
 	int n_pages = (n + KV_PAGE_TOKENS - 1) / KV_PAGE_TOKENS, page = 0;
 	struct fetcher f = b->fetch; /* kept in registers */
 	for (; page + QK_PAGES <= n_pages; page += QK_PAGES)
@@ -181,11 +73,11 @@ INLINE void attend_block(const struct attn_job *j, int n_queries, int i, int n, 
 	for (int m = 0; m < n_queries; m++)
 		softmax_block(score + m * ATTN_BLOCK, n, j->max + i + m, j->sum + i + m, acc + (int64_t)m * dim, dim);
 	for (; at + 4 * LANES <= dim; at += 4 * LANES)
-		pv(n_queries, 4, 0, score, b->v, n, dim, at, acc, &f);
+		pv(n_queries, 4, 0, weight, b->v, n, dim, at, acc, &f);
 	for (; at + LANES <= dim; at += LANES)
-		pv(n_queries, 1, 0, score, b->v, n, dim, at, acc, &f);
+		pv(n_queries, 1, 0, weight, b->v, n, dim, at, acc, &f);
 	if (at < dim)
-		pv(n_queries, 1, dim - at, score, b->v, n, dim, at, acc, &f);
+		pv(n_queries, 1, dim - at, weight, b->v, n, dim, at, acc, &f);
 	b->fetch = f;
 }
 

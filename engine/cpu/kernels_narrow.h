@@ -7,6 +7,8 @@
 #include "engine/cpu/kernels_attention.h"
 #include "engine/cpu/narrow.h"
 
+#define NARROW_KERNELS /* for kernels_table.h */
+
 /* What a code is worth, times 2^8 for E4M3: its bits are those of a half whose exponent is 8 too small, subnormal ones included. */
 INLINE vf narrow_values(enum kv_form form, const uint8_t *code)
 {

@@ -443,6 +443,7 @@ static void info(const struct backend *b, struct backend_info *out)
 	        .n_threads = threads_count(self(b)->base.threads),
 	        .host_memory = true,
 	        .kv_order = {.known = true},
+	        .kv_type = QUANT_F16,
 	        .narrow_kv = true,
 	};
 }

@@ -78,6 +78,10 @@ INLINE vf vf_dot_bf16(vf acc, vb w, const uint16_t *a)
 	__builtin_memcpy(&pair, a, 4);
 	return _mm512_dpbf16_ps(acc, (__m512bh)w, (__m512bh)_mm512_set1_epi32(pair));
 }
+/* the first of LANES pairs of shorts, and zeros in place of the second ones; of n pairs, and zeros; of LANES shorts that stand together */
+INLINE vb vb_evens(vb w) { return _mm512_and_si512(w, _mm512_set1_epi32(0xFFFF)); }
+INLINE vb vb_load_n(const void *p, int n) { return _mm512_maskz_loadu_epi32(first(n), p); }
+INLINE vb vb_load_even(const void *p) { return _mm512_cvtepu16_epi32(_mm256_loadu_si256(p)); }
 /* as bfloat16, rounded to nearest */
 INLINE void vf_store_bf16_n(uint16_t *p, vf v, int n) { _mm256_mask_storeu_epi16(p, first(n), (__m256i)_mm512_cvtneps_pbh(v)); }
 #else

@@ -11,7 +11,7 @@
 
 enum {
 	SPINS = 4000,          /* pauses before sleeping: some 50 us, longer than the gap between two operations of a step */
-	PIECES_PER_THREAD = 8, /* how finely threads_for() cuts, so that a thread that was held up does not hold up all */
+	SHARE_PARTS = 3, /* a piece is this part of a thread's share of what is left: one that is held up does not hold up all */
 };
 
 struct worker {
@@ -21,7 +21,7 @@ struct worker {
 };
 
 struct section {
-	int64_t n, piece;
+	int64_t n, grain, parts;
 	threads_range_fn *fn;
 	void *arg;
 };
@@ -81,14 +81,19 @@ static uint32_t wait_for_round(struct threads *t, uint32_t seen)
 	return now;
 }
 
+/* Large pieces first, which suit the memory and leave little to meet about, then ever smaller ones, so that all end together. */
 static void take_pieces(struct threads *t, int thread)
 {
 	const struct section *s = &t->section;
-	for (;;) {
-		int64_t begin = atomic_fetch_add_explicit(&t->next, s->piece, memory_order_relaxed);
-		if (begin >= s->n)
-			return;
-		s->fn(s->arg, begin, begin + s->piece < s->n ? begin + s->piece : s->n, thread);
+	int64_t begin = atomic_load_explicit(&t->next, memory_order_relaxed);
+	while (begin < s->n) {
+		int64_t piece = (s->n - begin) / s->parts;
+		piece = piece > s->grain ? piece : s->grain;
+		int64_t end = piece < s->n - begin ? begin + piece : s->n;
+		if (!atomic_compare_exchange_weak_explicit(&t->next, &begin, end, memory_order_relaxed, memory_order_relaxed))
+			continue;
+		s->fn(s->arg, begin, end, thread);
+		begin = atomic_load_explicit(&t->next, memory_order_relaxed);
 	}
 }
 
@@ -192,14 +197,12 @@ void threads_for(struct threads *t, int64_t n, int64_t grain, threads_range_fn *
 {
 	if (n <= 0)
 		return;
-	int64_t piece = n / ((int64_t)t->n * PIECES_PER_THREAD);
-	piece = piece > grain ? piece : grain;
-	piece = piece > 1 ? piece : 1;
-	if (t->n == 1 || piece >= n) {
+	grain = grain > 1 ? grain : 1;
+	if (t->n == 1 || grain >= n) {
 		fn(arg, 0, n, 0);
 		return;
 	}
-	t->section = (struct section){n, piece, fn, arg};
+	t->section = (struct section){n, grain, SHARE_PARTS * (int64_t)t->n, fn, arg};
 	atomic_store_explicit(&t->next, 0, memory_order_relaxed);
 	atomic_store_explicit(&t->gate, 0, memory_order_release);
 	announce(t);

@@ -18,6 +18,13 @@ const char *kv_codec_name(enum kv_codec_type type)
 	return (unsigned)type < KV_CODEC_N ? names[type] : NULL;
 }
 
+const char *kv_codec_elements(const struct kv_layout *l, enum kv_codec_type type)
+{
+	if (type != KV_CODEC_F16 || l->form != KV_FORM_F16)
+		return l->form != KV_FORM_F16 ? kv_form_name(l->form) : kv_codec_name(type);
+	return l->type == QUANT_BF16 ? "bf16" : "f16";
+}
+
 bool kv_codec_find(const char *name, enum kv_codec_type *out)
 {
 	for (int i = 0; i < KV_CODEC_N; i++) {
@@ -43,22 +50,48 @@ size_t kv_codec_bytes(const struct kv_layout *l, enum kv_codec_type type)
 
 /* ---- Pages ---- */
 
-/* A block as floats by token, whatever its order in the page. */
-static void read_block(const uint16_t *block, int32_t dim, bool by_dim, float *x /* [KV_PAGE_TOKENS][dim] */)
+/* Where an element of a block lies in it. */
+static inline int32_t place(enum kv_block_order order, int32_t dim, int32_t token, int32_t d)
 {
-	for (int32_t i = 0; i < dim * KV_PAGE_TOKENS; i++)
-		x[by_dim ? i % KV_PAGE_TOKENS * dim + i / KV_PAGE_TOKENS : i] = quant_half_to_float(block[i]);
+	switch (order) {
+	case KV_BY_TOKEN:
+		break;
+	case KV_BY_DIM:
+		return d * KV_PAGE_TOKENS + token;
+	case KV_BY_DIM_PAIRS:
+		return (d & ~1) * KV_PAGE_TOKENS + (d == dim - 1 && dim % 2 ? token : 2 * token + d % 2);
+	case KV_BY_TOKEN_PAIRS:
+		return (token & ~1) * dim + 2 * d + token % 2;
+	}
+	return token * dim + d;
 }
 
-static void write_block(const float *x, int32_t dim, bool by_dim, uint16_t *block)
+/* A block as floats by token, whatever its order and type in the page. */
+static void read_block(const uint16_t *block, enum quant_type type, enum kv_block_order order, int32_t dim,
+                       float *x /* [KV_PAGE_TOKENS][dim] */)
 {
-	for (int32_t i = 0; i < dim * KV_PAGE_TOKENS; i++)
-		block[i] = quant_float_to_half(x[by_dim ? i % KV_PAGE_TOKENS * dim + i / KV_PAGE_TOKENS : i]);
+	for (int32_t t = 0; t < KV_PAGE_TOKENS; t++) {
+		for (int32_t d = 0; d < dim; d++) {
+			uint16_t e = block[place(order, dim, t, d)];
+			x[t * dim + d] = type == QUANT_BF16 ? quant_bf16_to_float(e) : quant_half_to_float(e);
+		}
+	}
 }
 
-static bool is_key(const struct kv_layout *l, struct kv_order order, size_t block)
+static void write_block(const float *x, enum quant_type type, enum kv_block_order order, int32_t dim, uint16_t *block)
 {
-	return order.pairs ? block % 2 == 0 : block / (size_t)l->n_head_kv % 2 == 0;
+	for (int32_t t = 0; t < KV_PAGE_TOKENS; t++) {
+		for (int32_t d = 0; d < dim; d++) {
+			float e = x[t * dim + d];
+			block[place(order, dim, t, d)] = type == QUANT_BF16 ? quant_float_to_bf16(e) : quant_float_to_half(e);
+		}
+	}
+}
+
+static enum kv_block_order block_order(const struct kv_layout *l, struct kv_order order, size_t block)
+{
+	bool key = order.pairs ? block % 2 == 0 : block / (size_t)l->n_head_kv % 2 == 0;
+	return key ? order.keys : order.values;
 }
 
 /* False for a vector with an infinity or a NaN. */
@@ -96,7 +129,7 @@ bool kv_codec_pack(const struct kv_layout *l, struct kv_order order, enum kv_cod
 	if (dim > MAX_HEAD_DIM)
 		return false;
 	for (size_t b = 0; b < n; b++) {
-		read_block((const uint16_t *)page + b * KV_PAGE_TOKENS * (size_t)dim, dim, order.keys_by_dim && is_key(l, order, b), x);
+		read_block((const uint16_t *)page + b * KV_PAGE_TOKENS * (size_t)dim, l->type, block_order(l, order, b), dim, x);
 		for (size_t t = 0; t < KV_PAGE_TOKENS; t++) {
 			size_t vector = b * KV_PAGE_TOKENS + t;
 			if (!pack_vector(x + t * (size_t)dim, dim, type, scale + vector, code + vector * (size_t)dim))
@@ -122,6 +155,6 @@ void kv_codec_unpack(const struct kv_layout *l, struct kv_order order, enum kv_c
 	for (size_t b = 0; b < n; b++) {
 		for (size_t i = 0; i < in_block; i++)
 			x[i] = scale[b * KV_PAGE_TOKENS + i / (size_t)dim] * value[code[b * in_block + i]];
-		write_block(x, dim, order.keys_by_dim && is_key(l, order, b), (uint16_t *)page + b * in_block);
+		write_block(x, l->type, block_order(l, order, b), dim, (uint16_t *)page + b * in_block);
 	}
 }

@@ -623,7 +623,7 @@ enum status kv_tier_disk_create(const struct kv_tier_device *device, const struc
 	d->running = true;
 	d->write_credit = (double)(d->write_bytes_per_s > d->record_bytes ? d->write_bytes_per_s : d->record_bytes);
 	d->base.stats.kind = "disk";
-	d->base.stats.type = kv_form_name(device->layout.form); /* as it is in the pool */
+	d->base.stats.type = kv_codec_elements(&device->layout, KV_CODEC_F16);
 	d->base.stats.cap_bytes = kv_file_bytes(&d->files);
 	*out = &d->base;
 	return STATUS_OK;

@@ -197,7 +197,7 @@ enum status kv_tier_ram_create(const struct kv_tier_device *device, const struct
 	for (int32_t i = 0; i < r->n_units; i++)
 		r->next[i] = i + 1 < r->n_units ? i + 1 : NONE;
 	r->base.stats.kind = "ram";
-	r->base.stats.type = type == KV_CODEC_F16 ? kv_form_name(device->layout.form) : kv_codec_name(type);
+	r->base.stats.type = kv_codec_elements(&device->layout, type);
 	r->base.stats.cap_bytes = n_units * UNIT_BYTES;
 	*out = &r->base;
 	return STATUS_OK;

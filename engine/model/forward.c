@@ -340,7 +340,7 @@ enum status model_run(struct model *m, const struct batch *batch, void *kv)
 	TRY(ops->step_begin(m->backend, batch));
 	enum status st = run(m, batch, kv);
 	enum status end = ops->step_end(m->backend);
-	return st != STATUS_OK ? st : end;
+	return st == STATUS_OK || end == STATUS_DEVICE ? end : st; /* the end may know better that the device is lost */
 }
 
 enum status model_logits(struct model *m, int32_t first, int32_t n, float **logits)

@@ -103,6 +103,15 @@ uint16_t quant_float_to_half(float f)
 	return (uint16_t)(sign | kept);
 }
 
+uint16_t quant_float_to_bf16(float f)
+{
+	uint32_t bits;
+	memcpy(&bits, &f, sizeof bits);
+	if (f != f)
+		return (uint16_t)(bits >> 16 | 0x40);
+	return (uint16_t)((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
+}
+
 float quant_bf16_to_float(uint16_t h)
 {
 	return bits_float((uint32_t)h << 16);

@@ -21,7 +21,9 @@ bool parser_fail(struct parser *p, enum status status, int line, const char *fmt
 void *parser_alloc(struct parser *p, size_t n)
 {
 	void *m = arena_alloc(p->arena, n);
-	if (!m)
+	if (!m && arena_starved(p->arena))
+		parser_fail(p, STATUS_NOMEM, p->at->line, "out of memory while compiling a template");
+	else if (!m)
 		parser_fail(p, STATUS_LIMIT, p->at->line, "the template is too large");
 	return m;
 }

@@ -47,7 +47,7 @@ def eventually(check, seconds, what):
 class Daemon:
     """Starts `kvasir serve` on a free port; stop() ends it by SIGTERM and returns its exit status."""
 
-    def __init__(self, *args, model=MODEL, wait=True, env=None, key=None, port=None):
+    def __init__(self, *args, model=MODEL, wait=True, env=None, key=None, port=None, command=None):
         self.headers = {"authorization": f"Bearer {key}"} if key else {}  # of what is asked here
         self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
@@ -55,8 +55,9 @@ class Daemon:
         self.log = tempfile.NamedTemporaryFile("w+", prefix="kvasir-test-", suffix=".log")
         self.out = tempfile.NamedTemporaryFile("w+", prefix="kvasir-test-", suffix=".out")
         clean = {k: v for k, v in os.environ.items() if not k.startswith("KVASIR_")}
+        command = command or ("serve", "--model", model, "--port", self.port, "--device", DEVICE, *args)
         self.process = subprocess.Popen(
-            [BIN, "serve", "--model", model, "--port", str(self.port), "--device", DEVICE, *map(str, args)],
+            [BIN, *map(str, command)],
             stdin=subprocess.DEVNULL, stdout=self.out, stderr=self.log, env={**clean, **(env or {})})
         if wait:
             self.wait_ready()

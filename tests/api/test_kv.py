@@ -155,6 +155,7 @@ def test_fragmentation_is_alarmed_once_and_well_again_once():
         assert "more than 20%" in lines[0] and "well again" in lines[1]
 
 
+@pytest.mark.trained
 def test_every_page_that_had_to_go_is_counted_by_reason():
     """56 pages for conversations of about 20: the index gives way for prompts, then for an answer that grows."""
     with Daemon("--kv-memory", "20M") as d, open_client(d) as http:
@@ -186,6 +187,7 @@ def first_token(http, messages, sid=None, max_tokens=8):
     return first, text
 
 
+@pytest.mark.trained
 def test_eight_sessions_with_one_system_prompt_hold_it_once_and_start_in_the_time_of_one():
     with Daemon("--kv-memory", "512M") as d, open_client(d) as http:
         def conversation(system, i):

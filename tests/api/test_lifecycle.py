@@ -153,8 +153,26 @@ def test_a_port_that_is_taken_is_one_line_and_status_1(daemon):
     (["--device", "cuda:1023"], ["device"]),  # no build or machine has that many
 ])
 def test_a_wrong_option_is_one_line_that_names_it(args, words):
-    r = serve(MODEL, *args)
-    assert r.returncode in (1, 2)
+    for check in ([], ["--check"]):
+        r = serve(MODEL, *args, *check)
+        assert r.returncode in (1, 2)
+        assert len(r.stderr.splitlines()) == 1, r.stderr
+        for word in words:
+            assert word in r.stderr
+
+
+@pytest.mark.parametrize("args,words", [
+    (["--kv-policy", "newest"], ["kv-policy", "newest"]),
+    (["--host", "300.1.1.1"], ["host", "300.1.1.1"]),
+    (["--kv-memory", "1K"], ["kv-memory", "1024"]),
+    (["--api-keys", '{"keys":[{"name":"a","key":"b","kv_memory":"lots"}]}'], ["keys[0].kv_memory"]),
+    (["--chat-template", "FILE"], ["line 1"]),
+], ids=lambda v: v[0])
+def test_check_finds_what_would_go_wrong_later(tmp_path, args, words):
+    template = tmp_path / "broken.jinja"
+    template.write_text("{% if %}")
+    r = serve(MODEL, *(str(template) if a == "FILE" else a for a in args), "--check")
+    assert r.returncode == 1 and r.stdout == ""
     assert len(r.stderr.splitlines()) == 1, r.stderr
     for word in words:
         assert word in r.stderr
@@ -181,6 +199,7 @@ def stream(d, max_tokens, result):
                     result.append(line)
 
 
+@pytest.mark.quirk(41)
 def test_a_drain_lets_a_stream_end_and_refuses_new_work():
     d = Daemon()
     lines = []

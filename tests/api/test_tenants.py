@@ -212,6 +212,7 @@ def test_one_session_too_many_is_a_429_that_names_the_limit(keys):
         alice.delete(f"/v1/sessions/{again.json()['id']}")
 
 
+@pytest.mark.trained
 def test_what_could_never_fit_is_refused_with_both_numbers(keys):
     with client(keys, "alice") as alice:
         for prompt, tokens in (("Hi", 400), (LONG * 20, 1)):
@@ -225,6 +226,7 @@ def test_what_could_never_fit_is_refused_with_both_numbers(keys):
         assert done["usage"]["total_tokens"] == 384
 
 
+@pytest.mark.trained
 def test_the_kv_limit_is_kept_at_every_moment_and_nothing_is_cut(keys):
     """Two generations that need 14 pages each, under a limit of 24: one waits or is set back, both answer as without a limit."""
     prompts = [f"Number {i}. " + LONG * 3 for i in range(2)]

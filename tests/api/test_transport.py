@@ -82,6 +82,7 @@ def test_probe_in_a_pipeline(echo):
     assert not failed, "\n".join(failed)
 
 
+@pytest.mark.quirk(22)
 def test_refusals_are_json(echo):
     for data in (b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01", b"GET / HTTP/2.0\r\n",
                  b"FOO / HTTP/1.1\r\nHost: a\r\n\r\n", POST + b"Transfer-Encoding: gzip\r\n\r\n",
@@ -130,6 +131,7 @@ def test_pipeline(echo):
     assert got.count(b'{"status":"ok"}') == 25
 
 
+@pytest.mark.quirk(35)
 def test_h2c_offer_is_ignored(echo):
     body = b'{"content":"A"}'
     status, headers, _ = echo.ask(post(body, b"/tokenize", b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n"
@@ -139,6 +141,7 @@ def test_h2c_offer_is_ignored(echo):
 
 # ---- Answers ----
 
+@pytest.mark.quirk(42)
 def test_head_has_no_body(echo):
     for path in ("/health/live", "/stream?n=3", "/burst", "/nothing", "/v1/responses"):
         with echo.connect() as s:
@@ -158,6 +161,7 @@ def test_request_ids(echo):
         assert echo.ask(GET + b"X-Request-Id: " + odd + b"\r\n\r\n")[1]["x-request-id"].startswith("req_")
 
 
+@pytest.mark.quirk(13)
 def test_stream_chunks_are_events(echo):
     with echo.connect() as s:
         for path in (b"/stream?n=20&ms=1", b"/burst?n=200", b"/stream?n=3&ms=0&size=30000"):
@@ -185,6 +189,7 @@ def test_stream_is_prompt(echo):
         assert times[0] < 0.4 * SLOW and times[-1] > 0.8
 
 
+@pytest.mark.quirk(40)
 def test_stream_to_http_1_0_and_to_close(echo):
     """Without chunks the end of the connection is the end of the stream."""
     status, headers, body = echo.ask(b"GET /stream?n=5 HTTP/1.0\r\n\r\n")
@@ -245,6 +250,7 @@ def test_body_of_any_method(echo):
                 assert json.loads(read_answer(s)[2])["length"] == 5
 
 
+@pytest.mark.quirk(36)
 def test_continue(echo):
     """The body is asked for, and not when it is not wanted."""
     with echo.connect() as s:

@@ -17,6 +17,7 @@ def wire(daemon):
         yield w
 
 
+@pytest.mark.trained
 def test_one_turn_has_every_event_in_order(wire):
     wire.send("Hi")
     events = list(wire.events())

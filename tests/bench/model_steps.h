@@ -46,7 +46,7 @@ static inline void model_steps_open(struct model_steps *b, const char *path, con
 	const struct model_params *p = model_params(b->model);
 	b->n_pages = (longest + KV_PAGE_TOKENS - 1) / KV_PAGE_TOKENS;
 	b->table = malloc((size_t)STEPS_SEQS_MAX * (size_t)b->n_pages * sizeof *b->table);
-	if (!b->table || kv_layout_init(&b->layout, p->n_layer, p->n_head_kv, p->head_dim, QUANT_F16) != STATUS_OK)
+	if (!b->table || kv_layout_for(b->backend, &b->layout, p->n_layer, p->n_head_kv, p->head_dim) != STATUS_OK)
 		bench_fail("memory", "not enough");
 	b->kv_bytes = b->layout.page_stride * (size_t)b->n_pages * (size_t)n_seqs;
 	if (b->backend->ops->mem_alloc(b->backend, b->kv_bytes, &b->kv) != STATUS_OK ||

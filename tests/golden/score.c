@@ -340,7 +340,7 @@ static int score(struct score *s, const struct gguf *g, struct backend *b)
 	if (model_load(g, b, &m, &err) != STATUS_OK)
 		return fail(err.message);
 	const struct model_params *p = model_params(m);
-	if (kv_layout_init(&layout, p->n_layer, p->n_head_kv, p->head_dim, QUANT_F16) != STATUS_OK) {
+	if (kv_layout_for(b, &layout, p->n_layer, p->n_head_kv, p->head_dim) != STATUS_OK) {
 		fail("no KV layout for this model");
 		goto fail_layout;
 	}
@@ -348,7 +348,7 @@ static int score(struct score *s, const struct gguf *g, struct backend *b)
 		fail("--kv-dtype must be f16, int8 or fp8_e4m3");
 		goto fail_layout;
 	}
-	if (form != KV_FORM_F16)
+	if (form != KV_FORM_F16 && kv_layout_init(&layout, p->n_layer, p->n_head_kv, p->head_dim, QUANT_F16) == STATUS_OK)
 		kv_layout_narrow(&layout, form);
 	n_pages = assign_pages(s);
 	if (n_pages < 0 ||

@@ -6,8 +6,9 @@
  * Prints decode tokens/s at batch 1, 8 and 64 over contexts of 1k, 8k and 32k, prefill tokens/s at 512 and 8k, and, for this model's
  * shapes, the bandwidth of the matrix-vector products and of decode attention. Bytes are those that must be read: the weights in the file,
  * keys and values. --copy and --product are what measure.cu found: bytes read and written by a device copy, and a bf16 product. --quick
- * takes fewer rounds; --small divides contexts and lengths by 256, for a test of this program.
+ * takes fewer rounds; --product none: there was nothing to measure; --small divides contexts and lengths by 256, for a test of this program.
  */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -109,7 +110,11 @@ static void bench_prefill(struct whole *w)
 			best = t < best ? t : best;
 		}
 		double flops = per_token * n + 2.0 * p->n_layer * p->n_head * p->head_dim * (double)n * n;
-		printf("%-22s %10.0f %10.1f %7.1f%%\n", name, n / best, flops / best * 1e-12, 100 * flops / best * 1e-12 / options.product_tflops);
+		printf("%-22s %10.0f %10.1f", name, n / best, flops / best * 1e-12);
+		if (isinf(options.product_tflops))
+			printf(" %8s\n", "unknown");
+		else
+			printf(" %7.1f%%\n", 100 * flops / best * 1e-12 / options.product_tflops);
 		fflush(stdout);
 	}
 }
@@ -213,7 +218,7 @@ int main(int argc, char **argv)
 		else if (strcmp(argv[i], "--copy") == 0 && i + 1 < argc)
 			options.copy_gbs = atof(argv[++i]);
 		else if (strcmp(argv[i], "--product") == 0 && i + 1 < argc)
-			options.product_tflops = atof(argv[++i]);
+			options.product_tflops = strcmp(argv[++i], "none") == 0 ? INFINITY : atof(argv[i]);
 	}
 	if (argc < 3 || options.copy_gbs <= 0 || options.product_tflops <= 0) {
 		fprintf(stderr, "usage: bench-gpu FILE DEVICE --copy GB/S --product TFLOP/S [--quick] [--small]\n");

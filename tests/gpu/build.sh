@@ -23,6 +23,7 @@ flags=(-std=gnu11 -O3 -D_GNU_SOURCE '-DKVASIR_VERSION="check"' -fvisibility=hidd
 		esac
 		echo "gcc ${flags[*]@Q} $extra -c -o $dir/$(tr / - <<<"${f%.c}").o $f"
 	done
+	echo "$nvcc -o $dir/tests/gpu/measure -gencode=arch=compute_$arch,code=sm_$arch -std=c++17 -O3 -I. tests/gpu/measure.cu -ldl"
 	for f in compare compare_attention compare_ops compare_products compare_rows compare_model bench_gpu whole make_shape; do
 		echo "gcc ${flags[*]@Q} -c -o $dir/tests/gpu/$f.o tests/gpu/$f.c"
 	done

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # One command for a machine with an NVIDIA GPU and no network: builds, compares every operation and whole models with the CPU, looks for
 # memory errors and races with compute-sanitizer, measures, and prints one table. It stops at the first wrong number and still prints what it
-# has. Under 8 minutes on 16 cores; each part has a limit of its own, and parts that would end after --minutes are left out by name.
+# has. Under 8 minutes on 16 cores; each part has a limit of its own, none runs on past --minutes, and those left out are named.
 #
 #   tests/gpu/check.sh [--build DIR] [--arch 90a] [--device cuda] [--work DIR] [--minutes 8] [--out FILE] [--small]
 #
-#   --build    programs built elsewhere (a build directory that has tests/gpu/, and `measure`); else they are built here by meson, which needs
-#              nvcc, a C and a C++ compiler; by tests/gpu/build.sh where there is no meson or libutf8proc
-#   --work     where models go (19 GB; default: /dev/shm when it has room, else $TMPDIR)
-#   --small    only the tiny model, for a try on the emulated GPU (--device cuda-host)
+#   --build    a build directory from elsewhere, with the programs of tests/gpu/; else they are built here by meson, which needs nvcc, a C and
+#              a C++ compiler; by tests/gpu/build.sh where there is no meson or libutf8proc
+#   --work     where models go (25 GB; default: /dev/shm when it has room, else $TMPDIR)
+#   --small    the tiny model in place of each: every line of this script, on the emulated GPU (--device cuda-host)
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 2
 
@@ -29,9 +29,10 @@ done
 start=$SECONDS
 deadline=$((start + minutes * 60))
 table=$(mktemp)
-made_work=no
+made_work=no models=''
 finish() {
 	local status=$?
+	[ -z "$models" ] || kill "$models" 2>/dev/null
 	printf '\n==== what is known after %d s\n\n' $((SECONDS - start))
 	tee "$out" <"$table"
 	rm -f "$table"
@@ -58,7 +59,8 @@ part() {
 	if [ "$status" -eq 124 ] || [ "$status" -eq 137 ]; then
 		say "-- $name: stopped after $limit s"
 	elif [ "$status" -eq 77 ]; then
-		say "-- $name: skipped"
+		say "-- there is no device $device to check"
+		exit 77
 	elif [ "$status" -ne 0 ]; then
 		say "-- $name: WRONG (status $status)"
 		exit 1
@@ -68,75 +70,92 @@ part() {
 
 nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
 cores=$(nproc)
+toolkit=$(dirname "$(dirname "$(readlink -f "$nvcc")")")
+# cuBLASLt is looked up when it is needed; it may be known to the toolkit alone.
+export LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$toolkit/lib64:$toolkit/targets/x86_64-linux/lib
 
 # ---- programs
 
 if [ -z "$arch" ]; then
 	arch=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -n 1 | tr -d .)
+	arch=${arch:-90a}
 	[ "$arch" != 90 ] || arch=90a
 fi
 compile() {
+	set -o pipefail
 	if command -v meson >/dev/null && command -v ninja >/dev/null && pkg-config --exists libutf8proc; then
-		meson setup "$build" -Dserver=disabled -Dtests=disabled -Dcuda=enabled -Dgpu_arch="${arch:-90a}" >/dev/null &&
-			ninja -C "$build" -j "$cores" tests/gpu/compare-ops tests/gpu/compare-model tests/gpu/bench-gpu tests/gpu/make-shape | tail -n 1
+		{ [ -f "$build/build.ninja" ] || meson setup "$build" -Dserver=disabled -Dtests=disabled -Dcuda=enabled -Dgpu_arch="$arch" >/dev/null; } &&
+			ninja -C "$build" -j "$cores" tests/gpu/{compare-ops,compare-model,bench-gpu,make-shape,measure} | tail -n 20
 	else
-		tests/gpu/build.sh "$build" "${arch:-90a}" "$cores"
-	fi && "$nvcc" -O3 -std=c++17 -gencode "arch=compute_${arch:-90a},code=sm_${arch:-90a}" -o "$build/measure" tests/gpu/measure.cu -ldl
+		tests/gpu/build.sh "$build" "$arch" "$cores"
+	fi
 }
 if [ -z "$build" ]; then
-	build=$PWD/build-gpu-check
+	build=$PWD/build-gpu-check-$arch
 	export -f compile
-	export build arch cores nvcc
-	part "build for sm_${arch:-90a}" 240 bash -c compile
+	export build arch cores
+	part "build for sm_$arch" 240 bash -c compile
 fi
 tools=$build/tests/gpu
+measure=("$tools/measure")
+if [ "$small" = yes ]; then
+	measure=("$tools/measure-host" --small)
+fi
 
 # ---- models
 
 if [ -z "$work" ]; then
-	work=$(mktemp -d "$(df --output=avail /dev/shm 2>/dev/null | awk 'NR == 2 && $1 > 40000000 { print "/dev/shm" }')/kvasir-check.XXXXXX" 2>/dev/null ||
-		mktemp -d)
+	free=$(df --output=avail /dev/shm 2>/dev/null | tail -n 1)
+	[ "$small" = yes ] || [ "${free:-0}" -lt 40000000 ] || TMPDIR=/dev/shm
+	work=$(TMPDIR=${TMPDIR:-/tmp} mktemp -d -t kvasir-check.XXXXXX) || exit 1
 	made_work=yes
 fi
-model() { # SHAPE TYPE: the file, made when it is not there
-	local file=$work/$1-$2.gguf
-	[ -f "$file" ] || "$tools/make-shape" "$file" "$1" "$2" || return
-	echo "$file"
+make_model() { # SHAPE TYPE
+	local shape=$1
+	[ "$small" = no ] || shape=tiny
+	[ -f "$work/$1-$2.gguf" ] || { "$tools/make-shape" "$work/$1-$2.part" "$shape" "$2" && mv "$work/$1-$2.part" "$work/$1-$2.gguf"; }
 }
+make_models() { make_model 1b BF16 && make_model 1b Q4_K && make_model 8b Q4_K && make_model 8b BF16; }
+make_model tiny BF16 && make_model tiny Q4_K || { say "no model could be made"; exit 1; }
+make_models & # while operations are compared
+models=$!
 
 # ---- right?
 
-tiny_bf16=$(model tiny BF16) && tiny_q4=$(model tiny Q4_K) || { say "no model could be made"; exit 1; }
+reference=cpu large=(--large)
+[ "$small" = no ] || large=(--seed 5)
 part "every operation, small shapes" 60 "$tools/compare-ops" "$device"
-part "tiny BF16 against the reference" 30 "$tools/compare-model" "$tiny_bf16" "$device"
-part "tiny Q4_K against the reference" 30 "$tools/compare-model" "$tiny_q4" "$device"
-if [ "$small" = yes ]; then
-	part "measurements of the tiny model" 300 "$tools/bench-gpu" "$tiny_q4" "$device" --copy 1 --product 1 --quick --small
-	say "0 failed"
-	exit 0
-fi
-sanitizer=$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)
+part "tiny BF16 against the reference" 30 "$tools/compare-model" "$work/tiny-BF16.gguf" "$device"
+part "tiny Q4_K against the reference" 30 "$tools/compare-model" "$work/tiny-Q4_K.gguf" "$device"
+sanitizer=$(command -v compute-sanitizer || echo "$toolkit/bin/compute-sanitizer")
 if [ -x "$sanitizer" ]; then
-	for tool in memcheck racecheck; do
+	# A prompt so long that every kernel runs: those for many rows, too.
+	for tool in memcheck racecheck synccheck; do
 		part "compute-sanitizer $tool, tiny Q4_K" 40 "$sanitizer" --tool "$tool" --error-exitcode 1 \
-			"$tools/compare-model" "$tiny_q4" "$device" cpu 20 3
+			"$tools/compare-model" "$work/tiny-Q4_K.gguf" "$device" "$reference" 130 3
 	done
 else
 	say "-- compute-sanitizer: not on this machine"
 fi
-part "every operation, real shapes" 90 "$tools/compare-ops" "$device" --large --reference cpu
-(model 1b BF16 && model 1b Q4_K && model 8b Q4_K && model 8b BF16) >/dev/null || { say "no model could be made"; exit 1; }
-part "1b Q4_K against the CPU" 60 "$tools/compare-model" "$work/1b-Q4_K.gguf" "$device" cpu 64 8
-part "1b BF16 against the CPU" 60 "$tools/compare-model" "$work/1b-BF16.gguf" "$device" cpu 64 8
+part "every operation, real shapes" 90 "$tools/compare-ops" "$device" "${large[@]}" --reference "$reference"
+wait "$models" || { say "no model could be made"; exit 1; }
+models=''
+part "1b Q4_K against the CPU" 60 "$tools/compare-model" "$work/1b-Q4_K.gguf" "$device" "$reference" 64 8
+part "1b BF16 against the CPU" 60 "$tools/compare-model" "$work/1b-BF16.gguf" "$device" "$reference" 64 8
 
 # ---- fast?
 
-measured=$("$build/measure") || { say "the GPU cannot be measured"; exit 1; }
+if ! measured=$(timeout 60 "${measure[@]}"); then
+	say "$measured"
+	say "-- the GPU cannot be measured"
+	exit 1
+fi
 say "$measured"
 value() { awk -v name="$1" '$1 == name { print $2 }' <<<"$measured"; }
 copy=$(value copy_gbs) product=$(value product_tflops)
-[ "$product" != none ] || product=1e9
+flags=()
+[ "$small" = no ] || flags=(--quick --small)
 for file in 8b-Q4_K 8b-BF16 1b-Q4_K 1b-BF16; do
-	part "$file" 100 "$tools/bench-gpu" "$work/$file.gguf" "$device" --copy "$copy" --product "$product"
+	part "$file" 100 "$tools/bench-gpu" "$work/$file.gguf" "$device" --copy "$copy" --product "$product" "${flags[@]}"
 done
 say "0 failed"

@@ -15,7 +15,7 @@
 struct pair {
 	struct backend *device, *reference;
 	/*
-	 * Error of an activation within a product: relative to itself (rounded to a half: 2^-11), or to the largest of its 32 inputs
+	 * Error of an activation within a product, of both devices together: relative to itself (rounded to a half: 2^-11), or to the largest of its 32 inputs
 	 * (rounded to eight bits: 1/254).
 	 */
 	float element_error, group_error;

@@ -5,7 +5,8 @@
  *
  * Prefill of PROMPT tokens in two chunks and NEW tokens one after the other, chosen greedily by the reference (default: cpu-reference, 70, 12) and
  * given to both. At each position the logits' difference, relative to their norm, must be what rounding explains; and the
- * token that the device would choose must be the reference's, unless the reference itself has the two within that difference.
+ * token that the device would choose must be the reference's, unless the reference itself has the two within that difference. Then the same
+ * prompt must give the same bits whether the device computes it alone and at once or beside others and in pieces.
  * Exits with 0, 1, or 77 without such a device; the last line is "N passed, N failed, 0 skipped".
  */
 #include <math.h>
@@ -79,6 +80,82 @@ static bool run(struct whole *d, struct whole *r, struct tally *t, int32_t n_pro
 	return right;
 }
 
+/* ---- alone and beside others */
+
+enum { COMPANY = 4 };
+
+/* A step of parts of several sequences, from their tokens: n[s] rows of sequence s from at[s] on. *logits: of all rows. */
+static enum status mixed_step(struct whole *d, const int32_t *token, const int32_t *at, const int32_t *n, float **logits)
+{
+	struct batch_seq seq[COMPANY];
+	int32_t output[512];
+	struct batch batch = {0, d->token, d->position, 0, seq, 0, output};
+	for (int32_t s = 0; s < COMPANY; s++) {
+		if (n[s] == 0)
+			continue;
+		seq[batch.n_seqs++] = (struct batch_seq){batch.n_rows, n[s], at[s], d->table + s * d->n_pages, d->n_pages};
+		for (int32_t i = 0; i < n[s]; i++, batch.n_rows++) {
+			d->position[batch.n_rows] = at[s] + i;
+			d->token[batch.n_rows] = token[at[s] + i];
+			output[batch.n_rows] = batch.n_rows;
+		}
+	}
+	batch.n_outputs = batch.n_rows;
+	return model_forward(d->model, &batch, d->kv, logits);
+}
+
+/*
+ * Four conversations have the same tokens: the first is computed in one step, alone; the others beside each other, cut into chunks and single
+ * rows by chance. Every position must have the same bits in all of them.
+ */
+static bool independent(struct whole *d, const int32_t *token, int32_t n_tokens)
+{
+	const int32_t n_vocab = model_params(d->model)->n_vocab;
+	const size_t row_bytes = (size_t)n_vocab * sizeof(float);
+	int32_t at[COMPANY] = {0}, n[COMPANY] = {n_tokens};
+	float *alone = malloc((size_t)n_tokens * row_bytes), *logits;
+	uint64_t seed = 88172645463325252u; /* xorshift64 (Marsaglia) */
+	bool right = false;
+	if (!alone || mixed_step(d, token, at, n, &logits) != STATUS_OK) {
+		printf("no memory, or a step failed\n");
+		goto out;
+	}
+	memcpy(alone, logits, (size_t)n_tokens * row_bytes);
+	while (at[1] < n_tokens || at[2] < n_tokens || at[3] < n_tokens) {
+		int32_t n_rows = 0, row = 0;
+		n[0] = 0;
+		for (int32_t s = 1; s < COMPANY; s++) {
+			seed ^= seed << 13;
+			seed ^= seed >> 7;
+			seed ^= seed << 17;
+			/* single rows, short chunks, long ones */
+			int32_t most = seed >> 60 < 9 ? 1 : seed >> 60 < 13 ? 12 : 90, left = n_tokens - at[s];
+			n[s] = 1 + (int32_t)(seed >> 20 & 0xffff) % most;
+			n[s] = n[s] < left ? n[s] : left;
+			n[s] = n_rows + n[s] <= d->max_rows ? n[s] : 0;
+			n_rows += n[s];
+		}
+		if (mixed_step(d, token, at, n, &logits) != STATUS_OK) {
+			printf("a step of %d rows failed\n", n_rows);
+			goto out;
+		}
+		for (int32_t s = 1; s < COMPANY; s++)
+			for (int32_t i = 0; i < n[s]; i++, row++) {
+				if (memcmp(logits + (size_t)row * (size_t)n_vocab, alone + (size_t)(at[s] + i) * (size_t)n_vocab, row_bytes) == 0)
+					continue;
+				printf("position %d: other bits beside others, in a step of %d rows of which %d are its own, than alone\n", at[s] + i,
+				       n_rows, n[s]);
+				goto out;
+			}
+		for (int32_t s = 1; s < COMPANY; s++)
+			at[s] += n[s];
+	}
+	right = true;
+out:
+	free(alone);
+	return right;
+}
+
 int main(int argc, char **argv)
 {
 	if (argc < 3) {
@@ -101,6 +178,10 @@ int main(int argc, char **argv)
 		return 1;
 	}
 	bool right = run(&d, &r, &t, n_prompt, n_new);
+	int32_t token[512];
+	for (int32_t i = 0; i < n_prompt; i++)
+		token[i] = (int32_t)((int64_t)(i + 3) * 7919 % model_params(d.model)->n_vocab);
+	right = right && whole_pages(&d, COMPANY, n_prompt) && independent(&d, token, n_prompt);
 	printf("%s, %s against %s: %d positions, the same choice at %d, logits off by at most %.4f\n%d passed, %d failed, 0 skipped\n",
 	       argv[1], device, reference, t.n, t.chosen, t.worst, right, !right);
 	whole_close(&d);

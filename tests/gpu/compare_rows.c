@@ -47,7 +47,7 @@ static void gathered(struct pair *p)
 {
 	row_begin("gather_rows");
 	for (int round = 0; round < 10; round++) {
-		int32_t rows[32], n_rows = random_int(p, 1, 50), n = random_int(p, 1, 32), dim = any_dim(p, round);
+		int32_t rows[600], n_rows = random_int(p, 1, 50), n = round == 0 ? 600 : random_int(p, 1, 32), dim = any_dim(p, round);
 		struct operand x = operand_new(p, (size_t)n_rows * (size_t)dim, 1), out = operand_new(p, (size_t)n * (size_t)dim, 1);
 		for (int32_t i = 0; i < n; i++)
 			rows[i] = random_int(p, 0, n_rows - 1);

@@ -22,7 +22,7 @@ void whole_open(struct whole *w, const char *device, int32_t n_threads, const ch
 	const struct model_params *p = model_params(w->model);
 	w->token = calloc((size_t)max_rows, sizeof *w->token);
 	w->position = calloc((size_t)max_rows, sizeof *w->position);
-	if (!w->token || !w->position || kv_layout_init(&w->layout, p->n_layer, p->n_head_kv, p->head_dim, QUANT_F16) != STATUS_OK)
+	if (!w->token || !w->position || kv_layout_for(w->backend, &w->layout, p->n_layer, p->n_head_kv, p->head_dim) != STATUS_OK)
 		fail(path, "no memory", 1);
 	/* Logits of every row only in small steps, see whole_step(). */
 	int32_t max_outputs = max_rows > WHOLE_SEQS && max_rows <= 512 ? max_rows : WHOLE_SEQS;

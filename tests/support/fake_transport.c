@@ -247,6 +247,12 @@ void http_stream_end(struct http_exchange *x)
 	x->ended = true;
 }
 
+void http_stream_finish(struct http_exchange *x, const void *data, size_t n)
+{
+	http_stream_write(x, data, n);
+	http_stream_end(x);
+}
+
 /* What is written is taken at once. */
 void http_on_drained(struct http_exchange *x, void (*drained)(struct http_exchange *x, void *arg), void *arg)
 {

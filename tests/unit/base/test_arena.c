@@ -34,6 +34,7 @@ static void the_limit_holds(void **state)
 	assert_true(arena_used(a) <= 100000);
 	assert_null(arena_alloc(a, SIZE_MAX));
 	assert_null(arena_str(a, "x", SIZE_MAX).p);
+	assert_false(arena_starved(a)); /* it was the limit */
 	arena_destroy(a);
 }
 

@@ -290,6 +290,33 @@ static void race_between_half_warps(void **)
 	});
 }
 
+/* Whoever comes last leaves its number, in a block and in the grid. */
+__global__ void all_write_one_place(int *x)
+{
+	x[0] = static_cast<int>(threadIdx.x);
+	if (threadIdx.x == 0)
+		x[1] = static_cast<int>(blockIdx.x);
+}
+
+static void race_in_global_memory(void **)
+{
+	device_array<int> x(2);
+	bool other_thread = false, other_block = false;
+	int natural[2], out[2];
+	GPU_LAUNCH(all_write_one_place, 40, 64, 0, stream, x.p);
+	expect_success();
+	x.read(natural);
+	assert_true(natural[0] == 63 && natural[1] == 39); /* which a test would take for right */
+	in_every_order([&] {
+		GPU_LAUNCH(all_write_one_place, 40, 64, 0, stream, x.p);
+		expect_success();
+		x.read(out);
+		other_thread = other_thread || out[0] != natural[0];
+		other_block = other_block || out[1] != natural[1];
+	});
+	assert_true(other_thread && other_block);
+}
+
 __global__ void shared_too_large()
 {
 	GPU_SHARED(char, a, 40 * 1024);
@@ -375,6 +402,117 @@ static void copy_misaligned(void **)
 	device_array<float> src(64);
 	GPU_LAUNCH(copy_to_odd_place, 1, 1, 0, stream, src.p);
 	expect_failure(cudaErrorLaunchFailure, "misaligned: writes 16 bytes of shared memory at offset 4");
+}
+
+/* A place that a copy is on its way to is nobody's until the copy has been waited for. */
+__global__ void writes_under_a_copy(const float *src)
+{
+	GPU_SHARED(float, tile, 32);
+	cp_async<4>(tile + threadIdx.x, src + threadIdx.x);
+	cp_async_commit();
+	tile[threadIdx.x] = 1;
+	cp_async_wait<0>();
+}
+
+static void copy_in_whose_way_something_is_written(void **)
+{
+	device_array<float> src(32);
+	GPU_LAUNCH(writes_under_a_copy, 1, 32, 0, stream, src.p);
+	expect_failure(cudaErrorLaunchFailure, "has not been waited for");
+}
+
+__global__ void copies_from(const float *src, int offset, bool valid)
+{
+	GPU_SHARED(float, tile, 4);
+	cp_async<16>(tile + 0, src + offset, valid);
+	cp_async_commit();
+	cp_async_wait<0>();
+}
+
+static void copy_from_a_wrong_place(void **)
+{
+	device_array<float> src(64);
+	GPU_LAUNCH(copies_from, 1, 1, 0, stream, src.p, 64, true);
+	expect_failure(cudaErrorIllegalAddress, "reads 16 bytes out of bounds");
+	GPU_LAUNCH(copies_from, 1, 1, 0, stream, src.p, 2, true);
+	expect_failure(cudaErrorMisalignedAddress, "misaligned: reads 16 bytes");
+	GPU_LAUNCH(copies_from, 1, 1, 0, stream, src.p, 64, false); /* nothing is read */
+	expect_success();
+}
+
+/* ---- fragments */
+
+/* d[16][8] = a[16][16] b[8][16]^T; `mistake` is what is wrong with it. */
+enum mistake { NONE, ROWS_SWAPPED, HALVES_OF_K_SWAPPED, COLUMNS_SWAPPED, TRANSPOSED, PART_WRITTEN, ODD_ROW, PAST_THE_END };
+
+__global__ void multiply_wrongly(const uint16_t *a, const uint16_t *b, float *d, enum mistake mistake)
+{
+	GPU_SHARED(uint16_t, sa, 16 * 16);
+	GPU_SHARED(uint16_t, sb, 8 * 16);
+	const unsigned lane = threadIdx.x, g = lane / 4, t = lane % 4;
+	for (unsigned i = lane; i < (mistake == PART_WRITTEN ? 224u : 256u); i += 32)
+		sa[i] = a[i];
+	for (unsigned i = lane; i < 128; i += 32)
+		sb[i] = b[i];
+	__syncthreads();
+	uint32_t fa[4], fb[2], x[4];
+	float fd[4] = {};
+	const unsigned row = lane % 16 * 16 + lane / 16 * 8;
+	ldmatrix_x4(x, sa + (row + (mistake == ODD_ROW ? 4 : mistake == PAST_THE_END ? 16 : 0)));
+	for (unsigned i = 0; i < 4; i++)
+		fa[i] = x[mistake == ROWS_SWAPPED ? i ^ 1 : mistake == HALVES_OF_K_SWAPPED ? i ^ 2 : i];
+	if (mistake == TRANSPOSED)
+		ldmatrix_x2_trans(fb, sb + (lane % 8 * 16 + lane / 8 % 2 * 8));
+	else
+		ldmatrix_x2(fb, sb + (lane % 8 * 16 + lane / 8 % 2 * 8));
+	mma_f16(fd, fa, fb);
+	for (unsigned i = 0; i < 4; i++)
+		d[(g + i / 2 * 8) * 8 + t * 2 + (mistake == COLUMNS_SWAPPED ? 1 - i % 2 : i % 2)] = fd[i];
+}
+
+static void fragments_in_the_wrong_place(void **)
+{
+	device_array<uint16_t> a(256), b(128);
+	device_array<float> d(128);
+	uint16_t ha[256], hb[128];
+	uint64_t seed = 5;
+	for (uint16_t &h : ha)
+		h = float_to_half_bits(static_cast<float>(unit_rand(&seed) % 17) - 8);
+	for (uint16_t &h : hb)
+		h = float_to_half_bits(static_cast<float>(unit_rand(&seed) % 17) - 8);
+	a.write(ha);
+	b.write(hb);
+	for (enum mistake m : {NONE, ROWS_SWAPPED, HALVES_OF_K_SWAPPED, COLUMNS_SWAPPED, TRANSPOSED}) {
+		float out[128];
+		int wrong = 0;
+		GPU_LAUNCH(multiply_wrongly, 1, 32, 0, stream, a.p, b.p, d.p, m);
+		expect_success();
+		d.read(out);
+		for (int i = 0; i < 128; i++) {
+			float sum = 0;
+			for (int k = 0; k < 16; k++)
+				sum += half_bits_to_float(ha[i / 8 * 16 + k]) * half_bits_to_float(hb[i % 8 * 16 + k]);
+			wrong += out[i] != sum;
+		}
+		if ((m == NONE) != (wrong == 0))
+			fail_msg("with mistake %d %d of 128 elements are wrong", static_cast<int>(m), wrong);
+	}
+}
+
+static void fragments_of_wrong_rows(void **)
+{
+	device_array<uint16_t> a(256), b(128);
+	device_array<float> d(128);
+	cudaMemset(a.p, 0, 512);
+	cudaMemset(b.p, 0, 256);
+	in_every_order([&] {
+		GPU_LAUNCH(multiply_wrongly, 1, 32, 0, stream, a.p, b.p, d.p, PART_WRITTEN);
+		expect_failure(cudaErrorLaunchFailure, "reads uninitialised shared memory");
+		GPU_LAUNCH(multiply_wrongly, 1, 32, 0, stream, a.p, b.p, d.p, ODD_ROW);
+		expect_failure(cudaErrorLaunchFailure, "misaligned: reads 16 bytes of shared memory");
+		GPU_LAUNCH(multiply_wrongly, 1, 32, 0, stream, a.p, b.p, d.p, PAST_THE_END);
+		expect_failure(cudaErrorLaunchFailure, "reads 16 bytes of shared memory out of bounds");
+	});
 }
 
 /* ---- global memory */
@@ -478,8 +616,10 @@ UNIT_MAIN(HOST_CUDA_TEST(divergent_barrier), HOST_CUDA_TEST(return_before_a_barr
           HOST_CUDA_TEST(shared_before_its_start), HOST_CUDA_TEST(shared_uninitialised),
           HOST_CUDA_TEST(shared_of_an_earlier_block), HOST_CUDA_TEST(shared_misaligned_vector),
           HOST_CUDA_TEST(race_within_a_warp), HOST_CUDA_TEST(race_between_warps), HOST_CUDA_TEST(race_on_reuse),
-          HOST_CUDA_TEST(race_between_half_warps), HOST_CUDA_TEST(shared_over_the_limit), HOST_CUDA_TEST(copy_not_waited_for),
+          HOST_CUDA_TEST(race_between_half_warps), HOST_CUDA_TEST(race_in_global_memory), HOST_CUDA_TEST(shared_over_the_limit), HOST_CUDA_TEST(copy_not_waited_for),
           HOST_CUDA_TEST(copy_of_the_wrong_group), HOST_CUDA_TEST(copy_without_a_barrier), HOST_CUDA_TEST(copy_misaligned),
+          HOST_CUDA_TEST(copy_in_whose_way_something_is_written), HOST_CUDA_TEST(copy_from_a_wrong_place),
+          HOST_CUDA_TEST(fragments_in_the_wrong_place), HOST_CUDA_TEST(fragments_of_wrong_rows),
           HOST_CUDA_TEST(global_far_out_of_bounds), HOST_CUDA_TEST(global_just_out_of_bounds), HOST_CUDA_TEST(global_null),
           HOST_CUDA_TEST(vector_out_of_bounds_and_misaligned), HOST_CUDA_TEST(stack_overflow),
           HOST_CUDA_TEST(launch_of_an_impossible_shape))

@@ -35,7 +35,7 @@ static void check_bound(enum kv_codec_type type)
 {
 	static uint16_t page[ELEMENTS], back[ELEMENTS];
 	struct kv_layout l = layout_of();
-	struct kv_order rows = {true, false, false};
+	struct kv_order rows = {.known = true};
 	void *packed = malloc(kv_codec_bytes(&l, type));
 	double square = 0, total = 0;
 	fill(page, 7);
@@ -76,7 +76,7 @@ static void f16_is_exact(void **state)
 	(void)state;
 	static uint16_t page[ELEMENTS], packed[ELEMENTS], back[ELEMENTS];
 	struct kv_layout l = layout_of();
-	struct kv_order rows = {true, false, false};
+	struct kv_order rows = {.known = true};
 	fill(page, 3);
 	page[5] = 0x7C00; /* even what is no number */
 	assert_int_equal(kv_codec_bytes(&l, KV_CODEC_F16), sizeof page);
@@ -94,37 +94,71 @@ static void narrow_pages_take_a_byte_an_element_and_a_scale_a_vector(void **stat
 }
 
 /* Where element (layer, what, head, token, d) lies in a page of an order: backend.h. */
-static int place(struct kv_order o, int layer, int what, int head, int token, int d)
+static int place(struct kv_order o, int dim, int layer, int what, int head, int token, int d)
 {
-	int block = o.pairs ? (layer * 2 + head) * 2 + what : (layer * 2 + what) * 2 + head;
-	int in = o.keys_by_dim && what == 0 ? d * KV_PAGE_TOKENS + token : token * DIM + d;
-	return block * DIM * KV_PAGE_TOKENS + in;
+	int block = (o.pairs ? (layer * 2 + head) * 2 + what : (layer * 2 + what) * 2 + head) * dim * KV_PAGE_TOKENS;
+	switch (what == 0 ? o.keys : o.values) {
+	case KV_BY_TOKEN:
+		return block + token * dim + d;
+	case KV_BY_DIM:
+		return block + d * KV_PAGE_TOKENS + token;
+	case KV_BY_DIM_PAIRS:
+		if (d == dim - 1 && dim % 2)
+			return block + d * KV_PAGE_TOKENS + token;
+		return block + d / 2 * 2 * KV_PAGE_TOKENS + token * 2 + d % 2;
+	case KV_BY_TOKEN_PAIRS:
+		return block + token / 2 * 2 * dim + d * 2 + token % 2;
+	}
+	return -1;
+}
+
+static void check_orders(int dim, enum quant_type type)
+{
+	static uint16_t plain[ELEMENTS], plain_back[ELEMENTS], page[ELEMENTS], back[ELEMENTS];
+	static const struct kv_order orders[] = {
+		{true, false, KV_BY_DIM, KV_BY_TOKEN},	     {true, true, KV_BY_TOKEN, KV_BY_TOKEN},
+		{true, true, KV_BY_DIM, KV_BY_TOKEN},	     {true, true, KV_BY_DIM_PAIRS, KV_BY_TOKEN_PAIRS},
+		{true, false, KV_BY_TOKEN_PAIRS, KV_BY_DIM},
+	};
+	struct kv_order rows = {.known = true};
+	struct kv_layout l;
+	uint64_t seed = 11;
+	assert_int_equal(kv_layout_init(&l, 3, 2, dim, type), STATUS_OK);
+	void *packed = malloc(kv_codec_bytes(&l, KV_CODEC_INT8));
+	int n = BLOCKS * dim * KV_PAGE_TOKENS;
+	for (int i = 0; i < n; i++) {
+		float x = (float)(unit_rand(&seed) >> 40) / (float)(1 << 23) - 1;
+		plain[i] = type == QUANT_BF16 ? quant_float_to_bf16(x) : quant_float_to_half(x);
+	}
+	assert_true(kv_codec_pack(&l, rows, KV_CODEC_INT8, plain, packed));
+	kv_codec_unpack(&l, rows, KV_CODEC_INT8, packed, plain_back);
+	for (int i = 0; i < n; i++) {
+		float x = type == QUANT_BF16 ? quant_bf16_to_float(plain[i]) : quant_half_to_float(plain[i]);
+		float y = type == QUANT_BF16 ? quant_bf16_to_float(plain_back[i]) : quant_half_to_float(plain_back[i]);
+		assert_true(fabsf(x - y) <= 0.5f / 127 * 1.001f + fabsf(x) / 256);
+	}
+	for (size_t o = 0; o < sizeof orders / sizeof *orders; o++) {
+		for (int i = 0; i < n; i++) {
+			int d = i % dim, token = i / dim % KV_PAGE_TOKENS, block = i / dim / KV_PAGE_TOKENS;
+			page[place(orders[o], dim, block / 4, block / 2 % 2, block % 2, token, d)] = plain[i];
+		}
+		assert_true(kv_codec_pack(&l, orders[o], KV_CODEC_INT8, page, packed));
+		kv_codec_unpack(&l, orders[o], KV_CODEC_INT8, packed, back);
+		for (int i = 0; i < n; i++) {
+			int d = i % dim, token = i / dim % KV_PAGE_TOKENS, block = i / dim / KV_PAGE_TOKENS;
+			assert_int_equal(back[place(orders[o], dim, block / 4, block / 2 % 2, block % 2, token, d)], plain_back[i]);
+		}
+	}
+	free(packed);
 }
 
 static void every_inner_order_gives_the_same_elements(void **state)
 {
 	(void)state;
-	static uint16_t plain[ELEMENTS], plain_back[ELEMENTS], page[ELEMENTS], back[ELEMENTS];
-	static const struct kv_order orders[] = {{true, false, true}, {true, true, false}, {true, true, true}};
-	struct kv_order rows = {true, false, false};
-	struct kv_layout l = layout_of();
-	void *packed = malloc(kv_codec_bytes(&l, KV_CODEC_INT8));
-	fill(plain, 11);
-	assert_true(kv_codec_pack(&l, rows, KV_CODEC_INT8, plain, packed));
-	kv_codec_unpack(&l, rows, KV_CODEC_INT8, packed, plain_back);
-	for (size_t o = 0; o < 3; o++) {
-		for (int i = 0; i < ELEMENTS; i++) {
-			int d = i % DIM, token = i / DIM % KV_PAGE_TOKENS, block = i / DIM / KV_PAGE_TOKENS;
-			page[place(orders[o], block / 4, block / 2 % 2, block % 2, token, d)] = plain[i];
-		}
-		assert_true(kv_codec_pack(&l, orders[o], KV_CODEC_INT8, page, packed));
-		kv_codec_unpack(&l, orders[o], KV_CODEC_INT8, packed, back);
-		for (int i = 0; i < ELEMENTS; i++) {
-			int d = i % DIM, token = i / DIM % KV_PAGE_TOKENS, block = i / DIM / KV_PAGE_TOKENS;
-			assert_int_equal(back[place(orders[o], block / 4, block / 2 % 2, block % 2, token, d)], plain_back[i]);
-		}
-	}
-	free(packed);
+	check_orders(DIM, QUANT_F16);
+	check_orders(DIM, QUANT_BF16);
+	check_orders(DIM - 1, QUANT_F16);
+	check_orders(DIM - 1, QUANT_BF16);
 }
 
 static void what_is_no_number_is_refused_wherever_it_stands(void **state)
@@ -133,7 +167,7 @@ static void what_is_no_number_is_refused_wherever_it_stands(void **state)
 	static uint16_t page[ELEMENTS];
 	static const uint16_t bad[] = {0x7C00, 0xFC00, 0x7E00};
 	struct kv_layout l = layout_of();
-	struct kv_order rows = {true, false, false};
+	struct kv_order rows = {.known = true};
 	void *packed = malloc(kv_codec_bytes(&l, KV_CODEC_INT8));
 	for (int i = 0; i < ELEMENTS; i += 997) {
 		fill(page, 5);
@@ -149,7 +183,7 @@ static void the_largest_and_the_smallest_halves_have_a_form(void **state)
 	(void)state;
 	static uint16_t page[ELEMENTS], back[ELEMENTS];
 	struct kv_layout l = layout_of();
-	struct kv_order rows = {true, false, false};
+	struct kv_order rows = {.known = true};
 	void *packed = malloc(kv_codec_bytes(&l, KV_CODEC_INT8));
 	for (int type = KV_CODEC_INT8; type < KV_CODEC_N; type++) {
 		memset(page, 0, sizeof page);

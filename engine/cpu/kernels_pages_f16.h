@@ -1,0 +1,113 @@
+/*
+ * Pages of halves: within a page and KV head, K is [head_dim][16 tokens] and V [16 tokens][head_dim]. Included by
+ * kernels_attention.h; kernels_pages_bf16.h has the same names.
+ */
+#pragma once
+
+#include "engine/cpu/kernels_fetch.h"
+#include "engine/cpu/kernels_rows.h"
+
+#define KV_TYPE QUANT_F16
+#define KV_KEYS KV_BY_DIM
+#define KV_VALUES KV_BY_TOKEN
+
+typedef float kv_factor; /* what K and V are multiplied with: queries and weights */
+
+/* Factors between two queries whose rows have n floats' room. */
+#define FACTOR_STRIDE(n) ((int64_t)(n))
+
+static void kv_store(const float *k, const float *v, int32_t head_dim, int32_t token, uint16_t *k_page, uint16_t *v_page)
+{
+	uint16_t *row = v_page + (int64_t)token * head_dim;
+	for (int32_t d = 0; d < head_dim; d += LANES) {
+		uint16_t column[LANES];
+		int n = head_dim - d < LANES ? head_dim - d : LANES;
+		vf_store_half(column, vf_load_n(k + d, n));
+		for (int i = 0; i < n; i++)
+			k_page[(d + i) * KV_PAGE_TOKENS + token] = column[i];
+		vf_store_half_n(row + d, vf_load_n(v + d, n), n);
+	}
+}
+
+/* Queries as the products take them: x * by. */
+static void attn_query(const float *x, float by, int32_t n, void *out)
+{
+	scale(x, by, n, out);
+}
+
+/* Weights k * LANES .. of a query, over its scores. */
+INLINE void store_weights(float *score, int k, vf w)
+{
+	vf_store(score + k * LANES, w);
+}
+
+/* score[i][0 .. 16 n_pages) = q[i] K for n_queries queries over n_pages pages; both counts are constants. */
+INLINE void qk(int n_queries, int n_pages, const kv_factor *q, const uint16_t *const *k, int32_t head_dim, float *score,
+               struct fetcher *f)
+{
+	const int n_vectors = n_pages * PAGE_VECTORS;
+	vf sum[QK_QUERIES][4];
+	UNROLL
+	for (int i = 0; i < n_queries; i++)
+		UNROLL
+		for (int v = 0; v < n_vectors; v++)
+			sum[i][v] = vf_zero();
+	for (int32_t d = 0; d < head_dim; d++) {
+		vf key[4];
+		fetch(f, 2);
+		UNROLL
+		for (int v = 0; v < n_vectors; v++)
+			key[v] = vf_load_half(k[v / PAGE_VECTORS] + d * KV_PAGE_TOKENS + v % PAGE_VECTORS * LANES);
+		UNROLL
+		for (int i = 0; i < n_queries; i++) {
+			vf x = vf_set1(q[i * head_dim + d]);
+			UNROLL
+			for (int v = 0; v < n_vectors; v++)
+				sum[i][v] = vf_fma(x, key[v], sum[i][v]);
+		}
+	}
+	UNROLL
+	for (int i = 0; i < n_queries; i++)
+		UNROLL
+		for (int v = 0; v < n_vectors; v++)
+			vf_store(score + i * ATTN_BLOCK + v * LANES, sum[i][v]);
+}
+
+/* acc[i][at ..] += sum over n tokens of weight[i][t] V[t][at ..], n_vectors vectors wide; `partial`: only the first `partial` lanes. */
+INLINE void pv(int n_queries, int n_vectors, int partial, const kv_factor *weight, const uint16_t *const *v, int n, int32_t head_dim,
+               int32_t at, float *acc, struct fetcher *f)
+{
+	vf sum[QK_QUERIES][4];
+	UNROLL
+	for (int i = 0; i < n_queries; i++)
+		UNROLL
+		for (int k = 0; k < n_vectors; k++) {
+			const float *a = acc + i * head_dim + at + k * LANES;
+			sum[i][k] = partial ? vf_load_n(a, partial) : vf_load(a);
+		}
+	for (int t = 0; t < n; t++) {
+		const uint16_t *row = v[t / KV_PAGE_TOKENS] + (int64_t)(t % KV_PAGE_TOKENS) * head_dim + at;
+		vf value[4];
+		fetch(f, 2);
+		UNROLL
+		for (int k = 0; k < n_vectors; k++)
+			value[k] = partial ? vf_load_half_n(row, partial) : vf_load_half(row + k * LANES);
+		UNROLL
+		for (int i = 0; i < n_queries; i++) {
+			vf w = vf_set1(weight[i * ATTN_BLOCK + t]);
+			UNROLL
+			for (int k = 0; k < n_vectors; k++)
+				sum[i][k] = vf_fma(w, value[k], sum[i][k]);
+		}
+	}
+	UNROLL
+	for (int i = 0; i < n_queries; i++)
+		UNROLL
+		for (int k = 0; k < n_vectors; k++) {
+			float *a = acc + i * head_dim + at + k * LANES;
+			if (partial)
+				vf_store_n(a, sum[i][k], partial);
+			else
+				vf_store(a, sum[i][k]);
+		}
+}
