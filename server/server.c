@@ -206,7 +206,7 @@ static void say_reload(const char *what, enum status status, const struct error 
 	if (status == STATUS_OK)
 		log_msg(LOG_INFO, "reload", "SIGHUP: the %s read again", what);
 	else
-		log_msg(LOG_ERROR, "reload", "SIGHUP: the %s not read again, the old holds: %s", what, err->message);
+		log_msg(LOG_ERROR, "reload", "SIGHUP: the %s not read again and stays as it was: %s", what, err->message);
 }
 
 static void on_reload(uv_signal_t *handle, int signo)
@@ -215,7 +215,7 @@ static void on_reload(uv_signal_t *handle, int signo)
 	struct error err = {0};
 	(void)signo;
 	if (s->config->api_keys)
-		say_reload("API keys were", read_keys(s, &err), &err);
+		say_reload("file of API keys was", read_keys(s, &err), &err);
 	if (s->config->tls_cert)
 		say_reload("certificate was", listener_reload_tls(s->listener, &err), &err);
 	if (!s->config->api_keys && !s->config->tls_cert)

@@ -353,7 +353,7 @@ def test_sighup_reads_the_keys_again(tmp_path):
         with client(d, "bob") as bob, ws(d, "alice") as conn:
             bob.post("/v1/sessions", json={"id": "stays"})
             write(entry("carol", max_sessions=1), {**entry("bob", admin=True), "key": "a-new-secret"})
-            reload("were read again")
+            reload("was read again")
             assert (status("alice"), status("bob"), status("carol")) == (401, 401, 200)
             d.headers = {"authorization": "Bearer a-new-secret"}
             # The name keeps what was its own when the secret changes.
@@ -367,6 +367,6 @@ def test_sighup_reads_the_keys_again(tmp_path):
             assert carol.post("/v1/sessions", json={}).status_code == 200
             assert carol.post("/v1/sessions", json={}).status_code == 429
         path.write_text('{"keys": [{"name": "dave", "key": "%s"' % SECRETS["dave"])
-        reload("stay as they were")
+        reload("stays as it was")
         assert (status("carol"), status("dave")) == (200, 401)
         assert not any(s in d.stderr() for s in (*SECRETS.values(), "a-new-secret"))
