@@ -440,6 +440,7 @@ struct engine_plan_params {
 	int32_t step_tokens, max_running; /* 0: the engine's defaults */
 	uint64_t memory_bytes;  /* for everything; 0: what the plan itself comes to */
 	double tokens_per_s;    /* KV written by all clients together; 0: not known */
+	const char *kv_type;    /* as in engine_options */
 };
 
 struct engine_plan {
@@ -449,11 +450,11 @@ struct engine_plan {
 	uint64_t activation_bytes;    /* of a step */
 	uint64_t kv_bytes_per_token;
 	uint64_t page_bytes;          /* with the padding to its stride */
-	uint64_t kv_bytes_per_session; /* a whole context, in whole pages */
+	uint64_t kv_bytes_per_session; /* a whole context, in whole pages; narrow KV: with what is set aside for wide copies */
 	uint64_t kv_bytes;            /* n_sessions of them */
 	uint64_t total_bytes;         /* weights, activations and kv_bytes */
 	uint64_t pool_bytes;          /* what memory_bytes leaves for KV, in whole pages */
-	int64_t sessions_that_fit;    /* whole contexts in pool_bytes */
+	int64_t sessions_that_fit;    /* whole contexts in it */
 	double idle_seconds;          /* how long an idle session's pages stay at tokens_per_s; 0: not known */
 };
 

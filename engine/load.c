@@ -15,8 +15,6 @@
 enum { EXTRA_OUTPUTS = 64 };
 /* Without --kv-memory: at most this part of the machine's or the device's memory that is available, and max_running full contexts. */
 enum { MEMORY_SHARE_PERCENT = 50, DEVICE_SHARE_PERCENT = 90 };
-/* One part in so many of a narrow cache is for pages that are kept wide as well. */
-enum { WIDE_SHARE = 6 };
 
 int32_t engine_max_outputs(int32_t max_running, int32_t step_tokens)
 {
@@ -110,6 +108,17 @@ static uint64_t default_kv_bytes(struct engine *e, const struct model_params *p)
 	return available == UINT64_MAX ? UINT64_C(1) << 30 : available / 100 * MEMORY_SHARE_PERCENT;
 }
 
+void engine_split_kv(const struct kv_layout *layout, uint64_t bytes, uint64_t *n_pages, uint64_t *n_wide)
+{
+	*n_wide = 0;
+	if (layout->form != KV_FORM_F16) {
+		/* With two pages of a conversation kept wide, this is enough for conversations of 20 pages. */
+		*n_wide = bytes / ENGINE_WIDE_SHARE / kv_pool_bytes(layout, 0, 1);
+		bytes -= *n_wide * kv_pool_bytes(layout, 0, 1);
+	}
+	*n_pages = bytes / layout->page_stride;
+}
+
 /* Bytes of KV the pool gets, and the context that fits in them. */
 static enum status size_pool(struct engine *e, const struct model_params *p, int32_t *n_pages, int32_t *n_wide, int32_t *n_ctx,
                              struct error *err)
@@ -121,13 +130,8 @@ static enum status size_pool(struct engine *e, const struct model_params *p, int
 		        o->context_tokens, p->n_ctx_train);
 	*n_ctx = o->context_tokens ? o->context_tokens : p->n_ctx_train;
 	uint64_t full = (uint64_t)kv_pages_for(*n_ctx);
-	uint64_t bytes = o->kv_bytes ? o->kv_bytes : default_kv_bytes(e, p), wide = 0;
-	if (e->layout.form != KV_FORM_F16) {
-		/* With two pages of a conversation kept wide, this is enough for conversations of 20 pages. */
-		wide = bytes / WIDE_SHARE / (kv_pool_bytes(&e->layout, 0, 1));
-		bytes -= wide * kv_pool_bytes(&e->layout, 0, 1);
-	}
-	uint64_t pages = bytes / stride;
+	uint64_t pages, wide;
+	engine_split_kv(&e->layout, o->kv_bytes ? o->kv_bytes : default_kv_bytes(e, p), &pages, &wide);
 	if (!o->kv_bytes && pages > full * (uint64_t)o->max_running) {
 		pages = full * (uint64_t)o->max_running;
 		wide = wide < pages / 8 ? wide : pages / 8;

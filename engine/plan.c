@@ -16,19 +16,29 @@ static enum status check(const struct engine_plan_params *p, struct error *err)
 	return STATUS_OK;
 }
 
-static enum status plan_pool(const struct engine_plan_params *params, struct engine_plan *out, struct error *err)
+/* The cache that has so many pages, at least. */
+static uint64_t cache_bytes(const struct kv_layout *l, uint64_t n_pages)
 {
+	uint64_t bytes = n_pages * l->page_stride;
+	return l->form == KV_FORM_F16 ? bytes : bytes + (bytes + ENGINE_WIDE_SHARE - 2) / (ENGINE_WIDE_SHARE - 1);
+}
+
+static enum status plan_pool(const struct engine_plan_params *params, const struct kv_layout *layout, struct engine_plan *out,
+                             struct error *err)
+{
+	uint64_t pages, wide;
 	uint64_t fixed = out->weights_bytes + out->activation_bytes;
 	if (__builtin_mul_overflow(out->kv_bytes_per_session, (uint64_t)params->n_sessions, &out->kv_bytes) ||
 	    __builtin_add_overflow(fixed, out->kv_bytes, &out->total_bytes))
 		return error_set_param(err, STATUS_INVALID, "sessions", "%" PRId32 " sessions of %" PRId32 " tokens take more than 2^64 bytes",
 		                       params->n_sessions, out->n_ctx);
 	uint64_t memory = params->memory_bytes ? params->memory_bytes : out->total_bytes;
-	out->pool_bytes = memory > fixed ? (memory - fixed) / out->page_bytes * out->page_bytes : 0;
-	out->sessions_that_fit = (int64_t)(out->pool_bytes / out->kv_bytes_per_session);
+	engine_split_kv(layout, memory > fixed ? memory - fixed : 0, &pages, &wide);
+	out->pool_bytes = pages * layout->page_stride + wide * kv_pool_bytes(layout, 0, 1);
+	out->sessions_that_fit = (int64_t)(pages / (uint64_t)kv_pages_for(out->n_ctx));
 	/* Pages go in the order they came, at the latest: one stays until as many tokens as the pool holds have been written. */
 	if (params->tokens_per_s > 0)
-		out->idle_seconds = (double)(out->pool_bytes / out->page_bytes) * KV_PAGE_TOKENS / params->tokens_per_s;
+		out->idle_seconds = (double)pages * KV_PAGE_TOKENS / params->tokens_per_s;
 	return STATUS_OK;
 }
 
@@ -47,10 +57,13 @@ enum status engine_plan(const struct engine_plan_params *params, struct engine_p
 	struct gguf *g = NULL;
 	struct model_params p;
 	struct kv_layout layout;
+	enum kv_form form = KV_FORM_F16;
 	int32_t step = params->step_tokens ? params->step_tokens : ENGINE_DEFAULT_STEP_TOKENS;
 	int32_t running = params->max_running ? params->max_running : ENGINE_DEFAULT_MAX_RUNNING;
 	memset(out, 0, sizeof *out);
 	enum status st = check(params, err);
+	if (st == STATUS_OK && params->kv_type && !kv_form_find(params->kv_type, &form))
+		st = error_set_param(err, STATUS_INVALID, "kv-dtype", "kv-dtype: \"%.64s\" is none of f16, int8 and fp8_e4m3", params->kv_type);
 	if (st == STATUS_OK)
 		st = gguf_open(params->model_path, &g, err);
 	if (st == STATUS_OK)
@@ -62,6 +75,8 @@ enum status engine_plan(const struct engine_plan_params *params, struct engine_p
 		error_set(err, st, "the model's KV geometry is not supported");
 		goto out;
 	}
+	if (form != KV_FORM_F16)
+		kv_layout_narrow(&layout, form);
 	strncpy(out->arch, p.arch, sizeof out->arch - 1);
 	out->n_ctx = params->context_tokens ? params->context_tokens : p.n_ctx_train;
 	out->n_layer = p.n_layer;
@@ -74,8 +89,8 @@ enum status engine_plan(const struct engine_plan_params *params, struct engine_p
 	out->activation_bytes = model_step_bytes(&p, step < running ? running : step, engine_max_outputs(running, step));
 	out->kv_bytes_per_token = layout.page_bytes / KV_PAGE_TOKENS;
 	out->page_bytes = layout.page_stride;
-	out->kv_bytes_per_session = (uint64_t)kv_pages_for(out->n_ctx) * layout.page_stride;
-	st = plan_pool(params, out, err);
+	out->kv_bytes_per_session = cache_bytes(&layout, (uint64_t)kv_pages_for(out->n_ctx));
+	st = plan_pool(params, &layout, out, err);
 out:
 	gguf_close(g);
 	return st;

@@ -7,7 +7,7 @@
 #include "engine/engine.h"
 
 struct args {
-	char *model;
+	char *model, *kv_dtype;
 	int64_t ctx, sessions, memory, step_tokens, max_running;
 	double rate;
 	bool json;
@@ -18,6 +18,7 @@ static const struct option rows[] = {
 	OPTION_ROW_INT(struct args, ctx, "ctx", 0, 0, 1 << 30, "tokens of a conversation; 0: as trained"),
 	OPTION_ROW_INT(struct args, sessions, "sessions", 1, 0, 1 << 30, "conversations to hold at once"),
 	OPTION_ROW_BYTES(struct args, memory, "memory", 0, 0, INT64_MAX, "memory for everything; 0: what the plan comes to"),
+	OPTION_ROW_STRING(struct args, kv_dtype, "kv-dtype", "f16", "as the server's: f16, int8 or fp8_e4m3"),
 	OPTION_ROW_REAL(struct args, rate, "rate", 0, 0, 1 << 30, "tokens a second that all clients write; 0: not known"),
 	OPTION_ROW_INT(struct args, step_tokens, "step-tokens", 0, 0, 65536, "rows of a step; 0: the server's default"),
 	OPTION_ROW_INT(struct args, max_running, "max-running", 0, 0, 4096, "generations that run together; 0: the server's default"),
@@ -25,7 +26,7 @@ static const struct option rows[] = {
 };
 
 static const struct cli_usage usage = {
-	"kvasir plan --model FILE [--ctx N] [--sessions M] [--memory B] [--rate R] [--json]",
+	"kvasir plan --model FILE [--ctx N] [--sessions M] [--memory B] [--rate R] [--kv-dtype T] [--json]",
 	"Says what weights, activations and KV cache will take, how many conversations fit, and how long an idle one is kept.",
 	{rows, sizeof rows / sizeof *rows},
 };
@@ -118,6 +119,7 @@ int cli_plan(int argc, char **argv)
 		.max_running = (int32_t)args.max_running,
 		.memory_bytes = (uint64_t)args.memory,
 		.tokens_per_s = args.rate,
+		.kv_type = args.kv_dtype,
 	};
 	status = CLI_OK;
 	if (engine_plan(&params, &plan, &err) != STATUS_OK) {

@@ -764,6 +764,30 @@ static void a_plan_is_what_the_engine_then_takes_to_the_byte(void **state)
 	assert_int_equal(engine_plan(&params, &other, &err), STATUS_INVALID);
 }
 
+static void a_plan_of_narrow_kv_fits_and_leaves_little(void **state)
+{
+	(void)state;
+	static const char *const types[] = {"int8", "fp8_e4m3"};
+	struct error err;
+	for (size_t i = 0; i < 2; i++) {
+		struct engine_plan_params params = {.model_path = model_path, .context_tokens = 300, .n_sessions = 30, .kv_type = types[i]};
+		struct engine_options o = defaults();
+		struct engine_plan plan;
+		assert_int_equal(engine_plan(&params, &plan, &err), STATUS_OK);
+		assert_true(plan.sessions_that_fit == 30);
+		o.context_tokens = 300;
+		o.kv_type = types[i];
+		o.kv_bytes = plan.kv_bytes;
+		struct engine *e = start(&o);
+		assert_in_range(engine_info(e)->n_pages, 30 * 19, 30 * 19 + 10);
+		engine_destroy(e);
+	}
+	struct engine_plan_params wrong = {.model_path = model_path, .kv_type = "int3"};
+	struct engine_plan plan;
+	assert_int_equal(engine_plan(&wrong, &plan, &err), STATUS_INVALID);
+	assert_string_equal(err.param, "kv-dtype");
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -784,6 +808,7 @@ int main(void)
 	        cmocka_unit_test(a_model_that_cannot_be_loaded_says_why),
 	        cmocka_unit_test(a_pool_too_small_for_the_asked_context_is_a_start_up_error),
 	        cmocka_unit_test(a_plan_is_what_the_engine_then_takes_to_the_byte),
+	        cmocka_unit_test(a_plan_of_narrow_kv_fits_and_leaves_little),
 	};
 	return cmocka_run_group_tests(tests, make_model, remove_model);
 }
