@@ -318,15 +318,15 @@ def test_an_allocation_that_fails_while_pages_move_between_tiers(tiered):
 def test_an_allocation_that_fails_at_the_start(tmp_path):
     """A status and its reason, or a daemon that says that it failed, or one that works all the same."""
     need_library()
+    if sanitizer():
+        pytest.skip("a sanitizer begins threads of its own with allocations that it takes for granted")
     model = tiny_model(str(tmp_path))
     # Those before main() are not the program's: libcudart's, where it is linked, takes a failure for granted.
     version = FaultyDaemon(command=("version",), wait=False)
     assert version.wait() == 0
     step, n, outcomes = (1 if FULL else 12), version.control.seen, {}
-    # What is left when a library cannot start, the end of the process frees.
-    leaky = {"ASAN_OPTIONS": "verify_asan_link_order=0:detect_leaks=0"} if sanitizer() else {}
     while True:
-        d = FaultyDaemon("--kv-memory", "2M", "--threads", 1, model=model, wait=False, fail_at=n, env=leaky)
+        d = FaultyDaemon("--kv-memory", "2M", "--threads", 1, model=model, wait=False, fail_at=n)
         try:
             def settled():
                 if d.process.poll() is not None:

@@ -99,7 +99,7 @@ def test_one_finds_what_another_has_computed(store):
             assert kv["drift_pages"] == 0 and kv["fetches"]["under_way"] == 0
     # Another model's pages, here another backend's, have other keys.
     with Daemon(*remote(store), "--device", "cpu-reference") as c:
-        assert complete(c, prompt("mine", 10))[2] == 0
+        assert complete(c, prompt("mine", 2))[2] == 0  # a page and a bit: that backend takes its time
 
 
 def test_a_value_that_is_not_the_page_is_not_used(store):

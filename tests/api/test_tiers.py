@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from daemon import BIN, SLOW, Daemon, eventually
+from faults import sanitizer
 
 PAGE = 368640  # of SmolLM2-135M: 30 layers, 3 KV heads of 64, f16
 POOL = ("--kv-memory", 64 * PAGE, "--context", 900)  # a conversation of 900 tokens, and little more
@@ -83,7 +84,10 @@ def test_writes_keep_to_their_rate(disk):
 @pytest.mark.parametrize("delay_us, pays", [(0, True), (200000, False)])
 def test_the_break_even_chooses_rightly_both_ways(disk, delay_us, pays):
     """A page of 16 tokens is computed in some 12 ms: one that is read in 200 ms is not worth it, one that is read in 1 ms is."""
-    slow = {"LD_PRELOAD": SLOW_DISK, "KVASIR_SLOW_READ_US": str(delay_us)}
+    slow = {"LD_PRELOAD": SLOW_DISK, "KVASIR_SLOW_READ_US": str(delay_us),
+            "ASAN_OPTIONS": "verify_asan_link_order=0:" + os.environ.get("ASAN_OPTIONS", "")}
+    if sanitizer() == "tsan":
+        pytest.skip("TSan has to be the first library that is loaded")
     with Daemon(*POOL, "--kv-disk", f"{disk}:256M", env=slow) as d:
         text = prompt("mine", 60)
         first, n, _ = complete(d, text)

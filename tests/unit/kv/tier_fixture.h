@@ -47,6 +47,12 @@ static inline struct kv_key tier_key(int32_t i)
 	return k;
 }
 
+/* All but the padding, which an assignment may leave as it is. */
+static inline void assert_same_name(const struct kv_page_name *a, const struct kv_page_name *b)
+{
+	assert_memory_equal(a, b, offsetof(struct kv_page_name, first) + sizeof a->first);
+}
+
 static inline struct kv_page_name tier_page(int32_t i)
 {
 	struct kv_page_name p = {.key = tier_key(i), .parent = tier_key(i - 1), .n_tokens = KV_PAGE_TOKENS, .first = i == 0};
