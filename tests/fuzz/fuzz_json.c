@@ -202,6 +202,35 @@ void http_stream_end(struct http_exchange *x)
 	x->ended = true;
 }
 
+/* None of the paths below streams a body in, or an answer at the client's pace. */
+void http_on_drained(struct http_exchange *x, void (*drained)(struct http_exchange *x, void *arg), void *arg)
+{
+	(void)x;
+	(void)drained;
+	(void)arg;
+	expect(false);
+}
+
+void http_stream_abort(struct http_exchange *x)
+{
+	(void)x;
+	expect(false);
+}
+
+void http_on_body(struct http_exchange *x, bool (*body)(struct http_exchange *x, const char *data, size_t n, void *arg), void *arg)
+{
+	(void)x;
+	(void)body;
+	(void)arg;
+	expect(false);
+}
+
+void http_body_resume(struct http_exchange *x)
+{
+	(void)x;
+	expect(false);
+}
+
 size_t http_stream_pending(const struct http_exchange *x)
 {
 	(void)x;
