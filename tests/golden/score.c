@@ -348,7 +348,7 @@ static int score(struct score *s, const struct gguf *g, struct backend *b)
 		fail("--kv-dtype must be f16, int8 or fp8_e4m3");
 		goto fail_layout;
 	}
-	if (form != KV_FORM_F16 && kv_layout_init(&layout, p->n_layer, p->n_head_kv, p->head_dim, QUANT_F16) == STATUS_OK)
+	if (form != KV_FORM_F16)
 		kv_layout_narrow(&layout, form);
 	n_pages = assign_pages(s);
 	if (n_pages < 0 ||
