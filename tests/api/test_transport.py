@@ -1,5 +1,4 @@
 """HTTP on the wire: framing, connections, deadlines, limits, disconnects. No engine and no model."""
-import importlib.util
 import json
 import os
 import resource
@@ -10,34 +9,23 @@ import time
 import httpx
 import pytest
 
-from daemon import ROOT, SLOW, eventually
-from transport import (CLOSE, GET, POST, TEXT, Echo, Ws, close_frame, error_of, post, read_answer, read_chunks,
+from daemon import SLOW, eventually
+from transport import (CLOSE, GET, POST, TEXT, Echo, Ws, close_frame, error_of, load_probe, post, read_answer, read_chunks,
                        read_head, read_to_end)
 
 pytestmark = pytest.mark.no_model
-SHARED = os.environ.get("KVASIR_SHARED", os.path.join(os.path.dirname(ROOT), "shared"))
-
-
-def probe():
-    path = os.path.join(SHARED, "probes", "http_probe.py")
-    if not os.path.exists(path):
-        pytest.skip(f"{path} is not there")
-    spec = importlib.util.spec_from_file_location("http_probe", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 # ---- Framing ----
 
 def test_probe(echo):
-    p = probe()
+    p = load_probe()
     assert p.run(p.CASES, echo.port) == 0
 
 
 def test_probe_on_a_kept_alive_connection(echo):
     """What is refused as a first request is refused as a second one, and behind another in a pipeline."""
-    p = probe()
+    p = load_probe()
     failed = []
     for name, kind, want, data in p.CASES:
         # A client waits for the first answer, then sends the case.
@@ -67,7 +55,7 @@ def test_probe_on_a_kept_alive_connection(echo):
 
 
 def test_probe_in_a_pipeline(echo):
-    p = probe()
+    p = load_probe()
     failed = []
     for name, kind, want, data in p.CASES:
         if kind != "R":

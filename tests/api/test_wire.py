@@ -1,26 +1,18 @@
 """The raw cases of the probe against the daemon itself: first on a connection, and behind a request that was served."""
 import http.client
-import importlib.util
-import os
 import socket
 
 import pytest
 
-from daemon import ROOT, SLOW
+from daemon import SLOW
+from transport import load_probe
 
-SHARED = os.environ.get("KVASIR_SHARED", os.path.join(os.path.dirname(ROOT), "shared"))
 GET = b"GET /health/live HTTP/1.1\r\nHost: a\r\n\r\n"
 
 
 @pytest.fixture(scope="module")
 def probe():
-    path = os.path.join(SHARED, "probes", "http_probe.py")
-    if not os.path.exists(path):
-        pytest.skip(f"{path} is not there")
-    spec = importlib.util.spec_from_file_location("http_probe", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_probe()
 
 
 def test_the_probe_passes_whole(probe, daemon, capsys):

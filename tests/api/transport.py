@@ -3,6 +3,7 @@
 KVASIR_ECHO names the program; by default it is looked for beside KVASIR_BIN.
 """
 import base64
+import importlib.util
 import json
 import os
 import re
@@ -12,12 +13,26 @@ import struct
 import subprocess
 import tempfile
 
-from daemon import BIN, SLOW
+import pytest
+
+from daemon import BIN, ROOT, SLOW
 
 BUILD = os.path.dirname(os.path.dirname(BIN))
 ECHO = os.environ.get("KVASIR_ECHO", os.path.join(BUILD, "tests", "support", "echo-server"))
 GET = b"GET /health/live HTTP/1.1\r\nHost: a\r\n"
 POST = b"POST /echo HTTP/1.1\r\nHost: a\r\n"
+SHARED = os.environ.get("KVASIR_SHARED", os.path.join(os.path.dirname(ROOT), "shared"))
+
+
+def load_probe():
+    """The probe of the shared folder, as a module; skips the test when it is not there."""
+    path = os.path.join(SHARED, "probes", "http_probe.py")
+    if not os.path.exists(path):
+        pytest.skip(f"{path} is not there")
+    spec = importlib.util.spec_from_file_location("http_probe", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 class Echo:
