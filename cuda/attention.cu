@@ -30,6 +30,23 @@ enum {
 	MERGE_THREADS = 128
 };
 
+/* What params say, as kernels use it: in powers of two, and no window is one that nothing leaves. */
+struct bounds {
+	float cap; /* 0: none */
+	int window;
+};
+
+__device__ __forceinline__ struct bounds bounds_of(const struct attention_params &p)
+{
+	return {p.softcap * LOG2_E, p.window > 0 ? p.window : INT32_MAX};
+}
+
+/* The first position that a row at `position` sees. */
+__device__ __forceinline__ int first_seen(int position, const struct attention_params &p)
+{
+	return p.window > 0 ? max(position + 1 - p.window, 0) : 0;
+}
+
 /* 2^n for an integer n <= 0. */
 __device__ __forceinline__ float power_of_two(float n)
 {
@@ -153,7 +170,8 @@ template <int dim, int n8> struct queries {
 
 	/* Weights of a page's tokens: s[k][c] for token g (c < 2) or g + 8 and query 2t + c % 2 becomes the right
 	 * operand of P V. */
-	__device__ __forceinline__ void weigh(float (&s)[n8][4], int first_token, int lane, uint32_t (&p)[n8][2])
+	__device__ __forceinline__ void weigh(float (&s)[n8][4], int first_token, int lane, const struct bounds &to,
+					      uint32_t (&p)[n8][2])
 	{
 		const int g = lane / 4, t = lane % 4;
 		float factor[n8][2];
@@ -162,9 +180,15 @@ template <int dim, int n8> struct queries {
 		for (int k = 0; k < n8; k++)
 #pragma unroll
 			for (int c = 0; c < 2; c++) {
-				if (first_token + g > position[k][c])
+				if (to.cap > 0) {
+					s[k][c] = to.cap * tanhf(s[k][c] / to.cap);
+					s[k][c + 2] = to.cap * tanhf(s[k][c + 2] / to.cap);
+				}
+				/* How far before the query the token stands. */
+				const int back = position[k][c] - first_token - g;
+				if (back < 0 || back >= to.window)
 					s[k][c] = -INFINITY;
-				if (first_token + g + 8 > position[k][c])
+				if (back < 8 || back - 8 >= to.window)
 					s[k][c + 2] = -INFINITY;
 				float top = fmaxf(s[k][c], s[k][c + 2]);
 				top = fmaxf(top, __shfl_xor_sync(ALL, top, 4));
@@ -284,12 +308,17 @@ __global__ void __launch_bounds__(32 * PART_WARPS, 2) attend_parts(struct attent
 		return;
 	const int32_t *table = a.table + a.seq_table[item.seq];
 	const int last = item.first_position + item.n_rows - 1, n = item.n_rows * group;
-	const int first_page = item.first_split * SPLIT_PAGES;
-	const int n_pages = min(static_cast<int>(SPLIT_PAGES), last / PAGE_TOKENS + 1 - first_page);
+	/* Pages before all windows are not looked at: their places in the table may hold anything. */
+	const int first_page =
+		max(item.first_split * SPLIT_PAGES, first_seen(item.first_position, a.params) / PAGE_TOKENS);
+	const int n_pages = min((item.first_split + 1) * SPLIT_PAGES, last / PAGE_TOKENS + 1) - first_page;
+	if (n_pages <= 0)
+		return;
+	const struct bounds to_see = bounds_of(a.params);
 
 	queries<dim, n8> x;
 	x.load(a.q, a.n_head, head_dim, head_kv * group, group, item.first_row, item.first_position, first, n,
-	       a.scale * LOG2_E, lane);
+	       a.params.scale * LOG2_E, lane);
 
 	const int32_t my_page = table[first_page + min(lane, n_pages - 1)];
 	const size_t keys_at = a.layer_offset + head_offset(a.n_head_kv, head_dim, 0, head_kv);
@@ -328,11 +357,11 @@ __global__ void __launch_bounds__(32 * PART_WARPS, 2) attend_parts(struct attent
 			data = page_data(min(i + 1, n_pages - 1));
 			if (i + 1 < n_pages)
 				load_keys();
-			x.weigh(s, first_token, lane, p);
+			x.weigh(s, first_token, lane, to_see, p);
 			x.add_values(p, first_token, last, lane, [&](int block) { return value[block]; });
 		} else {
 			x.scores(s, load_key_block);
-			x.weigh(s, first_token, lane, p);
+			x.weigh(s, first_token, lane, to_see, p);
 			x.add_values(p, first_token, last, lane, load_value_block);
 			data = page_data(min(i + 1, n_pages - 1));
 		}
@@ -371,17 +400,21 @@ __global__ void __launch_bounds__(MERGE_THREADS) merge_parts(struct attention_ar
 	GPU_SHARED(float, sum_of, AT_ONCE);
 	const struct merge_item item = a.merges[blockIdx.x];
 	const int head = blockIdx.y, width = 2 + a.head_dim;
-	const float *first = a.partial + (static_cast<size_t>(item.first_slot) * a.n_head + head) * width;
+	/* Splits before the window have no results. */
+	const int unseen = a.params.window > 0 ? first_seen(a.position[item.row], a.params) / SPLIT_TOKENS : 0;
+	const int n_splits = item.n_splits - unseen;
 	const size_t apart = static_cast<size_t>(item.stride) * a.n_head * width;
+	const float *first =
+		a.partial + (static_cast<size_t>(item.first_slot) * a.n_head + head) * width + unseen * apart;
 
 	float top = NO_SCORE;
-	for (int i = threadIdx.x; i < item.n_splits; i += MERGE_THREADS)
+	for (int i = threadIdx.x; i < n_splits; i += MERGE_THREADS)
 		top = fmaxf(top, first[i * apart]);
 	top = block_max<MERGE_THREADS>(top, scratch);
 
 	float l = 0, o[PER_THREAD] = {0};
-	for (int begin = 0; begin < item.n_splits; begin += AT_ONCE) {
-		const int n = min(static_cast<int>(AT_ONCE), item.n_splits - begin);
+	for (int begin = 0; begin < n_splits; begin += AT_ONCE) {
+		const int n = min(static_cast<int>(AT_ONCE), n_splits - begin);
 		__syncthreads();
 		if (static_cast<int>(threadIdx.x) < n) {
 			const float *part = first + (begin + threadIdx.x) * apart;
@@ -429,14 +462,17 @@ __global__ void __launch_bounds__(32 * WHOLE_WARPS, 1) attend_whole(struct atten
 	const int32_t *table = a.table + a.seq_table[item.seq];
 	const int n = item.n_rows * group, first = warp * 8 * n8;
 	const int last = item.first_position + item.n_rows - 1, n_pages = last / PAGE_TOKENS + 1;
-	/* The last key any query of this warp looks at, or -1. */
+	/* The last key any query of this warp looks at, or -1, and the first; and the first page that any of the block does. */
 	const int warp_last = first < n ? item.first_position + min(first + 8 * n8 - 1, n - 1) / group : -1;
+	const int warp_first = first_seen(item.first_position + first / group, a.params);
+	const int first_page = first_seen(item.first_position, a.params) / PAGE_TOKENS;
+	const struct bounds to_see = bounds_of(a.params);
 	const int bytes = static_cast<int>(head_bytes(head_dim));
 
 	queries<dim, n8> x;
 	float total_m[n8][2], total_l[n8][2], total_o[dim / 16][n8][4];
 	x.load(a.q, a.n_head, head_dim, head_kv * group, group, item.first_row, item.first_position, first, n,
-	       a.scale * LOG2_E, lane);
+	       a.params.scale * LOG2_E, lane);
 	nothing_seen(total_m, total_l, total_o);
 	const auto fold = [&]() {
 		x.reduce();
@@ -474,16 +510,16 @@ __global__ void __launch_bounds__(32 * WHOLE_WARPS, 1) attend_whole(struct atten
 		cp_async_commit();
 	};
 	for (int page = 0; page < WHOLE_STAGES - 1; page++)
-		copy_page(page);
+		copy_page(first_page + page);
 
-	for (int page = 0; page < n_pages; page++) {
+	for (int page = first_page; page < n_pages; page++) {
 		const int first_token = page * PAGE_TOKENS;
 		cp_async_wait<WHOLE_STAGES - 2>();
 		__syncthreads();
 		copy_page(page + WHOLE_STAGES - 1);
-		if (first_token > warp_last)
+		if (first_token > warp_last || first_token + PAGE_TOKENS <= warp_first)
 			continue;
-		if (page > 0 && page % SPLIT_PAGES == 0)
+		if (page > first_page && page % SPLIT_PAGES == 0)
 			fold();
 		const auto stage = stages + page % WHOLE_STAGES * 2 * bytes;
 		float s[n8][4];
@@ -491,7 +527,7 @@ __global__ void __launch_bounds__(32 * WHOLE_WARPS, 1) attend_whole(struct atten
 		x.scores(s, [&](int block) {
 			return load_key(block, head_dim, lane, [&](int at) { return ld_shared<uint4>(stage + at); });
 		});
-		x.weigh(s, first_token, lane, p);
+		x.weigh(s, first_token, lane, to_see, p);
 		x.add_values(p, first_token, last, lane, [&](int block) {
 			return load_value(
 				block, head_dim, lane, [&](int at) { return ld_shared<uint4>(stage + (bytes + at)); },

@@ -27,17 +27,27 @@ struct block {
 	struct fetcher fetch;
 };
 
-/* Scores of n positions become weights relative to the new maximum, in their place; what was summed before is scaled to it. */
-static void softmax_block(float *score, int n, float *max, float *sum, float *acc, int32_t head_dim)
+/*
+ * Scores of positions [from, n), soft-capped where there is a cap, become weights relative to the new maximum, in their place, and what
+ * lies beside them zeros; what was summed before is scaled to it.
+ */
+INLINE void softmax_of(float *score, int from, int n, float cap, float *max, float *sum, float *acc, int32_t head_dim)
 {
 	enum { N = ATTN_BLOCK / LANES };
-	const vf lowest = vf_set1(-INFINITY);
+	const vf lowest = vf_set1(-INFINITY), to_exponent = vf_set1(0x1.715476p+1f / (cap > 0 ? cap : 1));
 	vf s[N], top = lowest, total = vf_zero();
 	for (int k = 0; k < N; k++) {
-		int left = n - k * LANES;
-		s[k] = left >= LANES ? vf_load(score + k * LANES) : lowest;
-		if (left > 0 && left < LANES)
-			s[k] = vf_first(vf_load(score + k * LANES), lowest, left);
+		int left = n - k * LANES, before = from - k * LANES;
+		s[k] = lowest;
+		if (left > 0 && before < LANES) {
+			s[k] = vf_load(score + k * LANES);
+			if (cap > 0)
+				s[k] = softcapped(s[k], vf_set1(cap), to_exponent);
+			if (left < LANES)
+				s[k] = vf_first(s[k], lowest, left);
+			if (before > 0)
+				s[k] = vf_first(lowest, s[k], before);
+		}
 		top = vf_max(top, s[k]);
 	}
 	float new_max = vf_hmax(top);
@@ -57,34 +67,42 @@ static void softmax_block(float *score, int n, float *max, float *sum, float *ac
 	*sum += vf_hsum(total);
 }
 
-/* Queries i .. i + n_queries over the first n positions of a block. */
-INLINE void attend_block(const struct attn_job *j, int n_queries, int i, int n, struct block *b)
+static void softmax_block(float *score, int from, int n, float cap, float *max, float *sum, float *acc, int32_t head_dim)
+{
+	if (cap > 0)
+		softmax_of(score, from, n, cap, max, sum, acc, head_dim);
+	else
+		softmax_of(score, from, n, 0, max, sum, acc, head_dim);
+}
+
+/* Queries i .. i + n_queries over positions [from, n) of a block. */
+INLINE void attend_block(const struct attn_job *j, int n_queries, int i, int from, int n, struct block *b)
 {
 	int32_t dim = j->head_dim, at = 0;
 	const kv_factor *q = (const kv_factor *)j->q + i * FACTOR_STRIDE(dim);
 	float *score = j->score + (int64_t)i * ATTN_BLOCK, *acc = j->acc + (int64_t)i * dim;
 	const kv_factor *weight = (const kv_factor *)(const void *)score;
-	int n_pages = (n + KV_PAGE_TOKENS - 1) / KV_PAGE_TOKENS, page = 0;
+	int n_pages = (n + KV_PAGE_TOKENS - 1) / KV_PAGE_TOKENS, page = from / KV_PAGE_TOKENS;
 	struct fetcher f = b->fetch; /* kept in registers */
 	for (; page + QK_PAGES <= n_pages; page += QK_PAGES)
 		qk(n_queries, QK_PAGES, q, b->k + page, dim, score + page * KV_PAGE_TOKENS, &f);
 	for (; page < n_pages; page++)
 		qk(n_queries, 1, q, b->k + page, dim, score + page * KV_PAGE_TOKENS, &f);
 	for (int m = 0; m < n_queries; m++)
-		softmax_block(score + m * ATTN_BLOCK, n, j->max + i + m, j->sum + i + m, acc + (int64_t)m * dim, dim);
+		softmax_block(score + m * ATTN_BLOCK, from, n, j->softcap, j->max + i + m, j->sum + i + m, acc + (int64_t)m * dim, dim);
 	for (; at + 4 * LANES <= dim; at += 4 * LANES)
-		pv(n_queries, 4, 0, weight, b->v, n, dim, at, acc, &f);
+		pv(n_queries, 4, 0, weight, b->v, from, n, dim, at, acc, &f);
 	for (; at + LANES <= dim; at += LANES)
-		pv(n_queries, 1, 0, weight, b->v, n, dim, at, acc, &f);
+		pv(n_queries, 1, 0, weight, b->v, from, n, dim, at, acc, &f);
 	if (at < dim)
-		pv(n_queries, 1, dim - at, weight, b->v, n, dim, at, acc, &f);
+		pv(n_queries, 1, dim - at, weight, b->v, from, n, dim, at, acc, &f);
 	b->fetch = f;
 }
 
 #define ATTEND(n)                                                                                                      \
-	static void attend_##n(const struct attn_job *j, int i, int n_tokens, struct block *b)                         \
+	static void attend_##n(const struct attn_job *j, int i, int from, int end, struct block *b)                    \
 	{                                                                                                              \
-		attend_block(j, n, i, n_tokens, b);                                                                    \
+		attend_block(j, n, i, from, end, b);                                                                   \
 	}
 ATTEND(1)
 ATTEND(2)
@@ -95,20 +113,27 @@ ATTEND(5)
 ATTEND(6)
 #endif
 
-/* The first head's K in the block's pages from position `at`, those that hold positions below `end`; how many there are. */
+/*
+ * The first head's K in the block's pages from position `at`, those that hold positions below `end`; how many there are. Those before all
+ * windows, which are not read, may be gone: the first one behind stands in their places.
+ */
 static int find_pages(const struct attn_job *j, int32_t at, int32_t end, const uint16_t **k)
 {
 	int n = at < end ? (end - at + KV_PAGE_TOKENS - 1) / KV_PAGE_TOKENS : 0;
 	n = n < BLOCK_PAGES ? n : BLOCK_PAGES;
-	for (int p = 0; p < n; p++)
-		k[p] = (const uint16_t *)(const void *)(j->kv + (size_t)j->block_table[at / KV_PAGE_TOKENS + p] * j->page_stride);
+	int32_t seen = j->first[0] / KV_PAGE_TOKENS;
+	for (int p = 0; p < n; p++) {
+		int32_t page = at / KV_PAGE_TOKENS + p;
+		page = page < seen ? seen : page;
+		k[p] = (const uint16_t *)(const void *)(j->kv + (size_t)j->block_table[page] * j->page_stride);
+	}
 	return n;
 }
 
 /* All queries of head `head` over the block at position `at`. */
 static void attend_head(const struct attn_job *j, int head, int32_t at, struct block *b)
 {
-	static void (*const attend[])(const struct attn_job *, int, int, struct block *) = {
+	static void (*const attend[])(const struct attn_job *, int, int, int, struct block *) = {
 	        NULL,     attend_1, attend_2, attend_3,
 #if QK_QUERIES > 3
 	        attend_4, attend_5, attend_6,
@@ -117,12 +142,14 @@ static void attend_head(const struct attn_job *j, int head, int32_t at, struct b
 	int i = 0;
 	while (i < j->n_queries && j->limit[i] <= at)
 		i++;
-	/* Neighbours that see equally much of this block go together. */
-	while (i < j->n_queries) {
-		int seen = j->limit[i] - at < ATTN_BLOCK ? j->limit[i] - at : ATTN_BLOCK, n = 1;
-		while (n < QK_QUERIES && i + n < j->n_queries && (j->limit[i + n] == j->limit[i] || seen == ATTN_BLOCK))
+	/* Neighbours that see equally much of this block go together; those whose windows begin behind it come last, and see nothing. */
+	while (i < j->n_queries && j->first[i] < at + ATTN_BLOCK) {
+		int from = j->first[i] > at ? j->first[i] - at : 0, end = j->limit[i] - at < ATTN_BLOCK ? j->limit[i] - at : ATTN_BLOCK;
+		int n = 1;
+		while (n < QK_QUERIES && i + n < j->n_queries && (j->limit[i + n] == j->limit[i] || end == ATTN_BLOCK) &&
+		       (j->first[i + n] == j->first[i] || j->first[i + n] <= at))
 			n++;
-		attend[n](j, head * j->n_queries + i, seen, b);
+		attend[n](j, head * j->n_queries + i, from, end, b);
 		i += n;
 	}
 }

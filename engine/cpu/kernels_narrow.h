@@ -106,7 +106,9 @@ static void attn_run_narrow(const struct attn_job *j)
 		int32_t end = at + ATTN_BLOCK < j->to ? at + ATTN_BLOCK : j->to;
 		int n_pages = (end - at + KV_PAGE_TOKENS - 1) / KV_PAGE_TOKENS;
 		for (int head = 0; head < j->n_heads; head++) {
-			for (int p = 0; p < n_pages; p++) {
+			int32_t before = j->first[0] - at;
+			/* Pages before all windows may be gone. */
+			for (int p = before > 0 ? before / KV_PAGE_TOKENS : 0; p < n_pages; p++) {
 				int32_t page = j->block_table[at / KV_PAGE_TOKENS + p];
 				const char *wide = narrow_wide_page(l, j->slab, page);
 				const char *block = j->slab + (size_t)page * l->page_stride + narrow_offset(l, j->layer, j->head_kv + head);

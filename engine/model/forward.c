@@ -244,7 +244,7 @@ static enum status attend(struct model *m, const struct batch *batch, void *kv, 
 	TRY(ops->kv_write(m->backend, kv, &m->layout, layer, a->k, a->v));
 	if (layer == p->n_layer - 1 && batch->n_outputs == 0)
 		return STATUS_OK; /* the last layer's keys and values were all that was wanted of it */
-	return ops->attention(m->backend, kv, &m->layout, layer, a->q, p->n_head, 1.0f / sqrtf((float)p->head_dim),
+	return ops->attention(m->backend, kv, &m->layout, layer, a->q, p->n_head, &(struct attention_params){.scale = 1.0f / sqrtf((float)p->head_dim)},
 	                      a->mixed);
 }
 
@@ -265,7 +265,7 @@ static enum status project_and_feed_forward(struct model *m, int32_t layer, int3
 	TRY(ops->matmul(m->backend, mixed, n, &o, 1));
 	TRY(ops->rms_norm(m->backend, hidden, n, p->n_embd, w->ffn_norm, p->rms_eps, normed));
 	TRY(ops->matmul(m->backend, normed, n, gate_up, 2));
-	TRY(ops->swiglu(m->backend, a->gate, a->up, n, p->n_ff));
+	TRY(ops->glu(m->backend, GLU_SILU, a->gate, a->up, n, p->n_ff));
 	return ops->matmul(m->backend, a->gate, n, &down, 1);
 }
 
@@ -281,7 +281,7 @@ static enum status run(struct model *m, const struct batch *batch, void *kv)
 	int32_t last = p->n_layer - 1, n = batch->n_outputs;
 	float *hidden = a->hidden, *normed = a->normed, *mixed = a->mixed;
 
-	TRY(ops->embed(m->backend, m->weights.embedding, a->hidden));
+	TRY(ops->embed(m->backend, m->weights.embedding, 1, a->hidden));
 	for (int32_t layer = 0; layer < last; layer++) {
 		TRY(attend(m, batch, kv, layer));
 		TRY(project_and_feed_forward(m, layer, batch->n_rows, a->hidden, a->normed, a->mixed));

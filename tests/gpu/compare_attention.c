@@ -9,6 +9,7 @@ struct cache {
 	struct kv_layout layout;           /* of the device; that of the reference differs in the type at most */
 	struct kv_layout reference_layout;
 	int32_t n_head, n_pages, pages_per_seq;
+	struct attention_params params;
 	void *device, *reference;
 	int32_t *pages;    /* [n_pages] in random order; sequence s has pages_per_seq of them from s * pages_per_seq */
 	int32_t at[SEQS];  /* length so far */
@@ -38,6 +39,7 @@ static struct cache *cache_new(struct pair *p, int32_t n_head_kv, int32_t group,
 		give_up("no memory");
 	c->p = p;
 	c->n_head = n_head_kv * group;
+	c->params.scale = 1 / sqrtf((float)dim);
 	c->pages_per_seq = (max_length + KV_PAGE_TOKENS - 1) / KV_PAGE_TOKENS;
 	c->n_pages = c->pages_per_seq * SEQS;
 	c->pages = malloc((size_t)c->n_pages * sizeof *c->pages);
@@ -99,7 +101,7 @@ static void step_on(struct cache *c, struct backend *b, void *kv, float *q, floa
 	if (rope)
 		must(b->ops->rope(b, q, c->n_head, k, n_head_kv, dim, &r), "rope");
 	must(b->ops->kv_write(b, kv, layout, LAYER, k, v), "kv_write");
-	must(b->ops->attention(b, kv, layout, LAYER, q, c->n_head, 1 / sqrtf((float)dim), out), "attention");
+	must(b->ops->attention(b, kv, layout, LAYER, q, c->n_head, &c->params, out), "attention");
 	must(b->ops->step_end(b), "step_end");
 }
 
@@ -125,12 +127,16 @@ static void step(struct cache *c, bool rope, const char *what)
 	operand_free(&out);
 }
 
-static void conversations(struct pair *p, int32_t n_head_kv, int32_t group, int32_t dim, int32_t length)
+static void conversations(struct pair *p, int32_t n_head_kv, int32_t group, int32_t dim, int32_t length, int32_t window, float cap)
 {
-	char name[64];
-	snprintf(name, sizeof name, "attention %dx%d heads of %d", n_head_kv, group, dim);
+	char name[96];
+	int at = snprintf(name, sizeof name, "attention %dx%d heads of %d", n_head_kv, group, dim);
+	if (window || cap > 0)
+		snprintf(name + at, sizeof name - (size_t)at, ", window %d, cap %g", window, (double)cap);
 	row_begin(name);
 	struct cache *c = cache_new(p, n_head_kv, group, dim, length);
+	c->params.window = window;
+	c->params.softcap = cap;
 	int32_t most = length / 3 < 100 ? length / 3 : 100;
 	/* prompts of every length together, and a first chunk that ends within a page */
 	begin_step(c);
@@ -155,12 +161,13 @@ static void conversations(struct pair *p, int32_t n_head_kv, int32_t group, int3
 }
 
 /* Contexts as long as real ones, decoded and extended by a chunk. */
-static void long_contexts(struct pair *p, int32_t n_head_kv, int32_t group, int32_t dim, int32_t length)
+static void long_contexts(struct pair *p, int32_t n_head_kv, int32_t group, int32_t dim, int32_t length, int32_t window)
 {
 	char name[64];
-	snprintf(name, sizeof name, "attention over %d", length);
+	snprintf(name, sizeof name, window ? "attention over %d in windows of %d" : "attention over %d", length, window);
 	row_begin(name);
 	struct cache *c = cache_new(p, n_head_kv, group, dim, length + 64);
+	c->params.window = window;
 	while (c->at[0] < length) {
 		begin_step(c);
 		add_rows(c, 0, length - c->at[0] < MAX_ROWS ? length - c->at[0] : MAX_ROWS);
@@ -179,6 +186,9 @@ static void long_contexts(struct pair *p, int32_t n_head_kv, int32_t group, int3
 		operand_free(&k);
 		operand_free(&v);
 	}
+	/* Pages before every window are read by nobody: there stands one that holds no numbers. */
+	for (int32_t page = 0; window && page < (length - window + 1) / KV_PAGE_TOKENS; page++)
+		c->pages[page] = c->pages[5 * c->pages_per_seq];
 	begin_step(c);
 	add_rows(c, 0, 1);
 	add_rows(c, 1, 5);
@@ -186,6 +196,9 @@ static void long_contexts(struct pair *p, int32_t n_head_kv, int32_t group, int3
 	begin_step(c);
 	add_rows(c, 0, 30);
 	step(c, true, "a chunk");
+	begin_step(c);
+	add_rows(c, 0, 1);
+	step(c, true, "one row more");
 	cache_free(c);
 	row_end();
 }
@@ -248,14 +261,22 @@ void compare_attention(struct pair *p)
 		int32_t n_head_kv, group, dim;
 	} shapes[] = {{3, 3, 64}, {2, 1, 128}, {1, 8, 80}, {2, 5, 16}, {1, 40, 32}, {2, 12, 96}, {2, 4, 64}, {4, 7, 16}, {1, 2, 256}, {8, 4, 128}};
 	for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
-		conversations(p, shapes[i].n_head_kv, shapes[i].group, shapes[i].dim, p->large ? 400 : 90);
+		conversations(p, shapes[i].n_head_kv, shapes[i].group, shapes[i].dim, p->large ? 400 : 90, 0, 0);
+	conversations(p, 1, 4, 256, p->large ? 600 : 200, 33, 0);
+	conversations(p, 2, 2, 128, 150, 0, 2);
+	conversations(p, 2, 3, 64, 150, 50, 5);
+	conversations(p, 1, 8, 80, 150, 1, 0);
 	/* Any shape that a backend may be asked for. */
 	for (int i = 0; i < 6; i++)
-		conversations(p, random_int(p, 1, 3), random_int(p, 1, 16), 8 * random_int(p, 1, 32), random_int(p, 30, p->large ? 700 : 350));
-	long_contexts(p, 1, 4, 64, 1500);
+		conversations(p, random_int(p, 1, 3), random_int(p, 1, 16), 8 * random_int(p, 1, 32), random_int(p, 30, p->large ? 700 : 350),
+		              i % 2 ? random_int(p, 1, 300) : 0, i % 3 == 2 ? 4 : 0);
+	long_contexts(p, 1, 4, 64, 1500, 0);
+	long_contexts(p, 1, 4, 64, 1500, 500);
+	long_contexts(p, 2, 1, 64, 1500, 1000);
 	if (p->large) {
-		long_contexts(p, 8, 4, 128, 8192);
-		long_contexts(p, 2, 8, 128, 33000);
+		long_contexts(p, 8, 4, 128, 8192, 0);
+		long_contexts(p, 4, 2, 256, 16384, 4096);
+		long_contexts(p, 2, 8, 128, 33000, 0);
 	}
 	copies(p);
 	many_copies(p);
