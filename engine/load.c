@@ -186,8 +186,8 @@ static void make_root(struct engine *e)
 {
 	const struct model_params *p = model_params(e->model);
 	e->backend->ops->info(e->backend, &e->backend_info);
-	snprintf(e->rope_text, sizeof e->rope_text, "%d %d %d %a %a %d %a %a %a %a", (int)p->rope_pairing, (int)p->rope_scaling,
-	         (int)p->rope_dims, p->rope_base, p->rope_factor, (int)p->rope_original_ctx, p->rope_attn_factor, p->yarn_beta_fast,
+	snprintf(e->rope_text, sizeof e->rope_text, "%d %d %d %a %a %a %d %a %a %a %a", (int)p->rope_pairing, (int)p->rope_scaling,
+	         (int)p->rope_dims, p->rope_base, p->rope_base_local, p->rope_factor, (int)p->rope_original_ctx, p->rope_attn_factor, p->yarn_beta_fast,
 	         p->yarn_beta_slow, p->yarn_ext_factor);
 	/* With a lossy tier all KV may have gone through it: none of it is taken for exact, here or elsewhere. */
 	enum kv_codec_type ram = KV_CODEC_F16;
