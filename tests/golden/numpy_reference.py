@@ -8,6 +8,7 @@ windows: arXiv:2310.06825. Gemma 2 (alternating windows, norms on both sides, so
 without, two bases of rotation, norms of queries and keys): arXiv:2503.19786.
 """
 
+import math
 import sys
 from pathlib import Path
 
@@ -32,7 +33,7 @@ def silu(x):
 
 def gelu(x):
     """The usual approximation by tanh (arXiv:1606.08415)."""
-    return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x ** 3)))
+    return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x ** 3)))
 
 
 def soft_cap(x, cap):
@@ -65,7 +66,7 @@ def rope_frequencies(dims, base, scaling="none", factor=1.0, original_ctx=0, div
 def rotate(x, position, freq, magnitude, halves):
     """x [n][heads][dim]; pairs are (2i, 2i + 1), or (i, i + dims / 2) with halves. Dimensions beyond 2 * len(freq) pass."""
     dims = 2 * len(freq)
-    turn = np.exp(1j * position[:, None, None] * freq) * magnitude
+    turn = (np.exp(1j * position[:, None, None] * freq) * magnitude).astype(np.result_type(x.dtype, np.complex64))
     a, b = (x[..., :dims // 2], x[..., dims // 2:dims]) if halves else (x[..., 0:dims:2], x[..., 1:dims:2])
     z = (a + 1j * b) * turn
     out = x.copy()
@@ -82,10 +83,13 @@ LOCAL_BASE = {"gemma3": 10000.0}
 
 
 class Model:
-    """A GGUF file with everything dequantised. kv_dtype is what keys and values are rounded to before attention."""
+    """
+    A GGUF file with everything dequantised. kv_dtype is what keys and values are rounded to before attention; dtype what is
+    computed with.
+    """
 
-    def __init__(self, path, kv_dtype=np.float16):
-        self.file, self.kv_dtype = Reader(path), kv_dtype
+    def __init__(self, path, kv_dtype=np.float16, dtype=np.float64):
+        self.file, self.kv_dtype, self.dtype = Reader(path), kv_dtype, dtype
         self.arch = self.file.metadata["general.architecture"]
         self.n_layer = self.meta("block_count")
         self.heads = self.meta("attention.head_count")
@@ -120,7 +124,7 @@ class Model:
     def w(self, name):
         if name not in self.weights:
             here = name in self.file.tensors
-            self.weights[name] = self.file.tensor(name).astype(np.float64) if here else None
+            self.weights[name] = self.file.tensor(name).astype(self.dtype) if here else None
         return self.weights[name]
 
     def linear(self, name, x):
@@ -139,7 +143,7 @@ class Model:
         freq, magnitude = (self.local_freq, self.local_magnitude) if local else (self.freq, self.magnitude)
         q = rotate(q, position, freq, magnitude, halves)
         k = rotate(k, position, freq, magnitude, halves)
-        k, v = (a.astype(self.kv_dtype).astype(np.float64) for a in (k, v))
+        k, v = (a.astype(self.kv_dtype).astype(self.dtype) for a in (k, v))
         share = self.heads // self.kv_heads
         k, v = np.repeat(k, share, axis=1), np.repeat(v, share, axis=1)
         scores = soft_cap(np.einsum("qhd,khd->hqk", q, k) * self.scale, self.score_cap)
@@ -158,13 +162,29 @@ class Model:
         """What a sublayer adds: normed where the architecture norms that too."""
         return rms_norm(x, self.w(name), self.eps) if self.gemma else x
 
+    def logprobs(self, ids, first=0, rows=128):
+        """
+        For positions from `first` on, the log-probability of each next token and the most likely token; the vocabulary is
+        taken for `rows` positions at a time.
+        """
+        output = self.w("output.weight")
+        output = (self.w("token_embd.weight") if output is None else output).T
+        hidden, following, best = self.hidden(ids), [], []
+        for at in range(first, len(ids) - 1, rows):
+            x = soft_cap(hidden[at:min(at + rows, len(ids) - 1)] @ output, self.logit_cap)
+            best.append(x.argmax(axis=1))
+            top = x.max(axis=1)
+            total = np.log(np.exp(x - top[:, None]).sum(axis=1, dtype=np.float64)) + top
+            following.append(x[np.arange(len(x)), np.asarray(ids[at + 1:at + 1 + len(x)])] - total)
+        return np.concatenate(following), np.concatenate(best)
+
     def hidden(self, ids):
         """What the output matrix is multiplied with."""
         position = np.arange(len(ids))
         h = self.w("token_embd.weight")[np.asarray(ids)]
         act = gelu if self.gemma else silu
         if self.gemma:
-            h = h * np.sqrt(h.shape[1])
+            h = h * self.dtype(np.sqrt(h.shape[1]))
         for i in range(self.n_layer):
             blk = f"blk.{i}."
             x = self.attention(blk, rms_norm(h, self.w(blk + "attn_norm.weight"), self.eps), position, self.is_local(i))
