@@ -552,6 +552,12 @@ void sched_index(struct sched *s, struct request *r)
 		r->n_indexed = kv_prefix_put(s->prefix, &r->chain, r->tokens.ids, &r->kv, r->n_indexed, &use);
 }
 
+void sched_let_go(struct sched *s, struct request *r)
+{
+	if (s->horizon > 0)
+		kv_seq_let_go(s->pool, &r->kv, s->horizon);
+}
+
 void sched_measure(struct sched *s, int32_t n_rows, bool has_prompt_rows, int64_t step_ns)
 {
 	if (!has_prompt_rows || n_rows < MIN_PROMPT_ROWS || step_ns <= 0)

@@ -346,9 +346,9 @@ static void describe_pages(const struct session_table *t, const struct session *
 	int32_t alive = t->prefix ? kv_weak_alive(t->prefix, &s->kv) : 0;
 	if (s->running) {
 		const struct kv_seq *kv = &s->running->kv;
-		out->n_tokens = kv->n_tokens;
-		out->n_pages = kv->n_pages;
-		for (int32_t i = 0; i < kv->n_pages; i++)
+		out->n_tokens = kv->n_tokens - kv->n_gone * KV_PAGE_TOKENS;
+		out->n_pages = kv_seq_refs(kv);
+		for (int32_t i = kv->n_gone; i < kv->n_pages; i++)
 			describe_page(t, pool, kv->pages[i], 1 + (i < alive && s->kv.pages[i].page == kv->pages[i]), out);
 	} else {
 		out->n_pages = alive;

@@ -427,6 +427,8 @@ int32_t kv_prefix_put(struct kv_prefix *p, struct kv_chain *chain, const int32_t
 	int32_t whole = seq->n_tokens / KV_PAGE_TOKENS, parent = NO_NODE;
 	if (first > whole)
 		first = whole;
+	if (seq->n_gone > 0 && first <= seq->n_gone)
+		return first;
 	/* The chain up to `first` ends in the entry of the page before it. */
 	if (first > 0) {
 		parent = seq->pages[first - 1];
@@ -477,7 +479,7 @@ bool kv_prefix_put_tail(struct kv_prefix *p, const int32_t *tokens, struct kv_se
 
 void kv_prefix_hint(struct kv_prefix *p, const struct kv_seq *seq, int32_t n_pages, uint64_t request, unsigned hints)
 {
-	for (int32_t i = 0; i < n_pages && i < seq->n_pages; i++) {
+	for (int32_t i = seq->n_gone; i < n_pages && i < seq->n_pages; i++) {
 		const struct node *n = &p->nodes[seq->pages[i]];
 		if (n->present && n->user == request)
 			evict_hint(p->evict, seq->pages[i], hints);
@@ -501,8 +503,15 @@ void kv_prefix_weaken(struct kv_prefix *p, const struct kv_seq *seq, struct kv_w
 	out->pages = calloc((size_t)seq->n_pages + 1, sizeof *out->pages);
 	if (!out->pages)
 		return;
-	while (out->n_pages < seq->n_pages && p->nodes[seq->pages[out->n_pages]].present) {
-		int32_t page = seq->pages[out->n_pages];
+	if (seq->n_gone > 0 && !p->nodes[seq->pages[seq->n_gone]].present)
+		return;
+	/* What is gone from the sequence stands in front of what is not. */
+	for (int32_t i = seq->n_gone; i > 0; i--)
+		out->pages[i - 1].page = p->nodes[i == seq->n_gone ? seq->pages[i] : out->pages[i].page].parent;
+	while (out->n_pages < seq->n_pages) {
+		int32_t i = out->n_pages, page = i < seq->n_gone ? out->pages[i].page : seq->pages[i];
+		if (!p->nodes[page].present)
+			break;
 		out->pages[out->n_pages++] = (struct kv_weak_page){page, p->nodes[page].serial};
 		p->nodes[page].n_weak++;
 	}
@@ -594,11 +603,47 @@ int32_t kv_prefix_adopt(struct kv_prefix *p, const struct kv_page_name *name, in
 
 /* ---- Eviction ---- */
 
+/* A page that the index alone holds and whose continuations all have other holders; or NO_NODE. */
+static int32_t idle_above_held(const struct kv_prefix *p)
+{
+	int32_t page = 0, n_pages = kv_pool_n_pages(p->pool);
+	if (p->stats.n_idle == 0)
+		return NO_NODE;
+	while (page < n_pages && (!p->nodes[page].present || p->nodes[page].held))
+		page++;
+	for (int32_t child = page < n_pages ? p->nodes[page].first_child : NO_NODE; child != NO_NODE;) {
+		if (p->nodes[child].held) {
+			child = p->nodes[child].next_sibling;
+		} else {
+			page = child;
+			child = p->nodes[page].first_child;
+		}
+	}
+	return page < n_pages ? page : NO_NODE;
+}
+
+/* Takes everything behind a page out of the index, last pages first. */
+static void forget_behind(struct kv_prefix *p, int32_t page)
+{
+	for (int32_t last = page;; last = page) {
+		while (p->nodes[last].first_child != NO_NODE)
+			last = p->nodes[last].first_child;
+		if (last == page)
+			return;
+		evict_forget(p->evict, last);
+		unlink_node(p, last);
+	}
+}
+
 bool kv_prefix_evict(struct kv_prefix *p, int64_t now_ms, enum evict_reason reason)
 {
 	int32_t page = evict_victim(p->evict, now_ms);
-	if (page == EVICT_NONE)
-		return false;
+	if (page == EVICT_NONE) {
+		page = idle_above_held(p);
+		if (page == NO_NODE)
+			return false;
+		forget_behind(p, page);
+	}
 	if (p->leaving) {
 		struct kv_page_name name;
 		kv_prefix_name(p, page, &name);

@@ -23,10 +23,11 @@ struct kv_seq {
 	int32_t n_pages, cap_pages;
 	int32_t n_tokens; /* positions [0, n_tokens) are computed */
 	struct kv_holder holder;    /* of its references */
-	struct kv_account *account; /* charged with n_pages; NULL: nobody is. Stays, like the holder, when the pages leave */
+	struct kv_account *account; /* charged with what it holds; NULL: nobody is. Stays, like the holder, when the pages leave */
+	int32_t n_gone;             /* leading pages that were given back, see kv_seq_let_go(): their places in the table are empty */
 };
 
-#define KV_SEQ_INIT ((struct kv_seq){NULL, 0, 0, 0, {KV_HOLDER_OTHER, 0}, NULL})
+#define KV_SEQ_INIT ((struct kv_seq){NULL, 0, 0, 0, {KV_HOLDER_OTHER, 0}, NULL, 0})
 
 /* Pages that n_tokens positions take. */
 int32_t kv_pages_for(int32_t n_tokens);
@@ -41,11 +42,21 @@ int32_t kv_pages_for(int32_t n_tokens);
 enum status kv_seq_prepare(struct kv_pool *pool, struct kv_seq *s, int32_t n);
 /* Fresh pages that kv_seq_prepare(n) would take now. */
 int32_t kv_seq_pages_needed(const struct kv_pool *pool, const struct kv_seq *s, int32_t n);
-/* Forgets positions from n_tokens on and gives their pages back. */
+/* Pages it holds: one reference on each. */
+static inline int32_t kv_seq_refs(const struct kv_seq *s)
+{
+	return s->n_pages - s->n_gone;
+}
+/*
+ * Gives back the full pages that lie wholly before the last `window` positions, the next one included, which no later position will
+ * see; the last full page stays, so that what follows can be indexed behind it.
+ */
+void kv_seq_let_go(struct kv_pool *pool, struct kv_seq *s, int32_t window);
+/* Forgets positions from n_tokens on and gives their pages back; all of them, where pages are gone that those before would need. */
 void kv_seq_truncate(struct kv_pool *pool, struct kv_seq *s, int32_t n_tokens);
 /* Gives every page back and frees the table; the holder stays. */
 void kv_seq_release(struct kv_pool *pool, struct kv_seq *s);
-/* Makes the empty `dst` share the first n_tokens positions of `src`. */
+/* Makes the empty `dst` share the first n_tokens positions of `src`, of which nothing is gone. */
 enum status kv_seq_share(struct kv_pool *pool, struct kv_seq *dst, const struct kv_seq *src, int32_t n_tokens);
 /* Adds one full page that is computed already behind the full pages of s, taking a reference; false without memory. */
 bool kv_seq_append(struct kv_pool *pool, struct kv_seq *s, int32_t page);
