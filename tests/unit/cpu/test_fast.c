@@ -331,7 +331,7 @@ static void row_operations(struct backend *b)
 			memcpy(want, x, size * sizeof *want);
 			b->ops->softcap(b, got, (int64_t)size, cap);
 			reference->ops->softcap(reference, want, (int64_t)size, cap);
-			assert_close(got, want, size, 2e-6);
+			assert_close(got, want, size, 2e-6 + 2e-7 * cap);
 		}
 		free(x);
 		free(up);
@@ -349,7 +349,7 @@ static void row_operations(struct backend *b)
 	assert_true(wide[0] == -30 && wide[1] == 30 && wide[2] == 0 && isnan(wide[3]) && fabsf(wide[4] - 1e-3f) < 1e-5f);
 	float tail[4] = {-1e9f, 1e9f, -20, 20}, ones[4] = {1, 1, 1, 1};
 	b->ops->glu(b, GLU_GELU, tail, ones, 1, 4);
-	assert_true(tail[0] == 0 && tail[1] == 1e9f && fabsf(tail[2]) < 1e-30f && tail[3] == 20);
+	assert_true(fabsf(tail[0]) < 1e-28f && tail[1] == 1e9f && fabsf(tail[2]) < 1e-30f && tail[3] == 20);
 }
 
 static void norms_gates_and_caps_are_those_of_the_reference(void **state)
@@ -451,12 +451,16 @@ static void attends(struct backend *b)
 	const struct {
 		int32_t n_head_kv, group, dim;
 	} shapes[] = {{3, 3, 64}, {2, 1, 128}, {1, 8, 80}, {2, 5, 12}, {1, 40, 32}, {2, 4, 67}, {4, 7, 16}, {1, 2, 256}};
-	static const struct attention_params params[] = {{0.2f, 0, 0}, {0.2f, 0, 23}, {0.5f, 2, 0}, {0.2f, 5, 64}, {0.2f, 0, 1}, {0.2f, 0, 1000}};
+	static const struct {
+		float softcap;
+		int32_t window;
+	} params[] = {{0, 0}, {0, 23}, {0.8f, 0}, {2, 64}, {0, 1}, {0, 1000}};
 	for (size_t i = 0; i < sizeof shapes / sizeof shapes[0] + 5; i++) {
 		enum { SEQS = 4, PAGES = 120, STEPS = 4, SHAPES = sizeof shapes / sizeof shapes[0] };
 		int32_t dim = shapes[i % SHAPES].dim, group = shapes[i % SHAPES].group, n_head_kv = shapes[i % SHAPES].n_head_kv, at[SEQS] = {0};
 		struct kv_case c = open_kv(b, n_head_kv, group, dim, PAGES), r = open_kv(reference, n_head_kv, group, dim, PAGES);
-		c.params = r.params = params[i % 6];
+		c.params.softcap = r.params.softcap = params[i % 6].softcap;
+		c.params.window = r.params.window = params[i % 6].window;
 		struct scattered s;
 		scattered_init(&s);
 		scattered_shuffle(&s, &seed, PAGES);
