@@ -256,13 +256,17 @@ int32_t model_layer_window(const struct model_params *p, int32_t layer)
 	return local ? p->window : 0;
 }
 
+int32_t model_n_windowed(const struct model_params *p)
+{
+	int32_t n = 0;
+	for (int32_t i = 0; i < p->n_layer; i++)
+		n += model_layer_window(p, i) > 0;
+	return n;
+}
+
 int32_t model_horizon(const struct model_params *p)
 {
-	for (int32_t i = 0; i < p->n_layer; i++) {
-		if (model_layer_window(p, i) == 0)
-			return 0;
-	}
-	return p->window;
+	return model_n_windowed(p) == p->n_layer ? p->window : 0;
 }
 
 static void read_rope_type(struct reader *r, struct model_params *p)

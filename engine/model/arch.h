@@ -52,6 +52,8 @@ struct model_params {
 enum status arch_read_params(const struct gguf *g, struct model_params *out, struct error *err);
 /* Positions that a row of this layer sees, its own among them; 0: all. */
 int32_t model_layer_window(const struct model_params *p, int32_t layer);
+/* How many layers have a window. */
+int32_t model_n_windowed(const struct model_params *p);
 /* Positions that any layer sees: those further back are never read again. 0: there are layers that see all. */
 int32_t model_horizon(const struct model_params *p);
 /* A line naming all supported architectures, for messages. */
