@@ -20,7 +20,8 @@
 #   tsan      unit and API tests under TSan (slow)
 #   clients   clients from PyPI as published, the chat page in Chromium, load (slow)
 #
-# KVASIR_TEST_MODEL names the model file (else it is fetched into .cache/), KVASIR_SHARED the folder of golden files
+# KVASIR_TEST_MODEL names the model file (else it is fetched into .cache/), KVASIR_QWEN_MODEL and KVASIR_GEMMA_MODEL two more (fetched with
+# --full only), KVASIR_SHARED the folder of golden files
 # (default: ../shared beside the repository), KVASIR_JOBS how many compilers and tests run at once.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 2
