@@ -578,9 +578,9 @@ static bool has_avx512_bf16(void)
 
 enum status cpu_avx512_bf16_create(int32_t n_threads, struct backend **out, struct error *err)
 {
-	if (!has_avx512() || !has_avx512_bf16())
+	if (!has_avx512() || !has_avx512_bf16() || !__builtin_cpu_supports("avx512vbmi"))
 		return error_set(err, STATUS_UNSUPPORTED,
-		                 "this machine has no AVX-512 with BW, DQ, VL, VNNI and BF16, which cpu-avx512-bf16 needs");
+		                 "this machine has no AVX-512 with BW, DQ, VL, VNNI, VBMI and BF16, which cpu-avx512-bf16 needs");
 	return fast_create(&cpu_kernels_avx512_bf16, n_threads, out, err);
 }
 
