@@ -61,7 +61,7 @@ static enum status weight_create(struct backend *b, const struct weight_desc *de
 	if (!desc->rows_only) {
 		if (pack_layout(w, f->kernels->lanes, f->kernels->tile_floats) != STATUS_OK)
 			goto no_memory;
-		w->tiles = cpu_memory_alloc(w->bytes);
+		w->tiles = memory_heap_alloc(&f->weights, w->bytes);
 		if (!w->tiles)
 			goto no_memory;
 		struct pack_job j = {w, f->kernels->lanes};
@@ -81,9 +81,8 @@ no_memory:
 
 static void weight_destroy(struct backend *b, struct weight *w)
 {
-	(void)b;
 	if (w)
-		cpu_memory_free(w->tiles, w->bytes);
+		memory_heap_free(&self(b)->weights, w->tiles, w->bytes);
 	free(w);
 }
 
