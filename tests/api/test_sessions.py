@@ -146,6 +146,7 @@ def test_expiry_cancels_what_runs(brief):
         eventually(brief.idle, 5, "nothing runs")
 
 
+@pytest.mark.alone
 @pytest.mark.trained
 def test_first_token_of_the_second_turn_comes_in_a_tenth_of_the_time(http):
     """A conversation of about 1,500 tokens; the best of three, because the machine is shared."""
