@@ -118,8 +118,8 @@ build() {
 }
 
 # The builds that suites have for themselves. Everyday ones leave out what is slow to compile and tested elsewhere.
-asan=build-asan
-[ "$full" = no ] || asan=build-asan-full
+asan="build-asan"
+[ "$full" = no ] || asan="build-asan-full"
 build_noserver() { build build-noserver -Dserver=disabled -Dtests=disabled; }
 build_sanitize() {
 	local host_cuda=disabled
