@@ -14,7 +14,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <unistd.h>
 #include <uv.h>
 
@@ -222,23 +221,6 @@ static void on_reload(uv_signal_t *handle, int signo)
 		log_msg(LOG_INFO, "reload", "SIGHUP: there is nothing to read again");
 }
 
-/*
- * A connection has up to three descriptors: ask for all that the system allows. Returns the number above which there will
- * be none.
- */
-static int raise_file_limit(const struct config *config)
-{
-	struct rlimit r;
-	int64_t most = config->max_connections * 3 + 1024;
-	if (getrlimit(RLIMIT_NOFILE, &r) != 0)
-		return (int)most;
-	if (r.rlim_cur < r.rlim_max) {
-		r.rlim_cur = r.rlim_max;
-		setrlimit(RLIMIT_NOFILE, &r);
-	}
-	return getrlimit(RLIMIT_NOFILE, &r) == 0 && r.rlim_cur < (rlim_t)most ? (int)r.rlim_cur : (int)most;
-}
-
 static void listener_figures(void *listener, int32_t *connections, int32_t *websockets)
 {
 	struct listener_stats stats;
@@ -358,7 +340,7 @@ enum status server_run(const struct config *config, struct error *err)
 	log_level_parse(config->log_level, &level);
 	log_set_level(level);
 	signal(SIGPIPE, SIG_IGN);
-	int n_descriptors = raise_file_limit(config);
+	int n_descriptors = listener_allow_descriptors(config);
 	block_signals(SIG_BLOCK);
 	if (config->chat_template) {
 		s.status = cli_chat_template(config->chat_template, &template, err);
