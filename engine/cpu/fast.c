@@ -61,7 +61,7 @@ static enum status weight_create(struct backend *b, const struct weight_desc *de
 	if (!desc->rows_only) {
 		if (pack_layout(w, f->kernels->lanes, f->kernels->tile_floats) != STATUS_OK)
 			goto no_memory;
-		w->tiles = cpu_memory_alloc(w->bytes);
+		w->tiles = memory_heap_alloc(&f->weights, w->bytes);
 		if (!w->tiles)
 			goto no_memory;
 		struct pack_job j = {w, f->kernels->lanes};
@@ -81,9 +81,8 @@ no_memory:
 
 static void weight_destroy(struct backend *b, struct weight *w)
 {
-	(void)b;
 	if (w)
-		cpu_memory_free(w->tiles, w->bytes);
+		memory_heap_free(&self(b)->weights, w->tiles, w->bytes);
 	free(w);
 }
 
@@ -578,9 +577,9 @@ static bool has_avx512_bf16(void)
 
 enum status cpu_avx512_bf16_create(int32_t n_threads, struct backend **out, struct error *err)
 {
-	if (!has_avx512() || !has_avx512_bf16())
+	if (!has_avx512() || !has_avx512_bf16() || !__builtin_cpu_supports("avx512vbmi"))
 		return error_set(err, STATUS_UNSUPPORTED,
-		                 "this machine has no AVX-512 with BW, DQ, VL, VNNI and BF16, which cpu-avx512-bf16 needs");
+		                 "this machine has no AVX-512 with BW, DQ, VL, VNNI, VBMI and BF16, which cpu-avx512-bf16 needs");
 	return fast_create(&cpu_kernels_avx512_bf16, n_threads, out, err);
 }
 

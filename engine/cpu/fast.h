@@ -169,6 +169,7 @@ struct attn_plan;
 struct fast {
 	struct cpu_base base;
 	const struct cpu_kernels *kernels;
+	struct memory_heap weights;           /* tiles of all matrices */
 	int64_t max_in, max_narrow_in;        /* widest matrix so far, and widest of BF16 */
 	struct scratch act;                   /* struct act: quantised activations of the matmul at hand */
 	struct scratch is_fine;               /* uint8_t [n_units][n_rows]: which have a fine part */
