@@ -201,7 +201,7 @@ def stream(d, max_tokens, result):
 
 @pytest.mark.quirk(41)
 def test_a_drain_lets_a_stream_end_and_refuses_new_work():
-    d = Daemon()
+    d = Daemon("--drain-timeout", "120s")
     lines = []
     job = threading.Thread(target=stream, args=(d, int(800 / SLOW), lines))
     with Wire(d) as idle:
@@ -230,7 +230,7 @@ def test_a_drain_lets_a_stream_end_and_refuses_new_work():
 
 
 def test_a_websocket_ends_what_it_began_before_a_drain_closes_it():
-    d = Daemon()
+    d = Daemon("--drain-timeout", "120s")
     with Wire(d) as busy:
         busy.send(type="response.create", input="Tell me a story.", max_output_tokens=int(200 / SLOW), temperature=0)
         while busy.event()["type"] != "response.output_text.delta":
