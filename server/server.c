@@ -67,6 +67,7 @@ static void announce(struct server *s)
 	const struct engine_info *info = engine_info(s->engine);
 	const char *host = s->config->host;
 	bool bare_ipv6 = strchr(host, ':') && host[0] != '[';
+	struct engine_stats stats;
 	struct buf b = BUF_INIT;
 	buf_printf(&b, "kvasir %s is ready\n", KVASIR_VERSION);
 	buf_printf(&b, "  listening  http%s://%s%s%s:%d\n", s->config->tls_cert ? "s" : "", bare_ipv6 ? "[" : "", host, bare_ipv6 ? "]" : "",
@@ -80,6 +81,15 @@ static void announce(struct server *s)
 	buf_printf(&b, "  KV cache   %lld tokens in ", (long long)info->n_pages * info->page_tokens);
 	show_size(&b, info->kv_bytes);
 	buf_printf(&b, " (%d pages of %d)\n", info->n_pages, info->page_tokens);
+	engine_stats(s->engine, &stats);
+	for (int32_t i = 0; i < stats.tiers.n; i++) {
+		const struct engine_tier *t = &stats.tiers.tier[i];
+		buf_printf(&b, "%s%s%s", i ? ", " : "  below it   ", t->kind, t->cap_bytes ? " " : "");
+		if (t->cap_bytes) /* a server's is its own affair */
+			show_size(&b, t->cap_bytes);
+	}
+	if (stats.tiers.n)
+		buf_putc(&b, '\n');
 	if (info->chat_template_error)
 		buf_printf(&b, "  chat       not available: %s\n", info->chat_template_error);
 	if (b.data)

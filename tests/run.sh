@@ -16,7 +16,7 @@
 #             GPU's as well, and a million random operations on the KV cache)
 #   clang     clang builds it all, warnings are errors (--full: optimised, and its unit tests)
 #   cuda      the kernels by nvcc for two GPUs (--full: for all), with gates on what it made of them; the API on the emulated GPU, and
-#             while it fails (--full: at every call of the CUDA runtime)
+#             while it fails (--full: at every call of the CUDA runtime; and all of tests/gpu/check.sh)
 #   fuzz      each parser for 15 seconds (--full: for 10 minutes)
 #   tsan      unit and API tests under TSan (slow)
 #   clients   clients from PyPI as published, the chat page in Chromium, load (slow)
@@ -370,7 +370,7 @@ suite_cuda() {
 	mkdir -p "$cache/models"
 	check cuda-model "$cache/venv/bin/python" tests/tools/make_model.py "$model" --type Q4_K --layers 1 --embd 256 --ff 256 --heads 4 \
 		--kv-heads 2 --ctx 8192 --chat-template chatml --tied || return
-	check cuda-check-sh tests/gpu/check.sh --build build --device cuda-host --small
+	[ "$full" = no ] || check cuda-check-sh tests/gpu/check.sh --build build --device cuda-host --small
 	check cuda-check-sh-stops stops_at_what_is_wrong
 	KVASIR_TEST_MODEL=$model KVASIR_TEST_DEVICE=cuda-host KVASIR_TEST_SLOW=6 tests_with cuda-api build -n "$jobs" --dist loadfile \
 		-m "not trained" "${files[@]}"

@@ -39,7 +39,7 @@ def test_two_hundred_clients_that_leave_mid_stream():
                 else:
                     writer.close()  # FIN
         asyncio.run(crowd())
-        eventually(d.idle, 5, "nothing runs")
+        eventually(d.idle, 30, "nothing runs")
         eventually(lambda: d.pages() == free, 5, "all pages are back")
         eventually(lambda: d.n_files() <= files, 5, "all sockets are closed")
 

@@ -201,7 +201,7 @@ def stream(d, max_tokens, result):
 
 @pytest.mark.quirk(41)
 def test_a_drain_lets_a_stream_end_and_refuses_new_work():
-    d = Daemon()
+    d = Daemon("--drain-timeout", "120s")
     lines = []
     job = threading.Thread(target=stream, args=(d, int(800 / SLOW), lines))
     with Wire(d) as idle:
@@ -223,14 +223,14 @@ def test_a_drain_lets_a_stream_end_and_refuses_new_work():
             idle.event(10)
         assert e.value.rcvd.code == 1012
         assert job.is_alive(), "the stream was over too soon to tell"
-        job.join(60 * SLOW)
+        job.join(120 * SLOW)
         assert lines[-1] == "data: [DONE]"
         assert any('"finish_reason":"length"' in line for line in lines[-3:])
     assert d.wait() == 0
 
 
 def test_a_websocket_ends_what_it_began_before_a_drain_closes_it():
-    d = Daemon()
+    d = Daemon("--drain-timeout", "120s")
     with Wire(d) as busy:
         busy.send(type="response.create", input="Tell me a story.", max_output_tokens=int(200 / SLOW), temperature=0)
         while busy.event()["type"] != "response.output_text.delta":

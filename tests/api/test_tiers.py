@@ -190,6 +190,7 @@ def test_a_session_tells_where_its_pages_are(disk):
             push_out(d)
             if kind != "lost":
                 settled(d, kind)
+                assert re.search(rf"^  below it   {kind} 25[56]\.\d MiB$", d.stdout(), re.M)
             left = places(d)
             assert left[kind] > n_pages // 2 and sum(left[k] for k in {"device", kind, "lost"}) == n_pages
             complete(d, prompt("mine", 60), session_id="s")
