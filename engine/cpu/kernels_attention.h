@@ -25,8 +25,12 @@ enum { QK_PAGES = 4 / PAGE_VECTORS }; /* pages whose scores are computed togethe
 struct block {
 	const uint16_t *k[BLOCK_PAGES], *v[BLOCK_PAGES];
 	const float *k_scale, *v_scale; /* [ATTN_BLOCK] of each position's K and V; NULL: all are 1 */
+	const struct unpacker *unpacker; /* kernels_narrow.h: K and V are codes */
 	struct fetcher fetch;
 };
+
+/* Queries i .. of a job over the first n_tokens positions of a block. */
+typedef void attend_fn(const struct attn_job *j, int i, int n_tokens, struct block *b);
 
 /*
  * Scores of n positions, times k_scale, become weights relative to the new maximum, times v_scale, in their place; what was summed before is
@@ -116,15 +120,16 @@ static int find_pages(const struct attn_job *j, int32_t at, int32_t end, const u
 	return n;
 }
 
-/* All queries of head `head` over the block at position `at`. */
-static void attend_head(const struct attn_job *j, int head, int32_t at, struct block *b)
-{
-	static void (*const attend[])(const struct attn_job *, int, int, struct block *) = {
-	        NULL,     attend_1, attend_2, attend_3,
+static attend_fn *const attend_wide[] = {
+        NULL,     attend_1, attend_2, attend_3,
 #if QK_QUERIES > 3
-	        attend_4, attend_5, attend_6,
+        attend_4, attend_5, attend_6,
 #endif
-	};
+};
+
+/* All queries of head `head` over the block at position `at`. attend[n] takes n of them, up to QK_QUERIES or all there are. */
+static void attend_head(const struct attn_job *j, int head, int32_t at, struct block *b, attend_fn *const *attend)
+{
 	int i = 0;
 	while (i < j->n_queries && j->limit[i] <= at)
 		i++;
@@ -157,7 +162,7 @@ static void attn_run(const struct attn_job *j)
 				b.k[p] = base[p] + 2 * head * k_size;
 				b.v[p] = b.k[p] + k_size;
 			}
-			attend_head(j, head, at, &b);
+			attend_head(j, head, at, &b, attend_wide);
 		}
 		n_pages = f->n_pages;
 	}

@@ -1,7 +1,8 @@
 /*
  * Attention over narrow KV (narrow.h; the codes of keys are [head_dim][16], those of values [16][head_dim]): the codes of a page become
  * what the kernels of wide pages read, in the first-level cache, just before they are computed with. Scales stay apart: scores are
- * multiplied by those of keys, weights by those of values, so codes are exact as halves and as bfloat16s. Included by the sources of
+ * multiplied by those of keys, weights by those of values, so codes are exact as halves and as bfloat16s. Where few queries share a KV
+ * head and codes are looked up, they go into the products as they are looked up: the products are the same. Included by the sources of
  * each instruction set, behind kernels_attention.h.
  */
 #pragma once
@@ -116,6 +117,114 @@ INLINE void unpack_page(const struct unpacker *u, enum kv_form form, const struc
 	}
 }
 _Static_assert((int)LANES == (int)KV_PAGE_TOKENS, "the keys of a page in one dimension are a vector");
+
+/* ---- Products with codes: qk() and pv() of kernels_pages_bf16.h, whose k and v are the codes of pages ---- */
+
+enum { CODE_QUERIES = 4, CODE_DIMS = 64 }; /* head_dim is a multiple of CODE_DIMS */
+
+INLINE void qk_codes(const struct unpacker *u, enum kv_form form, int n_queries, int n_pages, const kv_factor *q, const uint16_t *const *k,
+                     int32_t head_dim, float *score, struct fetcher *f)
+{
+	vf sum[CODE_QUERIES][4];
+	UNROLL
+	for (int i = 0; i < n_queries; i++)
+		UNROLL
+		for (int p = 0; p < n_pages; p++)
+			sum[i][p] = vf_zero();
+	for (int32_t d = 0; d < head_dim; d += 4) {
+		fetch(f, 4);
+		UNROLL
+		for (int p = 0; p < n_pages; p++) {
+			vb pair[2];
+			look_up(u, form, vb_load((const uint8_t *)k[p] + d * KV_PAGE_TOKENS), u->keys, pair);
+			UNROLL
+			for (int half = 0; half < 2; half++)
+				UNROLL
+				for (int i = 0; i < n_queries; i++)
+					sum[i][p] = vf_dot_bf16(sum[i][p], pair[half], q + i * FACTOR_STRIDE(head_dim) + d + 2 * half);
+		}
+	}
+	UNROLL
+	for (int i = 0; i < n_queries; i++)
+		UNROLL
+		for (int p = 0; p < n_pages; p++)
+			vf_store(score + i * ATTN_BLOCK + p * LANES, sum[i][p]);
+}
+
+/* Four vectors of dimensions from `at` on. A token behind the n has weight zero, and codes are numbers whatever they are. */
+INLINE void pv_codes(const struct unpacker *u, enum kv_form form, int n_queries, const kv_factor *weight, const uint16_t *const *v, int n,
+                     int32_t head_dim, int32_t at, float *acc, struct fetcher *f)
+{
+	vf sum[CODE_QUERIES][4];
+	UNROLL
+	for (int i = 0; i < n_queries; i++)
+		UNROLL
+		for (int k = 0; k < 4; k++)
+			sum[i][k] = vf_load(acc + i * head_dim + at + k * LANES);
+	for (int t = 0; t < n; t += 2) {
+		const uint8_t *codes = (const uint8_t *)v[t / KV_PAGE_TOKENS] + (int64_t)(t % KV_PAGE_TOKENS) * head_dim + at;
+		fetch(f, 4);
+		UNROLL
+		for (int half = 0; half < 2; half++) {
+			vb value[2];
+			look_up(u, form, vb_load_halves(codes + 32 * half, codes + head_dim + 32 * half), u->values, value);
+			UNROLL
+			for (int i = 0; i < n_queries; i++)
+				UNROLL
+				for (int k = 0; k < 2; k++)
+					sum[i][2 * half + k] = vf_dot_bf16(sum[i][2 * half + k], value[k], weight + i * FACTOR_STRIDE(ATTN_BLOCK) + t);
+		}
+	}
+	UNROLL
+	for (int i = 0; i < n_queries; i++)
+		UNROLL
+		for (int k = 0; k < 4; k++)
+			vf_store(acc + i * head_dim + at + k * LANES, sum[i][k]);
+}
+
+/* attend_block() over codes. */
+INLINE void attend_codes(const struct attn_job *j, enum kv_form form, int n_queries, int i, int n, struct block *b)
+{
+	const int32_t dim = j->head_dim;
+	const kv_factor *q = (const kv_factor *)j->q + i * FACTOR_STRIDE(dim);
+	const struct unpacker u = *b->unpacker;
+	float *score = j->score + (int64_t)i * ATTN_BLOCK, *acc = j->acc + (int64_t)i * dim;
+	int n_pages = (n + KV_PAGE_TOKENS - 1) / KV_PAGE_TOKENS, page = 0;
+	struct fetcher f = b->fetch;
+	for (; page + QK_PAGES <= n_pages; page += QK_PAGES)
+		qk_codes(&u, form, n_queries, QK_PAGES, q, b->k + page, dim, score + page * KV_PAGE_TOKENS, &f);
+	for (; page < n_pages; page++)
+		qk_codes(&u, form, n_queries, 1, q, b->k + page, dim, score + page * KV_PAGE_TOKENS, &f);
+	for (int m = 0; m < n_queries; m++)
+		softmax_block(score + m * ATTN_BLOCK, n, b->k_scale, b->v_scale, j->max + i + m, j->sum + i + m, acc + (int64_t)m * dim, dim);
+	for (int32_t at = 0; at < dim; at += CODE_DIMS)
+		pv_codes(&u, form, n_queries, (const kv_factor *)(const void *)score, b->v, n, dim, at, acc, &f);
+	b->fetch = f;
+}
+
+#define ATTEND_CODES(form, n)                                                                                          \
+	static void attend_##form##_##n(const struct attn_job *j, int i, int n_tokens, struct block *b)                \
+	{                                                                                                              \
+		attend_codes(j, KV_FORM_##form, n, i, n_tokens, b);                                                    \
+	}
+ATTEND_CODES(INT8, 1)
+ATTEND_CODES(INT8, 2)
+ATTEND_CODES(INT8, 3)
+ATTEND_CODES(INT8, 4)
+ATTEND_CODES(FP8_E4M3, 1)
+ATTEND_CODES(FP8_E4M3, 2)
+ATTEND_CODES(FP8_E4M3, 3)
+ATTEND_CODES(FP8_E4M3, 4)
+
+/* What takes the codes of a job's pages; NULL: they are unpacked first. */
+static attend_fn *const *attend_codes_of(const struct attn_job *j, enum kv_form form)
+{
+	static attend_fn *const by_form[][CODE_QUERIES + 1] = {
+	        {NULL, attend_INT8_1, attend_INT8_2, attend_INT8_3, attend_INT8_4},
+	        {NULL, attend_FP8_E4M3_1, attend_FP8_E4M3_2, attend_FP8_E4M3_3, attend_FP8_E4M3_4},
+	};
+	return j->n_queries <= CODE_QUERIES && j->head_dim % CODE_DIMS == 0 ? by_form[form == KV_FORM_FP8_E4M3] : NULL;
+}
 #else
 struct unpacker {
 	char nothing;
@@ -125,6 +234,12 @@ static void unpacker_init(enum kv_form form, struct unpacker *u)
 {
 	(void)form;
 	u->nothing = 0;
+}
+
+static attend_fn *const *attend_codes_of(const struct attn_job *j, enum kv_form form)
+{
+	(void)j, (void)form;
+	return NULL;
 }
 
 /* K [head_dim][16] and V [16][head_dim] as halves. */
@@ -159,7 +274,7 @@ static const char *narrow_page(const struct attn_job *j, int32_t at, bool *wide)
 
 /* Pages of a block, from position `at` on, that hold positions below `end`. */
 struct narrow_pages {
-	int n;
+	int n, n_wide;
 	const char *page[BLOCK_PAGES];
 	bool wide[BLOCK_PAGES];
 };
@@ -167,25 +282,34 @@ struct narrow_pages {
 static struct narrow_pages find_narrow_pages(const struct attn_job *j, int32_t at, int32_t end)
 {
 	struct narrow_pages p = {0};
-	for (; p.n < BLOCK_PAGES && at + p.n * KV_PAGE_TOKENS < end; p.n++)
+	for (; p.n < BLOCK_PAGES && at + p.n * KV_PAGE_TOKENS < end; p.n++) {
 		p.page[p.n] = narrow_page(j, at + p.n * KV_PAGE_TOKENS, &p.wide[p.n]);
+		p.n_wide += p.wide[p.n];
+	}
 	return p;
 }
 
-/* Scales of a page's positions, and where its K and V of a head are as halves: in its copy, or in `halves`. */
-INLINE const uint16_t *open_page(const struct unpacker *u, enum kv_form form, const char *page, bool wide, int head, int32_t head_dim,
-                                 uint16_t *halves, float *k_scale, float *v_scale)
+INLINE const struct narrow_block *block_of(const char *page, int head, int32_t head_dim)
 {
-	const int64_t n = 2 * (int64_t)head_dim * KV_PAGE_TOKENS;
-	const struct narrow_block *block = (const struct narrow_block *)(const void *)(page + (size_t)head * narrow_block_bytes(head_dim));
+	return (const struct narrow_block *)(const void *)(page + (size_t)head * narrow_block_bytes(head_dim));
+}
+
+INLINE void load_scales(enum kv_form form, const struct narrow_block *block, bool wide, float *k_scale, float *v_scale)
+{
 	const vf unit = vf_set1(code_unit(form));
 	for (int i = 0; i < KV_PAGE_TOKENS; i += LANES) {
 		vf_store(k_scale + i, wide ? vf_set1(1) : vf_mul(vf_load(block->k_scale + i), unit));
 		vf_store(v_scale + i, wide ? vf_set1(1) : vf_mul(vf_load(block->v_scale + i), unit));
 	}
+}
+
+/* Where the 16-bit K and V of a page and head are: in its copy, or in `halves`. */
+INLINE const uint16_t *open_page(const struct unpacker *u, enum kv_form form, const char *page, bool wide, int head, int32_t head_dim,
+                                 uint16_t *halves)
+{
 	if (wide)
-		return (const uint16_t *)(const void *)page + head * n;
-	unpack_page(u, form, block, head_dim, halves);
+		return (const uint16_t *)(const void *)page + head * 2 * (int64_t)head_dim * KV_PAGE_TOKENS;
+	unpack_page(u, form, block_of(page, head, head_dim), head_dim, halves);
 	return halves;
 }
 
@@ -194,7 +318,7 @@ INLINE void run_narrow(const struct attn_job *j, enum kv_form form)
 	const int64_t k_size = (int64_t)j->head_dim * KV_PAGE_TOKENS;
 	float k_scale[ATTN_BLOCK], v_scale[ATTN_BLOCK];
 	struct unpacker u;
-	struct block b = {.k_scale = k_scale, .v_scale = v_scale};
+	struct block b = {.k_scale = k_scale, .v_scale = v_scale, .unpacker = &u};
 	struct fetcher *f = &b.fetch;
 	struct narrow_pages pages = find_narrow_pages(j, j->from, j->to);
 	unpacker_init(form, &u);
@@ -207,13 +331,16 @@ INLINE void run_narrow(const struct attn_job *j, enum kv_form form)
 		f->page = 0;
 		f->left = f->page_lines;
 		f->line = next.n ? next.page[0] : NULL;
+		attend_fn *const *attend = pages.n_wide ? NULL : attend_codes_of(j, form);
 		for (int head = 0; head < j->n_heads; head++) {
 			for (int p = 0; p < pages.n; p++) {
-				b.k[p] = open_page(&u, form, pages.page[p], pages.wide[p], head, j->head_dim, j->unpacked + p * 2 * k_size,
-				                   k_scale + p * KV_PAGE_TOKENS, v_scale + p * KV_PAGE_TOKENS);
-				b.v[p] = b.k[p] + k_size;
+				const struct narrow_block *block = block_of(pages.page[p], head, j->head_dim);
+				load_scales(form, block, pages.wide[p], k_scale + p * KV_PAGE_TOKENS, v_scale + p * KV_PAGE_TOKENS);
+				b.k[p] = attend ? (const uint16_t *)(const void *)block->code
+				                : open_page(&u, form, pages.page[p], pages.wide[p], head, j->head_dim, j->unpacked + p * 2 * k_size);
+				b.v[p] = b.k[p] + (attend ? k_size / 2 : k_size);
 			}
-			attend_head(j, head, at, &b);
+			attend_head(j, head, at, &b, attend ? attend : attend_wide);
 		}
 		pages = next;
 	}

@@ -149,6 +149,10 @@ INLINE void vb_store(void *p, vb v) { _mm512_storeu_si512(p, v); }
 INLINE void vb_store_bytes_n(void *p, vb v, int n) { _mm512_mask_storeu_epi8(p, n < 64 ? ((uint64_t)1 << n) - 1 : ~(uint64_t)0, v); }
 /* the first 32 bytes of a, then those of b */
 INLINE vb vb_halves(vb a, vb b) { return _mm512_inserti64x4(a, _mm512_castsi512_si256(b), 1); }
+INLINE vb vb_load_halves(const void *a, const void *b)
+{
+	return _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_loadu_si256(a)), _mm256_loadu_si256(b), 1);
+}
 INLINE vb vb_abs(vb v) { return _mm512_abs_epi8(v); }
 /* each byte: the one of v that index's low six bits say */
 INLINE vb vb_permute(vb index, vb v) { return _mm512_permutexvar_epi8(index, v); }
