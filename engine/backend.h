@@ -265,7 +265,7 @@ bool kv_form_find(const char *name, enum kv_form *out);
 /* The layout of such a cache in the backend's own type. */
 enum status kv_layout_for(const struct backend *b, struct kv_layout *layout, int32_t n_layer, int32_t n_head_kv, int32_t head_dim);
 
-/* How a backend is chosen: "cpu" (the fastest kind this machine has), "cpu-reference", "cpu-avx2", "cpu-avx512", ... */
+/* How a backend is chosen: "cpu" (the fastest kind this machine has), "cpu-reference", "cpu-avx2", "cpu-neon", ... */
 struct backend_options {
 	const char *device;
 	int32_t n_threads; /* 0: one per physical core this process may use */

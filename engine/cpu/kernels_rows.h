@@ -1,4 +1,4 @@
-/* Row operations over the primitives of one instruction set: included by avx2.c and avx512.c. */
+/* Row operations over the primitives of one instruction set: included by avx2.c and its like. */
 #pragma once
 
 #include <math.h>
