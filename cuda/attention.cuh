@@ -493,7 +493,8 @@ template <int dim, int n8> struct split_of_halves {
 };
 
 template <int dim, int n8, enum kv_form form> struct split_of_codes {
-	uint4 key[dim / 32];
+	static constexpr bool ahead = dim <= 128;
+	uint4 key[ahead ? dim / 32 : 1];
 	float4 scale; /* keys' of tokens g and g + 8, values' likewise */
 
 	__device__ __forceinline__ void load_keys(const struct page_place &page, int head_dim, int lane)
@@ -501,10 +502,20 @@ template <int dim, int n8, enum kv_form form> struct split_of_codes {
 		if (page.wide)
 			return;
 		scale = ldg_stream<float4>(page.keys + scale_offset(0, lane / 4));
+		if constexpr (ahead)
 #pragma unroll
-		for (int block = 0; block < dim / 32; block++)
-			key[block] = load_key_codes(block, head_dim, lane,
-						    load_global{page.keys + codes_offset(head_dim, 0)});
+			for (int block = 0; block < dim / 32; block++)
+				key[block] = key_codes(page, block, head_dim, lane);
+	}
+
+	__device__ __forceinline__ uint4 key_codes(const struct page_place &page, int block, int head_dim, int lane)
+	{
+		return load_key_codes(block, head_dim, lane, load_global{page.keys + codes_offset(head_dim, 0)});
+	}
+
+	__device__ __forceinline__ uint4 value_codes(const struct page_place &page, int block, int head_dim, int lane)
+	{
+		return load_value_codes(block, head_dim, lane, load_global{page.values + codes_offset(head_dim, 1)});
 	}
 
 	__device__ __forceinline__ void run(queries<dim, n8> &x, int head_dim, int lane, int first_token, int first, int last,
@@ -512,16 +523,19 @@ template <int dim, int n8, enum kv_form form> struct split_of_codes {
 	{
 		float s[n8][4];
 		uint32_t p[n8][2];
-		uint4 value[dim / 32];
+		uint4 value[ahead ? dim / 32 : 1];
 		struct value_scales scales = {{1.0f, 1.0f}, {}};
 		if (page.wide) {
 			x.scores(s, [&](int block) { return load_key(block, head_dim, lane, load_global{page.keys}); });
 		} else {
+			if constexpr (ahead)
 #pragma unroll
-			for (int block = 0; block < dim / 32; block++)
-				value[block] = load_value_codes(block, head_dim, lane,
-								load_global{page.values + codes_offset(head_dim, 1)});
-			x.scores(s, [&](int block) { return key_of_codes<form>(key[block]); });
+				for (int block = 0; block < dim / 32; block++)
+					value[block] = value_codes(page, block, head_dim, lane);
+			x.scores(s, [&](int block) {
+				return key_of_codes<form>(ahead ? key[ahead ? block : 0]
+								: key_codes(page, block, head_dim, lane));
+			});
 			x.scale_scores(s, scale.x, scale.y);
 			scales = split_scales(scale.z, scale.w, lane);
 		}
@@ -534,7 +548,9 @@ template <int dim, int n8, enum kv_form form> struct split_of_codes {
 			});
 		else
 			x.add_values(p, first_token, first, last, lane, [&](int block) {
-				return value_of_codes<form>(block, head_dim, value[block / 2], scales);
+				if (!ahead && block % 2 == 0)
+					value[0] = value_codes(page, block / 2, head_dim, lane);
+				return value_of_codes<form>(block, head_dim, value[ahead ? block / 2 : 0], scales);
 			});
 	}
 };

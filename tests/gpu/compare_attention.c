@@ -313,6 +313,9 @@ static void copies(struct pair *p, enum kv_form form)
 	for (int i = 0; i < 3; i++) {
 		from[i] = c->pages[i];
 		to[i] = c->pages[5 * c->pages_per_seq + i];
+		/* As the pool has it: a copy is wide only where its original is. */
+		if (form != KV_FORM_F16 && c->wide.slot[from[i]] < 0)
+			c->wide.slot[to[i]] = -1;
 	}
 	must(p->device->ops->page_copy(p->device, c->device, &c->layout, from, to, 3), "page_copy");
 	must(p->reference->ops->page_copy(p->reference, c->reference, &c->reference_layout, from, to, 3), "page_copy");
