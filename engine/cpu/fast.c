@@ -9,6 +9,7 @@ enum {
 	PIECE_BYTES = 256 << 10,      /* smallest share of weights worth handing to a thread */
 	BLOCK_BYTES = 256 << 10,     /* weights that stay in the second-level cache while all rows pass by */
 	INLINE_FLOATS = 8 << 10,     /* row operations below this size are quicker done alone */
+	FINE_TOGETHER = 4,           /* rows whose fine parts a kernel takes as it goes; of more, most have none in a unit where one has */
 };
 
 static struct fast *self(const struct backend *b)
@@ -128,7 +129,7 @@ struct matmul_job {
 	int32_t n_mm;
 	bool precise;
 	bool narrow; /* products with BF16 weights take bfloat16s */
-	bool one_group; /* all rows fit one call of a kernel, which takes their fine parts as it goes */
+	bool one_group; /* all rows go into one call of a kernel, which takes their fine parts as it goes */
 };
 
 static int64_t narrow_stride(int64_t n_in)
@@ -309,7 +310,7 @@ static enum status matmul(struct backend *b, const float *x, int64_t n_rows, con
 	}
 	if (quantised) {
 		int64_t group = f->kernels->rows_quant;
-		j.one_group = n_rows <= group;
+		j.one_group = n_rows <= FINE_TOGETHER;
 		enum status s = reserve_act(f, n_rows, j.n_in);
 		if (s != STATUS_OK)
 			return s;
