@@ -1,7 +1,6 @@
 /* The fast backends: weights, matmul and row operations over a table of kernels. Layouts: fast.h. */
 #include "engine/cpu/fast.h"
 
-#include <cpuid.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -527,8 +526,7 @@ static const struct backend_ops fast_ops = {
         .scan = cpu_scan,
 };
 
-static enum status fast_create(const struct cpu_kernels *kernels, int32_t n_threads, struct backend **out,
-                               struct error *err)
+enum status fast_create(const struct cpu_kernels *kernels, int32_t n_threads, struct backend **out, struct error *err)
 {
 	struct fast *f = calloc(1, sizeof *f);
 	if (!f)
@@ -547,47 +545,4 @@ fail_plan:
 	free(f);
 fail:
 	return error_set(err, STATUS_NOMEM, "no memory for the backend %s", kernels->name);
-}
-
-/* clang's __builtin_cpu_supports() does not know this name; AVX implies that the system saves the registers. */
-static bool has_f16c(void)
-{
-	unsigned a, b, c, d;
-	return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
-}
-
-enum status cpu_avx2_create(int32_t n_threads, struct backend **out, struct error *err)
-{
-	if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !has_f16c())
-		return error_set(err, STATUS_UNSUPPORTED, "this machine has no AVX2, FMA or F16C, which cpu-avx2 needs");
-	return fast_create(&cpu_kernels_avx2, n_threads, out, err);
-}
-
-static bool has_avx512(void)
-{
-	return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-	       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
-}
-
-/* Likewise not known to every compiler: leaf 7.1, EAX bit 5 (Intel, Architecture Instruction Set Extensions). */
-static bool has_avx512_bf16(void)
-{
-	unsigned a, b, c, d;
-	return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & 1u << 5);
-}
-
-enum status cpu_avx512_bf16_create(int32_t n_threads, struct backend **out, struct error *err)
-{
-	if (!has_avx512() || !has_avx512_bf16() || !__builtin_cpu_supports("avx512vbmi"))
-		return error_set(err, STATUS_UNSUPPORTED,
-		                 "this machine has no AVX-512 with BW, DQ, VL, VNNI, VBMI and BF16, which cpu-avx512-bf16 needs");
-	return fast_create(&cpu_kernels_avx512_bf16, n_threads, out, err);
-}
-
-enum status cpu_avx512_create(int32_t n_threads, struct backend **out, struct error *err)
-{
-	if (!has_avx512())
-		return error_set(err, STATUS_UNSUPPORTED,
-		                 "this machine has no AVX-512 with BW, DQ, VL and VNNI, which cpu-avx512 needs");
-	return fast_create(&cpu_kernels_avx512, n_threads, out, err);
 }
