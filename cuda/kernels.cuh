@@ -92,7 +92,7 @@ cudaError_t copy_pages(uint8_t *kv, size_t page_stride, size_t page_bytes, const
 
 /* A step's rows as the kernels see them, made by step_begin. */
 struct step_rows {
-	const int32_t *position;  /* [n_rows] */
+	const int32_t *place;	  /* [n_rows] as their block tables count */
 	const int32_t *row_seq;	  /* [n_rows] */
 	const int32_t *seq_table; /* [n_seqs] where a sequence's block table begins in `table` */
 	const int32_t *table;

@@ -210,13 +210,13 @@ __global__ void __launch_bounds__(HEAD_THREADS)
 	if (!is_key || !kv.kv)
 		return;
 	__syncthreads();
-	const int position = rows.position[row];
-	const int32_t page = rows.table[rows.seq_table[rows.row_seq[row]] + position / PAGE_TOKENS];
+	const int place = rows.place[row];
+	const int32_t page = rows.table[rows.seq_table[rows.row_seq[row]] + place / PAGE_TOKENS];
 	uint8_t *data = kv.kv + static_cast<size_t>(page) * kv.page_stride + kv.layer_offset;
 	uint8_t *keys = data + head_offset(r.n_head_kv, head_dim, 0, head);
 	uint8_t *values = data + head_offset(r.n_head_kv, head_dim, 1, head);
 	const float *v = kv.v + (static_cast<size_t>(row) * r.n_head_kv + head) * head_dim;
-	const int token = position % PAGE_TOKENS;
+	const int token = place % PAGE_TOKENS;
 	for (int i = threadIdx.x; i < head_dim / 8; i += HEAD_THREADS) {
 		union {
 			__half2 h[4];
