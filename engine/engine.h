@@ -212,6 +212,8 @@ struct engine_session_info {
 	uint64_t serial;             /* rises with each session made: see engine_session_list() */
 	int32_t max_tokens;          /* that it may hold KV for; 0: no limit */
 	int32_t n_tokens;            /* tokens of its last request whose KV is there */
+	int32_t n_logical;           /* and how far they reach: more, where a context policy dropped what lies between */
+	const char *policy;          /* by which they were kept: see struct engine_context */
 	int32_t n_pages;
 	int32_t pages_exclusive;     /* of them, those that no other session or generation uses */
 	int32_t pages_indexed;       /* of them, those that the prefix index holds */
@@ -341,14 +343,15 @@ enum engine_room { ENGINE_ROOM_PROMPT, ENGINE_ROOM_DECODE, ENGINE_ROOM_CAP, ENGI
 
 /*
  * The KV cache, counted page by page at one moment. Each page in use is counted once, under the first of these that it belongs to:
- * a running generation, a queued request, the next turn of a session that waits (which holds no reference), the prefix index. A
+ * a running generation, a queued request, the next turn of a session that waits (which holds a reference only on KV of its own, under a
+ * context policy), the prefix index. A
  * reference is one holder's of one page.
  */
 struct engine_kv {
 	int32_t pages_total, pages_free;
 	int32_t pages_running, pages_queued, pages_sessions, pages_index; /* with pages_free they add up to pages_total */
 	int32_t pages_shared;     /* used by two or more: generations, queued requests, sessions (one that runs only counts as such) */
-	int64_t refs_running, refs_queued, refs_index;
+	int64_t refs_running, refs_queued, refs_sessions, refs_index;
 	int64_t tokens_running, tokens_queued, tokens_sessions; /* positions that sequences see; shared ones as often as they are seen */
 	int32_t tails;            /* sequences that end within a page */
 	int32_t tails_shared;     /* of them, those whose last page others hold as well: it is copied before it is written */

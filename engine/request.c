@@ -127,6 +127,18 @@ int32_t request_pending(const struct request *r)
 	return (int32_t)r->tokens.n - r->kv.n_tokens;
 }
 
+int32_t request_reach(const struct request *r)
+{
+	int32_t pending = request_pending(r), until = kv_policy_next(&r->policy, r->kv.n_tokens) - r->kv.n_tokens;
+	return pending < until ? pending : until;
+}
+
+int32_t request_exact(const struct request *r)
+{
+	int32_t n = (int32_t)r->tokens.n, exact = kv_policy_exact_tokens(&r->policy);
+	return n < exact ? n : exact;
+}
+
 bool request_is_end_token(const struct request *r, const struct tokenizer *tokenizer, int32_t token, const char **detail)
 {
 	for (size_t i = 0; i < r->spec->n_stop_tokens; i++) {

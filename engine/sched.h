@@ -13,6 +13,10 @@
  * What the tiers below the pool have of a prompt comes up before the request is admitted: it waits, holding what is there, while
  * others go on, and requests behind it may overtake it.
  *
+ * A request under a context policy (kv/policy.h) takes from the index, and gives it, only what is exact. Steps end where its policy acts next,
+ * and what has to go then goes in front of the next one. It never has more pages than at the first of these positions; but pages that go
+ * may be shared, so that each stretch asks for room as a decoding request does.
+ *
  * Nothing is decided once and for all: each step estimates afresh what a waiting request lacks and what could be had for it, and takes
  * nothing from anybody while the estimate says that it would not be enough.
  */
@@ -26,6 +30,7 @@
 #include "engine/base/list.h"
 #include "engine/kv/pool.h"
 #include "engine/kv/prefix.h"
+#include "engine/parked.h"
 #include "engine/request.h"
 #include "engine/session.h"
 
@@ -42,6 +47,7 @@ struct sched {
 	struct kv_prefix *prefix;
 	struct kv_tiers *tiers; /* below the pool; NULL, as sched_init() leaves it: none */
 	struct session_table *sessions;
+	struct parking parking; /* KV of idle sessions that is not the index's */
 	const struct clock *clock;
 	int32_t max_running, step_tokens, max_outputs;
 
@@ -54,6 +60,7 @@ struct sched {
 	const struct request *awaited; /* during a pass of admission: whom the last one that waits for another waits for */
 	uint64_t n_preemptions, preempted[ENGINE_N_ROOMS]; /* in all, and by what needed the room */
 	uint64_t n_holds_dropped;
+	uint64_t pages_dropped[KV_POLICIES]; /* by context policies, of block tables */
 	uint64_t pages_wanted, pages_found; /* full pages of the prompts admitted, and those of them that were known, to whomever */
 	double rows_per_s;   /* measured speed of steps with prompt rows; 0: not known yet */
 
