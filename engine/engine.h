@@ -53,6 +53,8 @@ struct engine_options {
 	const char *kv_remote;     /* HOST:PORT or socket of a Valkey or Redis server for pages that daemons share; NULL: none */
 	const char *transfer_key;  /* a secret that daemons share so that sessions can move between them; NULL: they cannot */
 	const char *kv_policy;     /* which cached pages go when room is needed: of engine_kv_policy(); NULL: the default */
+	const char *context_policy; /* of requests that name none, of engine_context_policy(); NULL: "full" */
+	int32_t max_cache_size;    /* tokens: of requests that give none, and the most that any may ask for; 0: none, and no bound */
 	int32_t max_running;       /* generations that share steps; 0: default */
 	int32_t max_queue;         /* generations waiting beyond that before LIMIT; 0: default, -1: no bound */
 	int32_t step_tokens;       /* rows of a step; 0: default */
@@ -77,7 +79,9 @@ struct engine_info {
 	const char *backend;    /* e.g. "cpu-avx512" */
 	const char *quantization; /* most common tensor type, "Q4_1" */
 	uint64_t n_params, file_bytes;
-	int32_t n_ctx, n_ctx_train, n_vocab, n_embd, n_layer, n_threads;
+	int32_t n_ctx;         /* longest conversation of which all is kept */
+	int32_t n_ctx_long;    /* and of which a context policy keeps a part */
+	int32_t n_ctx_train, n_vocab, n_embd, n_layer, n_threads;
 	uint64_t kv_bytes_per_token, kv_bytes;
 	uint64_t page_bytes; /* what a page takes of kv_bytes */
 	const char *kv_type;    /* of an element, "F16", "int8", "fp8_e4m3" */
@@ -148,6 +152,24 @@ void engine_tenant_usage(const struct engine *e, int32_t tenant, struct engine_t
 
 enum engine_input { ENGINE_INPUT_TEXT, ENGINE_INPUT_TOKENS, ENGINE_INPUT_CHAT };
 
+/*
+ * How a conversation goes on that grows longer than what is to be kept of it. By default all is kept. The other policies say so in
+ * engine_usage.context: what they let go of is gone, and the answer is another one than with all of it.
+ *
+ * "streaming": the first start_size tokens stay, and the latest; all keep their positions.
+ */
+struct engine_context {
+	const char *policy;     /* of engine_context_policy(); NULL: the engine's */
+	int32_t start_size;     /* tokens; -1: 4, which is a page */
+	int32_t recent_size;    /* tokens of the window at its longest; it moves in jumps of an eighth. 0: what max_cache_size leaves */
+	int32_t max_cache_size; /* tokens in all; 0: as much as the others come to, or the engine's */
+	int32_t trigger_tokens; /* all is kept up to here; 0: up to max_cache_size */
+};
+
+enum { ENGINE_MAX_CONTEXT_POLICIES = 8 };
+/* Names of the context policies, "full" first; NULL after the last. */
+const char *engine_context_policy(size_t i);
+
 struct engine_request {
 	uint64_t id; /* from engine_next_id() */
 	int32_t tenant;
@@ -166,6 +188,7 @@ struct engine_request {
 
 	char *cache_salt;                /* malloc'd or NULL: its KV is shared only with requests of the same salt and tenant's salt */
 
+	struct engine_context context;
 	struct sampling_params sampling; /* sampling.bias malloc'd */
 	int32_t max_tokens;              /* -1: until the context is full; 0: prompt only */
 	int64_t timeout_ms;              /* as engine_options.request_timeout_ms, which bounds it; 0: that one */
@@ -279,7 +302,18 @@ enum engine_finish {
 	ENGINE_FINISH_CANCELLED, /* cancel, or its session ended: see `detail` */
 };
 
+/* What was kept of a conversation when its generation ended. */
+struct engine_context_usage {
+	const char *policy;
+	int32_t tokens_logical;  /* whose KV was computed or found */
+	int32_t tokens_resident; /* of them, those whose KV was there at the end */
+	int32_t evicted_tokens;  /* and those that its policy let go of */
+	int32_t pages;           /* of the resident, all of them on the device */
+	uint64_t bytes;
+};
+
 struct engine_usage {
+	struct engine_context_usage context; /* DONE */
 	int32_t prompt_tokens, cached_tokens, completion_tokens;
 	int32_t n_preempted; /* times its KV was dropped for others and computed again */
 	int64_t queue_ns, prefill_ns, decode_ns; /* submit -> first step -> first token -> end */
@@ -424,6 +458,10 @@ struct engine_stats {
 	uint64_t kv_wide_refused, kv_not_finite;
 	struct engine_kv kv;             /* counted now and then: see counted_ms_ago */
 	struct engine_tiers tiers;
+	/* Of context policies, as engine_context_policy() numbers them: requests ended, tokens let go of. */
+	uint64_t context_requests[ENGINE_MAX_CONTEXT_POLICIES], context_evicted[ENGINE_MAX_CONTEXT_POLICIES];
+	int32_t parked_pages;            /* KV of idle sessions that is not in the index */
+	uint64_t parked, parked_resumed, parked_dropped; /* ends of turns that left some; turns that went on with it; lost before that */
 	uint64_t steps, step_rows;
 	int64_t step_ns;
 };

@@ -158,6 +158,7 @@ struct engine_request *engine_request_create(struct engine *e)
 		return NULL;
 	r->id = engine_next_id(e);
 	r->max_tokens = -1;
+	r->context.start_size = -1;
 	sampling_params_init(&r->sampling);
 	return r;
 }

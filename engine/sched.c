@@ -572,6 +572,36 @@ void sched_index(struct sched *s, struct request *r)
 		r->n_indexed = kv_prefix_put(s->prefix, &r->chain, r->tokens.ids, &r->kv, r->n_indexed, &use);
 }
 
+void sched_describe(const struct sched *s, struct engine_stats *out)
+{
+	struct kv_prefix_stats prefix;
+	kv_prefix_stats(s->prefix, &prefix);
+	out->pages_cached = prefix.n_idle;
+	out->prefix_evictions = 0;
+	for (int reason = 0; reason < EVICT_N_REASONS; reason++)
+		out->prefix_evictions += prefix.evicted[reason];
+	out->prefix_evictions_decode = prefix.evicted[EVICT_FOR_DECODE];
+	out->prefix_inserted = prefix.inserted;
+	out->prefix_collisions = prefix.collisions;
+	out->prefix_revived = prefix.revived;
+	out->prefix_pages = prefix.n_pages;
+	out->prefix_tails = prefix.n_tails;
+	out->prefix_ghosts = prefix.n_ghosts;
+	out->n_running = s->n_running;
+	out->n_waiting = s->n_waiting;
+	out->prefix_queries = s->pages_wanted;
+	out->prefix_hits = s->pages_found;
+	out->preemptions = s->n_preemptions;
+	memcpy(out->preempted, s->preempted, sizeof out->preempted);
+	out->holds_dropped = s->n_holds_dropped;
+	for (int kind = 0; kind < KV_POLICIES; kind++)
+		out->context_evicted[kind] = s->pages_dropped[kind] * KV_PAGE_TOKENS;
+	out->parked_pages = (int32_t)s->parking.n_pages;
+	out->parked = s->parking.n_parked;
+	out->parked_resumed = s->parking.n_resumed;
+	out->parked_dropped = s->parking.n_dropped;
+}
+
 void sched_measure(struct sched *s, int32_t n_rows, bool has_prompt_rows, int64_t step_ns)
 {
 	if (!has_prompt_rows || n_rows < MIN_PROMPT_ROWS || step_ns <= 0)

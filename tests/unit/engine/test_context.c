@@ -1,0 +1,275 @@
+/* Context policies from the request to the answer, over a tiny model and the reference backend. */
+#include "tests/unit/engine/engine_fixture.h"
+
+enum { PAGE = 16, CONTEXT = 512 };
+
+/* `n` characters that do not repeat soon; each is a token. */
+static char *text_of(int32_t n, unsigned seed)
+{
+	char *s = malloc((size_t)n + 1);
+	assert_non_null(s);
+	for (int32_t i = 0; i < n; i++) {
+		seed = seed * 1103515245u + 12345u;
+		s[i] = (char)('a' + (seed >> 16) % 26);
+	}
+	s[n] = '\0';
+	return s;
+}
+
+static struct engine_request *ask(struct engine *e, int32_t n_prompt, int32_t max_tokens, const struct engine_context *context)
+{
+	char *prompt = text_of(n_prompt, 5);
+	struct engine_request *r = request(e, prompt, max_tokens);
+	free(prompt);
+	if (context)
+		r->context = *context;
+	return r;
+}
+
+static struct engine_context streaming(int32_t start, int32_t recent, int32_t most)
+{
+	return (struct engine_context){.policy = "streaming", .start_size = start, .recent_size = recent, .max_cache_size = most};
+}
+
+static struct answer run_and_drop_text(struct engine *e, struct engine_request *r)
+{
+	struct answer a = run(e, r);
+	buf_free(&a.text);
+	if (a.error.status != STATUS_OK)
+		fail_msg("%s", a.error.message);
+	return a;
+}
+
+static void a_window_as_long_as_the_conversation_changes_nothing(void **state)
+{
+	(void)state;
+	struct engine_options o = defaults();
+	struct engine *e = start(&o);
+	struct answer full = run_and_drop_text(e, ask(e, 150, 40, NULL));
+	assert_string_equal(full.usage.context.policy, "full");
+	assert_int_equal(full.usage.context.evicted_tokens, 0);
+	struct engine_context c = streaming(4, 0, 192);
+	struct answer a = run_and_drop_text(e, ask(e, 150, 40, &c));
+	assert_string_equal(a.usage.context.policy, "streaming");
+	assert_int_equal(a.usage.context.evicted_tokens, 0);
+	same_tokens(&a, &full);
+	engine_destroy(e);
+}
+
+static void what_is_kept_is_told_to_the_byte(void **state)
+{
+	(void)state;
+	struct engine_options o = defaults();
+	o.kv_bytes = 24 * 4096;
+	struct engine *e = start(&o);
+	uint64_t page_bytes = engine_info(e)->page_bytes;
+	/* One page of sinks and a window of 15 that moves by one. */
+	struct engine_context c = streaming(-1, 0, 256);
+	struct answer a = run_and_drop_text(e, ask(e, 300, 80, &c)), full = run_and_drop_text(e, ask(e, 300, 80, NULL));
+	const struct engine_context_usage *u = &a.usage.context;
+	assert_int_equal(u->tokens_logical, 379);
+	assert_int_equal(u->tokens_logical, u->tokens_resident + u->evicted_tokens);
+	assert_int_equal(u->tokens_resident, 15 * PAGE + 379 % PAGE);
+	assert_int_equal(u->pages, 16);
+	assert_int_equal(u->bytes, 16 * page_bytes);
+	assert_memory_not_equal(a.logprobs, full.logprobs, 80 * sizeof *a.logprobs);
+	struct engine_stats s;
+	engine_stats(e, &s);
+	assert_int_equal(s.context_requests[0], 1);
+	assert_int_equal(s.context_requests[1], 1);
+	assert_int_equal(s.context_evicted[1], u->evicted_tokens);
+	assert_at_rest(e);
+	engine_destroy(e);
+}
+
+static void an_answer_does_not_depend_on_steps_company_or_what_was_known(void **state)
+{
+	(void)state;
+	const struct engine_context contexts[] = {streaming(4, 32, 0), streaming(0, 0, 64), streaming(20, 160, 0), streaming(4, 64, 0)};
+	enum { N = sizeof contexts / sizeof *contexts };
+	static struct answer alone[N], again[N], full;
+	struct engine_options o = defaults();
+	struct engine *e = start(&o);
+	for (int i = 0; i < N; i++) {
+		alone[i] = run_and_drop_text(e, ask(e, 260, 60, &contexts[i]));
+		assert_true(alone[i].usage.context.evicted_tokens > 0);
+		/* What it left in the index is exact, so it serves itself and others. */
+		again[i] = run_and_drop_text(e, ask(e, 260, 60, &contexts[i]));
+		assert_true(again[i].usage.cached_tokens >= 2 * PAGE);
+		same_tokens(&again[i], &alone[i]);
+	}
+	full = run_and_drop_text(e, ask(e, 260, 60, NULL));
+	engine_destroy(e);
+	/* In short steps; in long ones beside others; in a pool that holds a fraction of them. */
+	for (int variant = 0; variant < 3; variant++) {
+		uint64_t ids[N + 1];
+		static struct answer together[N + 1];
+		memset(together, 0, sizeof together);
+		o = defaults();
+		o.max_running = 8;
+		if (variant == 0)
+			o.step_tokens = 8;
+		if (variant == 2)
+			o.kv_bytes = 22 * 4096;
+		e = start(&o);
+		for (int i = 0; i <= N; i++) {
+			struct engine_request *r = ask(e, 260, 60, i > 0 ? &contexts[i - 1] : NULL);
+			ids[i] = r->id;
+			engine_submit(e, r);
+		}
+		await(e, ids, together, N + 1);
+		for (int i = 0; i <= N; i++) {
+			same_tokens(&together[i], i > 0 ? &alone[i - 1] : &full);
+			buf_free(&together[i].text);
+		}
+		struct engine_stats s;
+		engine_stats(e, &s);
+		assert_true(variant != 2 || s.preemptions > 0);
+		assert_at_rest(e);
+		engine_destroy(e);
+	}
+}
+
+static void a_session_goes_on_as_if_all_were_computed_again(void **state)
+{
+	(void)state;
+	const struct engine_context c = streaming(4, 64, 0);
+	struct engine_options o = defaults();
+	struct engine *e = start(&o);
+	struct answer cold = run_and_drop_text(e, ask(e, 330, 20, &c));
+	engine_destroy(e);
+	e = start(&o);
+	make_session(e, "s");
+	struct engine_request *r = ask(e, 300, 0, &c);
+	strcpy(r->session, "s");
+	struct answer a = run_and_drop_text(e, r);
+	assert_int_equal(a.usage.context.tokens_logical, 300);
+	uint64_t id = engine_next_id(e);
+	engine_session_get(e, id, 0, "s");
+	struct engine_event *ev = reply(e, id);
+	assert_string_equal(ev->sessions[0].policy, "streaming");
+	assert_int_equal(ev->sessions[0].n_logical, 300);
+	assert_int_equal(ev->sessions[0].n_tokens, a.usage.context.tokens_resident);
+	assert_int_equal(ev->sessions[0].n_pages, a.usage.context.pages);
+	engine_event_free(ev);
+	r = ask(e, 330, 20, &c);
+	strcpy(r->session, "s");
+	a = run_and_drop_text(e, r);
+	assert_int_equal(a.usage.cached_tokens, 300);
+	same_tokens(&a, &cold);
+	struct engine_stats s;
+	engine_stats(e, &s);
+	assert_int_equal(s.parked_resumed, 1);
+	assert_true(s.parked_pages > 0);
+	/* It ends with its session. */
+	id = engine_next_id(e);
+	engine_session_delete(e, id, 0, "s");
+	engine_event_free(reply(e, id));
+	engine_stats(e, &s);
+	assert_int_equal(s.parked_pages, 0);
+	assert_at_rest(e);
+	engine_destroy(e);
+}
+
+static void all_is_kept_up_to_the_trigger(void **state)
+{
+	(void)state;
+	struct engine_options o = defaults();
+	struct engine *e = start(&o);
+	struct engine_context c = streaming(4, 32, 0);
+	c.trigger_tokens = 200;
+	struct answer a = run_and_drop_text(e, ask(e, 190, 18, &c));
+	assert_int_equal(a.usage.context.evicted_tokens, 0);
+	a = run_and_drop_text(e, ask(e, 190, 30, &c));
+	assert_int_equal(a.usage.context.tokens_resident, 2 * PAGE + 219 % PAGE);
+	engine_destroy(e);
+}
+
+/* The length of a conversation is then bounded by the model, and not by memory. */
+static void a_conversation_is_longer_than_the_cache(void **state)
+{
+	(void)state;
+	struct engine_options o = defaults();
+	o.kv_bytes = 12 * 4096;
+	struct engine *e = start(&o);
+	assert_int_equal(engine_info(e)->n_ctx, 12 * PAGE);
+	assert_int_equal(engine_info(e)->n_ctx_long, CONTEXT);
+	struct engine_context c = streaming(4, 128, 0);
+	struct answer a = run_and_drop_text(e, ask(e, 300, CONTEXT - 300, &c));
+	assert_int_equal(a.n_tokens, CONTEXT - 300);
+	a = run(e, ask(e, 300, 10, NULL));
+	assert_int_equal(a.error.status, STATUS_CONTEXT_LENGTH);
+	a = run(e, ask(e, 300, CONTEXT - 299, &c));
+	assert_int_equal(a.error.status, STATUS_CONTEXT_LENGTH);
+	engine_destroy(e);
+	/* The daemon's own default can be one, with a context that it need not hold. */
+	o.context_tokens = CONTEXT;
+	o.context_policy = "streaming";
+	o.max_cache_size = 128;
+	e = start(&o);
+	a = run_and_drop_text(e, ask(e, 300, 20, NULL));
+	assert_string_equal(a.usage.context.policy, "streaming");
+	assert_int_equal(a.usage.context.pages, 8);
+	engine_destroy(e);
+}
+
+static void refused(struct engine *e, struct engine_context c, const char *param, const char *says)
+{
+	struct answer a = run(e, ask(e, 100, 10, &c));
+	assert_int_equal(a.error.status, STATUS_INVALID);
+	assert_string_equal(a.error.param, param);
+	if (!strstr(a.error.message, says))
+		fail_msg("%s", a.error.message);
+}
+
+static void what_cannot_be_is_refused_with_what_can(void **state)
+{
+	(void)state;
+	struct engine_options o = defaults();
+	o.max_cache_size = 256;
+	o.kv_bytes = 40 * 4096;
+	struct engine *e = start(&o);
+	refused(e, (struct engine_context){.policy = "full", .start_size = -1, .max_cache_size = 64}, "kv_cache.max_cache_size", "full");
+	refused(e, (struct engine_context){.start_size = 4}, "kv_cache.start_size", "full");
+	refused(e, streaming(4, 31, 0), "kv_cache.recent_size", "32");
+	refused(e, streaming(4, 0, 47), "kv_cache.max_cache_size", "48");
+	refused(e, streaming(20, 64, 80), "kv_cache.recent_size", "32 and 64");
+	refused(e, streaming(4, 0, 512), "kv_cache.max_cache_size", "--max-cache-size");
+	struct engine_context c = streaming(4, 64, 0);
+	c.trigger_tokens = 32;
+	refused(e, c, "kv_cache.trigger.tokens", "80");
+	c.trigger_tokens = 300;
+	refused(e, c, "kv_cache.trigger.tokens", "256");
+	refused(e, streaming(INT32_MAX, INT32_MAX, INT32_MAX), "kv_cache.recent_size", "more than");
+	/* The server's size serves whoever gives none. */
+	c = streaming(-1, 0, 0);
+	struct answer a = run_and_drop_text(e, ask(e, 300, 10, &c));
+	assert_true(a.usage.context.tokens_resident <= 256);
+	engine_destroy(e);
+	o.max_cache_size = 0;
+	e = start(&o);
+	refused(e, streaming(4, 0, 0), "kv_cache.max_cache_size", "needs");
+	refused(e, streaming(4, 0, 4096), "kv_cache.max_cache_size", "640");
+	engine_destroy(e);
+	struct error err;
+	o.context_policy = "streaming";
+	assert_int_equal(engine_create(&o, &e, &err), STATUS_INVALID);
+	assert_string_equal(err.param, "max-cache-size");
+	o.context_policy = "least";
+	assert_int_equal(engine_create(&o, &e, &err), STATUS_INVALID);
+	assert_string_equal(err.param, "context-policy");
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+	        cmocka_unit_test(a_window_as_long_as_the_conversation_changes_nothing),
+	        cmocka_unit_test(what_is_kept_is_told_to_the_byte),
+	        cmocka_unit_test(an_answer_does_not_depend_on_steps_company_or_what_was_known),
+	        cmocka_unit_test(a_session_goes_on_as_if_all_were_computed_again),
+	        cmocka_unit_test(all_is_kept_up_to_the_trigger),
+	        cmocka_unit_test(a_conversation_is_longer_than_the_cache),
+	        cmocka_unit_test(what_cannot_be_is_refused_with_what_can),
+	};
+	return cmocka_run_group_tests(tests, make_model, remove_model);
+}
