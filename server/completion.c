@@ -3,6 +3,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "server/kv_cache.h"
+
 static void on_prompt(void *arg, int i, const struct engine_event *ev);
 static void on_begin(void *arg);
 static void on_token(void *arg, int i, const struct engine_event *ev);
@@ -151,6 +153,13 @@ static void write_usage(struct completion *c, struct buf *out)
 		   (long long)(u.prompt_tokens + u.completion_tokens), (long long)u.cached_tokens);
 }
 
+static void write_kept(struct completion *c, struct buf *out)
+{
+	struct generation_usage u;
+	generation_usage(c->generation, &u);
+	kv_cache_write(out, &u.context, c->params.tell_kv_cache);
+}
+
 /* ---- Streaming ---- */
 
 /* The last words of a stream that cannot go on: nothing has to be allocated to write them. */
@@ -200,9 +209,11 @@ static void chunk_begin(struct completion *c)
 	buf_append_buf(&c->out, &c->head);
 }
 
-static void chunk_send(struct completion *c, bool final_usage)
+static void chunk_send(struct completion *c, bool final_usage, bool kept)
 {
 	buf_putc(&c->out, ']');
+	if (kept)
+		write_kept(c, &c->out);
 	if (final_usage || c->params.continuous_usage) {
 		buf_puts(&c->out, ",\"usage\":");
 		write_usage(c, &c->out);
@@ -221,7 +232,8 @@ static void send_choice(struct completion *c, int i, const char *finish)
 	c->shape->chunk(c, i, finish, &c->out);
 	c->out.failed = c->out.failed || has_hole(&c->choices[i]);
 	choice_sent(&c->choices[i]);
-	chunk_send(c, false);
+	/* What was kept is the first choice's, and known when it ends. */
+	chunk_send(c, false, finish && i == 0);
 }
 
 static void send_intro(struct completion *c, int i)
@@ -236,7 +248,7 @@ static void send_intro(struct completion *c, int i)
 	c->out.failed = c->out.failed || has_hole(ch);
 	c->shape->intro(c, i, &c->out);
 	if (c->out.failed || c->out.len > before)
-		chunk_send(c, false);
+		chunk_send(c, false, false);
 }
 
 /* ---- Calls of tools ---- */
@@ -391,7 +403,7 @@ static void stream_end(struct completion *c, const struct failure *f)
 		send_out(c);
 	} else if (c->params.include_usage) {
 		chunk_begin(c);
-		chunk_send(c, true);
+		chunk_send(c, true, false);
 	}
 	static const char last[] = "data: [DONE]\n\n";
 	c->generation = NULL;
@@ -411,6 +423,7 @@ static void reply_whole(struct completion *c)
 	}
 	buf_puts(&body, "],\"usage\":");
 	write_usage(c, &body);
+	write_kept(c, &body);
 	buf_putc(&body, '}');
 	c->generation = NULL;
 	reply_json(c->x, 200, &body);

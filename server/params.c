@@ -1,5 +1,7 @@
 #include "server/params.h"
 
+#include "server/kv_cache.h"
+
 #include <errno.h>
 #include <limits.h>
 #include <stdlib.h>
@@ -325,6 +327,7 @@ enum status params_parse(struct params *p, struct engine *e, int32_t tenant, con
 	TRY(read_choices(p, body, api, err));
 	TRY(read_session(p, body, session_header, err));
 	TRY(read_cache_salt(p, body, err));
+	TRY(kv_cache_read(body, engine_info(e), &p->proto->context, &p->tell_kv_cache, err));
 	return read_form(p, e, body, api, err);
 }
 
@@ -357,6 +360,7 @@ struct engine_request *params_request(const struct params *p, struct engine *e, 
 	if (!r)
 		return NULL;
 	r->tenant = from->tenant;
+	r->context = from->context;
 	r->sampling = from->sampling;
 	r->sampling.seed += (uint64_t)choice;
 	r->sampling.bias = copy_array(from->sampling.bias, from->sampling.n_bias, sizeof *from->sampling.bias, &ok);

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "server/kv_cache.h"
 #include "server/messages.h"
 
 struct response {
@@ -212,6 +213,8 @@ void response_write(struct response *r, struct buf *out)
 	buf_printf(out, ",\"top_logprobs\":%d,\"top_p\":%.6g,\"truncation\":\"disabled\"",
 		   p->sampling.n_logprobs > 0 ? p->sampling.n_logprobs : 0, (double)p->sampling.top_p);
 	write_usage(r, out);
+	if (!is_status(r, "in_progress"))
+		kv_cache_write(out, &r->usage.context, r->q.params.tell_kv_cache);
 	buf_puts(out, ",\"user\":null,\"metadata\":");
 	buf_append(out, r->q.metadata.data, r->q.metadata.len);
 	buf_putc(out, '}');

@@ -361,6 +361,7 @@ struct engine_request *engine_request_create(struct engine *e)
 		return NULL;
 	r->id = engine_next_id(e);
 	r->max_tokens = -1;
+	r->context.start_size = -1;
 	r->sampling = (struct sampling_params){.temperature = 1,
 					       .top_p = 1,
 					       .typical_p = 1,
@@ -696,6 +697,7 @@ enum status engine_create(const struct engine_options *options, struct engine **
 				       .file_bytes = 4000,
 				       .n_ctx = 1000,
 				       .n_ctx_train = 2000,
+				       .kv_type = "F16",
 				       .n_vocab = FAKE_VOCAB,
 				       .n_embd = 8,
 				       .n_layer = 1,

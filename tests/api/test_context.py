@@ -1,0 +1,158 @@
+"""Context policies: how a conversation goes on that is longer than what is kept of it, asked for in kv_cache and told in the answer."""
+import json
+
+import httpx
+import pytest
+
+from daemon import MODEL, SLOW, Daemon
+
+PAGE = 368640  # of SmolLM2-135M in f16: 30 layers, 3 KV heads of 64
+STREAMING = {"policy": "streaming", "start_size": 4, "max_cache_size": 256}
+
+
+def words(n, seed=""):
+    return " ".join(f"{seed}{i} is followed by {i * 7919 % 1000}." for i in range(n))
+
+
+def post(d, path, body, status=200):
+    r = httpx.post(d.url + path, json=body, timeout=120 * SLOW)
+    assert r.status_code == status, r.text
+    return r.json()
+
+
+def complete(d, text, kv=None, n=8, **more):
+    body = {"prompt": text, "max_tokens": n, "temperature": 0, "return_token_ids": True, "ignore_eos": True, **more}
+    if kv is not None:
+        body["kv_cache"] = kv
+    return post(d, "/v1/completions", body)
+
+
+def metric(d, name, **labels):
+    want = [f'{k}="{v}"' for k, v in labels.items()]
+    for line in httpx.get(d.url + "/metrics").text.splitlines():
+        if line.startswith(name + "{") and all(w in line for w in want):
+            return float(line.rsplit(" ", 1)[1])
+    raise AssertionError(f"no {name} {labels}")
+
+
+@pytest.fixture(scope="module")
+def daemon():
+    with Daemon("--kv-memory", 140 * PAGE, "--context", 2000) as d:
+        yield d
+
+
+def test_whoever_does_not_ask_is_not_told(daemon):
+    j = complete(daemon, words(5))
+    assert "kv_cache" not in j
+    j = complete(daemon, words(5), {})
+    kept = j["kv_cache"]
+    assert kept["policy"] == "full" and kept["evicted_tokens"] == 0 and kept["shrink_ratio"] == 0
+    assert kept["tokens_logical"] == kept["tokens_resident"] == j["usage"]["total_tokens"] - 1
+
+
+def test_a_window_as_long_as_the_conversation_gives_the_same_answer(daemon):
+    text = words(20)
+    full, same = complete(daemon, text, n=24), complete(daemon, text, {"policy": "streaming", "max_cache_size": 1024}, n=24)
+    assert same["choices"][0]["token_ids"] == full["choices"][0]["token_ids"]
+    assert same["kv_cache"]["policy"] == "streaming" and same["kv_cache"]["evicted_tokens"] == 0
+
+
+def test_what_is_kept_has_a_bound_in_bytes(daemon):
+    j = complete(daemon, words(60), STREAMING, n=40)
+    kept, n = j["kv_cache"], j["usage"]["total_tokens"]
+    assert n > 600
+    assert kept["tokens_logical"] == n - 1 == kept["tokens_resident"] + kept["evicted_tokens"]
+    assert 224 < kept["tokens_resident"] <= 256
+    assert kept["bytes"] == kept["pages_by_tier"]["device"] * PAGE <= 16 * PAGE
+    assert kept["shrink_ratio"] == pytest.approx(kept["evicted_tokens"] / kept["tokens_logical"], rel=1e-5)
+    assert metric(daemon, "kvasir:context_evicted_tokens_total", policy="streaming") >= kept["evicted_tokens"]
+    assert daemon.kv()["drift_pages"] == 0
+
+
+def test_the_answer_is_the_same_whatever_was_known_before(daemon):
+    text = words(50, "again ")
+    first, second = complete(daemon, text, STREAMING, n=24), complete(daemon, text, STREAMING, n=24)
+    assert first["choices"][0]["token_ids"] == second["choices"][0]["token_ids"]
+    # What is exact is shared: the window's length, and not a token more.
+    assert second["usage"]["prompt_tokens_details"]["cached_tokens"] == 256
+    # An exact conversation takes nothing else of it.
+    assert complete(daemon, text, {})["usage"]["prompt_tokens_details"]["cached_tokens"] == 256
+
+
+def test_a_conversation_goes_on_where_it_ended(daemon):
+    sid = post(daemon, "/v1/sessions", {})["id"]
+    text, cold = words(50, "turns "), None
+    for turn in range(4):
+        j = complete(daemon, text, STREAMING, n=16, session_id=sid)
+        cached = j["usage"]["prompt_tokens_details"]["cached_tokens"]
+        # All of the last turn but for the token that was not computed, and those that are cut otherwise where the texts meet.
+        assert turn == 0 or cached >= length - 4, (turn, cached, length)
+        length = j["usage"]["total_tokens"]
+        assert j["kv_cache"]["bytes"] <= 16 * PAGE
+        if turn == 3:
+            cold = complete(daemon, text, STREAMING, n=16)
+            assert cold["choices"][0]["token_ids"] == j["choices"][0]["token_ids"]
+        text += j["choices"][0]["text"] + f" And turn {turn + 2}: " + words(6, f"t{turn} ")
+    s = httpx.get(daemon.url + f"/v1/sessions/{sid}").json()
+    assert s["kv_cache"]["policy"] == "streaming" and s["kv_cache"]["tokens_logical"] > 700 > 256 >= s["kv_cache"]["tokens_resident"]
+    assert daemon.kv()["parked"]["pages"] > 0
+    assert httpx.delete(daemon.url + f"/v1/sessions/{sid}").status_code < 300
+    assert daemon.kv()["parked"]["pages"] == 0 and daemon.kv()["drift_pages"] == 0
+
+
+def test_every_endpoint_takes_it_and_tells(daemon):
+    chat = {"messages": [{"role": "user", "content": words(60)}], "max_tokens": 8, "kv_cache": STREAMING}
+    assert post(daemon, "/v1/chat/completions", chat)["kv_cache"]["evicted_tokens"] > 0
+    response = {"input": words(60), "max_output_tokens": 8, "kv_cache": STREAMING}
+    assert post(daemon, "/v1/responses", response)["kv_cache"]["evicted_tokens"] > 0
+    # Streams tell where the first choice ends.
+    with httpx.stream("POST", daemon.url + "/v1/chat/completions", json={**chat, "stream": True}, timeout=60 * SLOW) as r:
+        chunks = [json.loads(line[6:]) for line in r.iter_lines() if line.startswith("data: {")]
+    told = [c for c in chunks if "kv_cache" in c]
+    assert len(told) == 1 and told[0]["choices"][0]["finish_reason"] == "length"
+    with httpx.stream("POST", daemon.url + "/v1/responses", json={**response, "stream": True}, timeout=60 * SLOW) as r:
+        events = [json.loads(line[6:]) for line in r.iter_lines() if line.startswith("data: {")]
+    assert events[-1]["response"]["kv_cache"]["policy"] == "streaming"
+    assert "kv_cache" not in events[0]["response"]
+
+
+@pytest.mark.parametrize(
+    "kv, param, says",
+    [
+        ({"policy": "snap"}, "kv_cache.policy", "full, streaming"),
+        ({"policy": 1}, "kv_cache.policy", "string"),
+        ({"window": 64}, "kv_cache.window", "max_cache_size"),
+        ({"policy": "streaming", "aggregation": "sum"}, "kv_cache.aggregation", "max_cache_size"),
+        ({"max_cache_size": 64}, "kv_cache.max_cache_size", "full"),
+        ({"policy": "streaming"}, "kv_cache.max_cache_size", "recent_size"),
+        ({"policy": "streaming", "max_cache_size": 16}, "kv_cache.max_cache_size", "48"),
+        ({"policy": "streaming", "recent_size": 0}, "kv_cache.recent_size", ""),
+        ({"policy": "streaming", "recent_size": 256, "max_cache_size": 256}, "kv_cache.recent_size", "256"),
+        ({"policy": "streaming", "max_cache_size": 1 << 30}, "kv_cache.max_cache_size", "2240"),
+        ({"policy": "streaming", "max_cache_size": 64, "trigger": 100}, "kv_cache.trigger", ""),
+        ({"policy": "streaming", "max_cache_size": 64, "trigger": {"entropy": 2}}, "kv_cache.trigger.entropy", "tokens"),
+        ({"policy": "streaming", "max_cache_size": 64, "trigger": {"tokens": 48}}, "kv_cache.trigger.tokens", "64"),
+        ({"dtype": "int4"}, "kv_cache.dtype", "--kv-dtype"),
+        ([], "kv_cache", ""),
+    ],
+)
+def test_what_is_impossible_is_refused_with_what_is_possible(daemon, kv, param, says):
+    for path, body in (
+        ("/v1/completions", {"prompt": "x"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
+        ("/v1/responses", {"input": "x"}),
+    ):
+        e = post(daemon, path, {**body, "kv_cache": kv}, 400)["error"]
+        assert e["param"] == param and says in e["message"] and set(e) == {"message", "type", "param", "code"}
+
+
+def test_the_servers_own_policy_and_bound():
+    with Daemon("--kv-memory", 40 * PAGE, "--context", 4000, "--context-policy", "streaming", "--max-cache-size", 256) as d:
+        j = complete(d, words(80), n=16)
+        assert j["kv_cache"]["policy"] == "streaming", "nothing is left out in silence"
+        assert j["kv_cache"]["tokens_resident"] <= 256
+        assert complete(d, words(5), {"policy": "full"})["kv_cache"]["policy"] == "full"
+        e = post(d, "/v1/completions", {"prompt": words(80), "kv_cache": {"policy": "full"}}, 400)["error"]
+        assert e["code"] == "context_length_exceeded"
+        e = post(d, "/v1/completions", {"prompt": "x", "kv_cache": {"max_cache_size": 512}}, 400)["error"]
+        assert e["param"] == "kv_cache.max_cache_size" and "256" in e["message"]
