@@ -183,6 +183,13 @@ struct engine_request {
 	/* CHAT: variables of the template; the engine adds bos_token, eos_token and the like. Lives in `arena`. */
 	struct arena *arena;
 	struct value *chat;
+	/*
+	 * CHAT: of each message in chat["messages"], the turn that it belongs to, from 0; -1: it always stays. When the prompt and max_tokens
+	 * (-1: an eighth of the context) do not fit, whole turns are left out, the oldest first, never the last. NULL: none may be.
+	 */
+	int32_t *turn_of; /* malloc'd, [n_turn_of] */
+	size_t n_turn_of;
+	int32_t turns_dropped; /* the engine's */
 
 	char session[ENGINE_SESSION_ID_MAX + 1];   /* "": none. Its KV is reused and kept. Requests of one session run one after the other */
 
@@ -348,6 +355,7 @@ struct engine_event {
 	size_t n_tokens;
 	struct sample_result *logprobs; /* PROMPT (want_prompt_logprobs): [n_tokens]; [0].logprob is NaN: nothing precedes it */
 
+	int32_t turns_dropped;     /* PROMPT: how many of the oldest turns were left out: see engine_request.turn_of */
 	struct engine_usage usage; /* PROMPT: prompt_tokens and cached_tokens; DONE: all */
 	enum engine_finish finish; /* DONE */
 	const char *detail;        /* DONE: static text: "eos", "stop", "length", "cancelled", "session_expired", ... */

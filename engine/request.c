@@ -170,6 +170,7 @@ void engine_request_destroy(struct engine_request *r)
 	free(r->text);
 	free(r->tokens);
 	arena_destroy(r->arena);
+	free(r->turn_of);
 	free(r->cache_salt);
 	grammar_unref(r->grammar);
 	free(r->sampling.bias);

@@ -442,6 +442,7 @@ static bool send_prompt(struct worker *w, struct request *r)
 	if (!ev)
 		return false;
 	ev->usage = r->usage;
+	ev->turns_dropped = r->spec->turns_dropped;
 	if (r->spec->want_prompt) {
 		ev->tokens = malloc((size_t)r->n_prompt * sizeof *ev->tokens);
 		if (r->spec->text)

@@ -31,6 +31,7 @@ static void destroy(struct completion *c)
 		buf_free(&ch->tool_calls);
 	}
 	params_free(&c->params);
+	turns_free(&c->turns);
 	buf_free(&c->head);
 	buf_free(&c->out);
 	free(c);
@@ -148,9 +149,11 @@ static void write_usage(struct completion *c, struct buf *out)
 	generation_usage(c->generation, &u);
 	buf_printf(out,
 		   "{\"prompt_tokens\":%lld,\"completion_tokens\":%lld,\"total_tokens\":%lld,"
-		   "\"prompt_tokens_details\":{\"cached_tokens\":%lld}}",
+		   "\"prompt_tokens_details\":{\"cached_tokens\":%lld}",
 		   (long long)u.prompt_tokens, (long long)u.completion_tokens,
 		   (long long)(u.prompt_tokens + u.completion_tokens), (long long)u.cached_tokens);
+	turns_write(&c->turns, 0, c->turns_dropped, out);
+	buf_putc(out, '}');
 }
 
 static void write_kept(struct completion *c, struct buf *out)
@@ -212,6 +215,9 @@ static void chunk_begin(struct completion *c)
 static void chunk_send(struct completion *c, bool final_usage, bool kept)
 {
 	buf_putc(&c->out, ']');
+	/* A stream need not have usage, and what was left out is always told. */
+	if (kept && !c->params.include_usage)
+		turns_write(&c->turns, 0, c->turns_dropped, &c->out);
 	if (kept)
 		write_kept(c, &c->out);
 	if (final_usage || c->params.continuous_usage) {
@@ -334,6 +340,7 @@ static void on_prompt(void *arg, int i, const struct engine_event *ev)
 	struct completion *c = arg;
 	struct completion_choice *ch = &c->choices[i];
 	ch->prompt_seen = true;
+	c->turns_dropped = ev->turns_dropped;
 	if (c->params.return_token_ids)
 		for (size_t k = 0; k < ev->n_tokens; k++)
 			append_id(&ch->prompt_ids, ev->tokens[k]);

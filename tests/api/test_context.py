@@ -156,3 +156,70 @@ def test_the_servers_own_policy_and_bound():
         assert e["code"] == "context_length_exceeded"
         e = post(d, "/v1/completions", {"prompt": "x", "kv_cache": {"max_cache_size": 512}}, 400)["error"]
         assert e["param"] == "kv_cache.max_cache_size" and "256" in e["message"]
+
+
+# ---- Whole turns ----
+
+def conversation(turns, seed=""):
+    messages = [{"role": "system", "content": "You are brief. The password is heron."}]
+    for i in range(turns):
+        messages += [{"role": "user", "content": f"{seed} turn {i}: " + words(6)}, {"role": "assistant", "content": f"I see, {i}."}]
+    return messages + [{"role": "user", "content": "What was it about?"}]
+
+
+@pytest.fixture(scope="module")
+def short():
+    with Daemon("--kv-memory", 100 * PAGE, "--context", 600) as d:
+        yield d
+
+
+def test_truncation_leaves_out_the_oldest_turns_and_lists_them(short):
+    messages = conversation(12)
+    e = post(short, "/v1/chat/completions", {"messages": messages, "max_tokens": 16}, 400)["error"]
+    assert e["code"] == "context_length_exceeded", "nothing is left out unless that was asked for"
+    assert post(short, "/v1/chat/completions", {"messages": messages, "max_tokens": 16, "truncation": "disabled"}, 400)
+    j = post(short, "/v1/chat/completions", {"messages": messages, "max_tokens": 16, "truncation": "auto"})
+    cut = j["usage"]["truncated"]
+    assert cut["turns"] >= 1 and cut["messages"] == list(range(1, 1 + 2 * cut["turns"])), "whole turns, never the system message"
+    assert j["usage"]["prompt_tokens"] + 16 <= 600
+    # As if they had never been sent, and one more would not have fitted.
+    rest = [m for i, m in enumerate(messages) if i not in cut["messages"]]
+    same = post(short, "/v1/chat/completions", {"messages": rest, "max_tokens": 16, "temperature": 0})
+    assert same["usage"]["prompt_tokens"] == j["usage"]["prompt_tokens"] and "truncated" not in same["usage"]
+    more = [m for i, m in enumerate(messages) if i not in cut["messages"][2:]]
+    assert post(short, "/v1/chat/completions", {"messages": more, "max_tokens": 16}, 400)["error"]["code"] == "context_length_exceeded"
+    # What fits is left alone.
+    assert "truncated" not in post(short, "/v1/chat/completions", {"messages": conversation(1), "max_tokens": 8, "truncation": "auto"})["usage"]
+
+
+def test_streams_and_responses_list_what_was_left_out(short):
+    body = {"messages": conversation(12), "max_tokens": 4, "truncation": "auto", "stream": True}
+    for options in (None, {"include_usage": True}):
+        with httpx.stream("POST", short.url + "/v1/chat/completions", json={**body, "stream_options": options}, timeout=60 * SLOW) as r:
+            chunks = [json.loads(line[6:]) for line in r.iter_lines() if line.startswith("data: {")]
+        told = [c.get("truncated") or (c.get("usage") or {}).get("truncated") for c in chunks]
+        assert len([t for t in told if t]) == 1 and [t for t in told if t][0]["messages"][0] == 1
+    messages = conversation(12)
+    j = post(short, "/v1/responses", {"instructions": messages[0]["content"], "input": messages[1:], "max_output_tokens": 4, "truncation": "auto"})
+    assert j["truncation"] == "auto" and j["usage"]["truncated"]["messages"][:2] == [0, 1]
+    assert post(short, "/v1/responses", {"input": "x", "max_output_tokens": 4})["truncation"] == "disabled"
+
+
+def test_a_websocket_conversation_goes_on_past_the_context(short):
+    from websockets.sync.client import connect
+
+    previous, cut = None, []
+    with connect(short.ws_url, max_size=None) as ws:
+        for turn in range(8):
+            ws.send(json.dumps({"type": "response.create", "input": f"turn {turn}: " + words(10), "max_output_tokens": 8,
+                                "previous_response_id": previous, "truncation": "auto", "kv_cache": {"policy": "streaming", "recent_size": 512}}))
+            while True:
+                event = json.loads(ws.recv(timeout=60 * SLOW))
+                assert event["type"] not in ("error", "response.failed"), event
+                if event["type"] in ("response.completed", "response.incomplete"):
+                    break
+            response = event["response"]
+            previous = response["id"]
+            assert response["kv_cache"]["policy"] == "streaming"
+            cut.append(response["usage"].get("truncated", {}).get("turns", 0))
+    assert cut[0] == 0 and cut[-1] > 0 and cut == sorted(cut)

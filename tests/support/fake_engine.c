@@ -382,6 +382,7 @@ void engine_request_destroy(struct engine_request *r)
 	free(r->sampling.bias);
 	free(r->text);
 	free(r->cache_salt);
+	free(r->turn_of);
 	grammar_unref(r->grammar);
 	free(r->tokens);
 	arena_destroy(r->arena);

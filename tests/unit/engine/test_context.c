@@ -213,6 +213,33 @@ static void a_conversation_is_longer_than_the_cache(void **state)
 	engine_destroy(e);
 }
 
+/* Thirty-two thousand tokens in a pool that has room for two thousand and the page that is written. */
+static void a_conversation_of_32k_tokens_takes_what_its_window_takes(void **state)
+{
+	(void)state;
+	enum { LONG = 32768, KEPT = 2048 };
+	char path[64];
+	struct engine_options o = defaults();
+	assert_true(tiny_model_write(path, LONG, tiny_chat_template, 1));
+	o.model_path = path;
+	o.device = "cpu";
+	o.kv_bytes = (KEPT / PAGE + 1) * 4096;
+	struct engine *e = start(&o);
+	assert_int_equal(engine_info(e)->n_pages, KEPT / PAGE + 1);
+	struct engine_context c = streaming(4, 0, KEPT);
+	make_session(e, "s");
+	for (int32_t n = LONG / 2; n <= LONG - 100; n += LONG / 2 - 100) {
+		struct engine_request *r = ask(e, n, 100, &c);
+		strcpy(r->session, "s");
+		struct answer a = run_and_drop_text(e, r);
+		assert_int_equal(a.usage.context.tokens_logical, n + 99);
+		assert_in_range(a.usage.context.tokens_resident, KEPT - 256, KEPT);
+		assert_true(a.usage.context.bytes <= (uint64_t)(KEPT / PAGE) * engine_info(e)->page_bytes);
+	}
+	engine_destroy(e);
+	unlink(path);
+}
+
 static void refused(struct engine *e, struct engine_context c, const char *param, const char *says)
 {
 	struct answer a = run(e, ask(e, 100, 10, &c));
@@ -260,6 +287,116 @@ static void what_cannot_be_is_refused_with_what_can(void **state)
 	assert_string_equal(err.param, "context-policy");
 }
 
+/* ---- Whole turns ---- */
+
+struct said {
+	const char *role;
+	int32_t n; /* characters */
+	int32_t turn;
+};
+
+/* A message takes its characters and, by the tiny template, 3 tokens and its role. */
+static struct engine_request *chat(struct engine *e, const struct said *said, size_t n, int32_t max_tokens, bool may_drop)
+{
+	struct engine_request *r = engine_request_create(e);
+	struct arena *a = r->arena = arena_create(1 << 20);
+	struct value *list = value_list(a);
+	r->input = ENGINE_INPUT_CHAT;
+	r->chat = value_dict(a);
+	r->max_tokens = max_tokens;
+	r->sampling.temperature = 0;
+	r->ignore_eos = r->want_prompt = true;
+	r->turn_of = may_drop ? malloc(n * sizeof *r->turn_of) : NULL;
+	r->n_turn_of = n;
+	for (size_t i = 0; i < n; i++) {
+		struct value *m = value_dict(a);
+		char *text = text_of(said[i].n, (unsigned)i + 1);
+		value_dict_set(a, m, "role", 4, value_string(a, said[i].role, strlen(said[i].role), VALUE_DATA));
+		value_dict_set(a, m, "content", 7, value_string(a, text, (size_t)said[i].n, VALUE_DATA));
+		assert_true(value_list_add(a, list, m));
+		free(text);
+		if (may_drop)
+			r->turn_of[i] = said[i].turn;
+	}
+	value_dict_set(a, r->chat, "messages", 8, list);
+	value_dict_set(a, r->chat, "add_generation_prompt", 21, value_bool(a, true));
+	return r;
+}
+
+static struct answer run_chat(struct engine *e, struct engine_request *r, int32_t *turns_dropped)
+{
+	struct answer a = {0};
+	uint64_t id = r->id;
+	engine_submit(e, r);
+	while (!a.ended) {
+		struct list events;
+		list_init(&events);
+		assert_true(engine_wait(e, &events, 20000));
+		for (struct list *l; (l = list_pop_front(&events));) {
+			struct engine_event *ev = list_entry(l, struct engine_event, link);
+			assert_int_equal(ev->request_id, id);
+			if (ev->type == ENGINE_EVENT_PROMPT)
+				*turns_dropped = ev->turns_dropped;
+			take(&a, ev);
+			engine_event_free(ev);
+		}
+	}
+	buf_free(&a.text);
+	return a;
+}
+
+static void turns_are_left_out_as_few_as_it_takes_and_never_the_last(void **state)
+{
+	(void)state;
+	const struct said said[] = {{"system", 40, -1}, {"user", 60, 0},   {"assistant", 30, 0}, {"user", 50, 1},  {"tool", 20, 1},
+	                            {"assistant", 30, 1}, {"system", 5, -1}, {"user", 70, 2},      {"assistant", 40, 2}, {"user", 45, 3}};
+	enum { N = sizeof said / sizeof *said, TURNS = 4 };
+	struct engine_options o = defaults();
+	struct engine *e = start(&o);
+	int32_t dropped = -1;
+	/* What the prompt takes without the k oldest turns, and what it is. */
+	int32_t length[TURNS];
+	static struct answer rest[TURNS];
+	for (int32_t k = 0; k < TURNS; k++) {
+		struct said left[N];
+		size_t n = 0;
+		for (size_t i = 0; i < N; i++)
+			if (said[i].turn < 0 || said[i].turn >= k)
+				left[n++] = said[i];
+		struct engine_request *r = chat(e, left, n, 1, false);
+		rest[k] = run_chat(e, r, &dropped);
+		assert_int_equal(dropped, 0);
+		length[k] = rest[k].usage.prompt_tokens;
+		assert_true(k == 0 || length[k] < length[k - 1]);
+	}
+	/* max_tokens decides how much room there is. */
+	for (int32_t k = 0; k < TURNS; k++) {
+		struct answer a = run_chat(e, chat(e, said, N, CONTEXT - length[k], true), &dropped);
+		assert_int_equal(a.error.status, STATUS_OK);
+		assert_int_equal(dropped, k);
+		assert_int_equal(a.usage.prompt_tokens, length[k]);
+		if (k == 0)
+			continue;
+		a = run_chat(e, chat(e, said, N, CONTEXT - length[k] + 1, true), &dropped);
+		if (k < TURNS - 1) {
+			assert_int_equal(dropped, k + 1);
+			assert_int_equal(a.usage.prompt_tokens, length[k + 1]);
+		} else {
+			/* Nothing is left to leave out. */
+			assert_int_equal(a.error.status, STATUS_CONTEXT_LENGTH);
+		}
+	}
+	/* Who did not ask for it is refused. */
+	struct answer a = run_chat(e, chat(e, said, N, CONTEXT - length[1], false), &dropped);
+	assert_int_equal(a.error.status, STATUS_CONTEXT_LENGTH);
+	/* Without max_tokens an eighth of the context is for the answer. */
+	const struct said long_ones[] = {{"user", 200, 0}, {"assistant", 100, 0}, {"user", 180, 1}};
+	a = run_chat(e, chat(e, long_ones, 3, -1, true), &dropped);
+	assert_int_equal(dropped, 1);
+	assert_true(a.usage.completion_tokens >= CONTEXT / 8);
+	engine_destroy(e);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -270,6 +407,8 @@ int main(void)
 	        cmocka_unit_test(all_is_kept_up_to_the_trigger),
 	        cmocka_unit_test(a_conversation_is_longer_than_the_cache),
 	        cmocka_unit_test(what_cannot_be_is_refused_with_what_can),
+	        cmocka_unit_test(turns_are_left_out_as_few_as_it_takes_and_never_the_last),
+	        cmocka_unit_test(a_conversation_of_32k_tokens_takes_what_its_window_takes),
 	};
 	return cmocka_run_group_tests(tests, make_model, remove_model);
 }

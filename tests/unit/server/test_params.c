@@ -99,6 +99,8 @@ static void wrong_values_name_their_parameter(void **state)
 		{"\"response_format\":{\"type\":\"json_object\",\"schema\":1}", "response_format.schema"},
 		{"\"response_format\":{\"type\":\"json_schema\"}", "response_format.json_schema.schema"},
 		{"\"response_format\":\"json\"", "response_format"},
+		{"\"truncation\":\"all\"", "truncation"},
+		{"\"truncation\":true", "truncation"},
 		{"\"kv_cache\":5", "kv_cache"},
 		{"\"kv_cache\":{\"policy\":\"some\"}", "kv_cache.policy"},
 		{"\"kv_cache\":{\"policy\":\"evict\"}", "kv_cache.policy"},
@@ -138,6 +140,8 @@ static void what_cannot_be_done_says_so(void **state)
 	x = post_completion(*state, "\"best_of\":3,\"n\":2");
 	assert_int_equal(http_fake_status(x), 400);
 	assert_json(http_fake_body(x), "error.param", "\"best_of\"");
+	x = post_completion(*state, "\"truncation\":\"auto\"");
+	assert_json(http_fake_body(x), "error.param", "\"truncation\"");
 	x = post_completion(*state, "\"suffix\":\"end\"");
 	assert_json(http_fake_body(x), "error.param", "\"suffix\"");
 	assert_int_equal(http_fake_status(post_completion(*state, "\"best_of\":2,\"n\":2,\"suffix\":\"\"")), 200);
@@ -184,6 +188,7 @@ static void nulls_and_unknown_fields_are_fine(void **state)
 					    "return_token_ids",
 					    "chat_template_kwargs",
 					    "kv_cache",
+					    "truncation",
 					    "parallel_tool_calls",
 					    "something_new"};
 	for (size_t i = 0; i < sizeof nulls / sizeof *nulls; i++) {
