@@ -157,12 +157,17 @@ enum engine_input { ENGINE_INPUT_TEXT, ENGINE_INPUT_TOKENS, ENGINE_INPUT_CHAT };
  * engine_usage.context: what they let go of is gone, and the answer is another one than with all of it.
  *
  * "streaming": the first start_size tokens stay, and the latest; all keep their positions.
+ * "evict": these, and of the pages between those that are worth most.
  */
 struct engine_context {
 	const char *policy;     /* of engine_context_policy(); NULL: the engine's */
 	int32_t start_size;     /* tokens; -1: 4, which is a page */
-	int32_t recent_size;    /* tokens of the window at its longest; it moves in jumps of an eighth. 0: what max_cache_size leaves */
+	int32_t recent_size;    /* streaming: of the window at its longest; it moves in jumps of an eighth. 0: what max_cache_size leaves.
+	                           evict: that stay in any case; 0: 128, or half of max_cache_size where that is less */
 	int32_t max_cache_size; /* tokens in all; 0: as much as the others come to, or the engine's */
+	bool by_share;          /* evict: shrink_permille of the conversation is let go of, or more where max_cache_size says so */
+	int32_t shrink_permille;
+	bool by_age;            /* evict: the oldest pages go first, whatever they are worth */
 	int32_t trigger_tokens; /* all is kept up to here; 0: up to max_cache_size */
 };
 
@@ -189,7 +194,11 @@ struct engine_request {
 	 */
 	int32_t *turn_of; /* malloc'd, [n_turn_of] */
 	size_t n_turn_of;
-	int32_t turns_dropped; /* the engine's */
+	/* The engine's own, found while the prompt is made: turns left out; where the others begin, in tokens, and where the system message ends. */
+	int32_t turns_dropped;
+	int32_t *turn_starts; /* malloc'd, [n_turn_starts] */
+	size_t n_turn_starts;
+	int32_t system_tokens;
 
 	char session[ENGINE_SESSION_ID_MAX + 1];   /* "": none. Its KV is reused and kept. Requests of one session run one after the other */
 

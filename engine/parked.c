@@ -68,6 +68,7 @@ bool unpark(struct request *r)
 	kv_seq_label(p->pool, &r->kv, had.holder);
 	kv_seq_charge(&r->kv, had.account);
 	free(had.pages);
+	free(had.notes);
 	parked_destroy(k);
 	p->n_resumed++;
 	return true;

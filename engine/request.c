@@ -139,6 +139,21 @@ int32_t request_exact(const struct request *r)
 	return n < exact ? n : exact;
 }
 
+bool request_keeps_page(const struct request *r, int32_t number)
+{
+	const struct engine_request *q = r->spec;
+	int32_t begin = number * KV_PAGE_TOKENS;
+	size_t low = 0, high = q->n_turn_starts;
+	while (low < high) {
+		size_t middle = low + (high - low) / 2;
+		if (q->turn_starts[middle] < begin)
+			low = middle + 1;
+		else
+			high = middle;
+	}
+	return begin < q->system_tokens || (low < q->n_turn_starts && q->turn_starts[low] < begin + KV_PAGE_TOKENS);
+}
+
 bool request_is_end_token(const struct request *r, const struct tokenizer *tokenizer, int32_t token, const char **detail)
 {
 	for (size_t i = 0; i < r->spec->n_stop_tokens; i++) {
@@ -171,6 +186,7 @@ void engine_request_destroy(struct engine_request *r)
 	free(r->tokens);
 	arena_destroy(r->arena);
 	free(r->turn_of);
+	free(r->turn_starts);
 	free(r->cache_salt);
 	grammar_unref(r->grammar);
 	free(r->sampling.bias);

@@ -529,16 +529,38 @@ static void add_prompts(struct sched *s, bool decoding)
 	}
 }
 
+/* Notes on all of its pages, which are full; false without memory. */
+static bool note_pages(struct sched *s, struct request *r)
+{
+	struct kv_seq *kv = &r->kv;
+	int32_t n = kv_seq_places(kv) / KV_PAGE_TOKENS;
+	struct kv_note *notes = realloc(kv->notes, (size_t)n * sizeof *notes);
+	if (!notes)
+		return false;
+	kv->notes = notes;
+	for (; kv->n_notes < n; kv->n_notes++) {
+		struct kv_note *note = &notes[kv->n_notes];
+		note->number = kv->n_notes + kv->n_dropped; /* all that went stood before it */
+		note->keep = request_keeps_page(r, note->number);
+		note->score = s->scorer && !r->policy.by_age ? kv_score_page(s->scorer, kv->pages[kv->n_notes]) : 0;
+	}
+	return true;
+}
+
 /* Its policy acts where it is time for that, and there is room for what follows up to the next time. As make_room(). */
 static bool go_on(struct sched *s, struct request *r)
 {
-	int32_t first = 0, n = kv_policy_due(&r->policy, &r->kv, &first);
-	if (n > 0) {
-		/* Pages that were prepared behind are none that it could choose. */
-		kv_seq_truncate(s->pool, &r->kv, r->kv.n_tokens);
-		kv_seq_drop(s->pool, &r->kv, first, n);
-		s->pages_dropped[r->policy.kind] += (uint64_t)n;
+	int32_t n = kv_policy_due(&r->policy, &r->kv);
+	if (n > 0 && r->policy.kind == KV_POLICY_EVICT && !note_pages(s, r)) {
+		preempt(s, r, ENGINE_ROOM_DECODE);
+		return false;
 	}
+	/* Pages that were prepared behind are none that it could choose. */
+	if (n > 0)
+		kv_seq_truncate(s->pool, &r->kv, r->kv.n_tokens);
+	for (int32_t i = 0; i < n; i++)
+		kv_seq_drop(s->pool, &r->kv, kv_policy_next_victim(&r->policy, &r->kv), 1);
+	s->pages_dropped[r->policy.kind] += (uint64_t)n;
 	if (r->state == REQUEST_DECODE)
 		return make_room(s, r, 1);
 	return r->policy.kind == KV_POLICY_FULL || make_room(s, r, request_reach(r));

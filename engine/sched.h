@@ -14,8 +14,8 @@
  * others go on, and requests behind it may overtake it.
  *
  * A request under a context policy (kv/policy.h) takes from the index, and gives it, only what is exact. Steps end where its policy acts next,
- * and what has to go then goes in front of the next one. It never has more pages than at the first of these positions; but pages that go
- * may be shared, so that each stretch asks for room as a decoding request does.
+ * and what has to go then goes in front of the next one. Pages that go may be shared, so each stretch asks for
+ * room as a decoding request does.
  *
  * Nothing is decided once and for all: each step estimates afresh what a waiting request lacks and what could be had for it, and takes
  * nothing from anybody while the estimate says that it would not be enough.
@@ -30,6 +30,7 @@
 #include "engine/base/list.h"
 #include "engine/kv/pool.h"
 #include "engine/kv/prefix.h"
+#include "engine/kv/score.h"
 #include "engine/parked.h"
 #include "engine/request.h"
 #include "engine/session.h"
@@ -46,6 +47,7 @@ struct sched {
 	struct kv_pool *pool;
 	struct kv_prefix *prefix;
 	struct kv_tiers *tiers; /* below the pool; NULL, as sched_init() leaves it: none */
+	struct kv_scorer *scorer; /* NULL, as sched_init() leaves it: all pages are worth the same */
 	struct session_table *sessions;
 	struct parking parking; /* KV of idle sessions that is not the index's */
 	const struct clock *clock;

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <time.h>
 
+#include "engine/context.h"
 #include "engine/engine_internal.h"
 #include "engine/event.h"
 #include "engine/truncate.h"
@@ -76,8 +77,7 @@ done:
 /* How long the prompt may be that leaves room for the answer. */
 static int32_t room_for_prompt(const struct engine *e, const struct engine_request *r)
 {
-	const char *policy = r->context.policy ? r->context.policy : e->options.context_policy;
-	int32_t n_ctx = strcmp(policy, engine_context_policy(0)) == 0 ? e->info.n_ctx : e->info.n_ctx_long;
+	int32_t n_ctx = context_is_bounded(&e->options, &r->context) ? e->info.n_ctx_long : e->info.n_ctx;
 	return n_ctx - (r->max_tokens >= 0 ? r->max_tokens : n_ctx / 8);
 }
 
@@ -149,6 +149,8 @@ static void handle_generate(struct engine *e, struct command *c, struct list *ou
 		break;
 	case ENGINE_INPUT_CHAT:
 		st = encode_turns(e, r, &c->tokens, &err);
+		if (st == STATUS_OK && !turns_mark(r, e->tokenizer, &c->tokens))
+			st = error_set(&err, STATUS_NOMEM, "no memory for the prompt");
 		break;
 	case ENGINE_INPUT_TOKENS:
 		c->tokens = (struct token_buf){r->tokens, r->n_tokens, r->n_tokens};

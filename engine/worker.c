@@ -33,6 +33,7 @@ struct worker {
 	struct sched sched;
 	struct census census;
 	struct context_bounds context;
+	struct kv_scorer scorer;
 	struct transfers transfers;
 	struct restart restart; /* sessions of the process before that still wait for their tenant */
 	struct engine_kv kv;    /* as the census found it last */
@@ -363,7 +364,7 @@ static void handle_generate(struct worker *w, struct command *c)
 		return;
 	}
 	c->request = NULL;
-	int32_t n_ctx = policy.kind == KV_POLICY_FULL ? e->info.n_ctx : e->info.n_ctx_long;
+	int32_t n_ctx = context_is_bounded(&e->options, &spec->context) ? e->info.n_ctx_long : e->info.n_ctx;
 	if (request_create(spec, &c->tokens, e->tokenizer, e->words, n_ctx, c->submitted_ns, &r, &err) != STATUS_OK) {
 		refuse_generate(w, c, &err);
 		return;
@@ -845,7 +846,11 @@ static enum status start(struct worker *w, struct error *err)
 	if (st != STATUS_OK)
 		return error_set(err, st, "no memory to count %" PRId32 " pages", kv_pool_n_pages(e->pool));
 	take_census(w);
-	w->context = (struct context_bounds){KV_POLICY_FULL, o->max_cache_size, kv_pool_n_pages(e->pool)};
+	st = kv_scorer_init(&w->scorer, e->backend, e->pool);
+	if (st == STATUS_NOMEM)
+		return error_set(err, st, "no memory to look at pages");
+	w->sched.scorer = st == STATUS_OK ? &w->scorer : NULL;
+	w->context = (struct context_bounds){KV_POLICY_FULL, o->max_cache_size, kv_pool_n_pages(e->pool), st == STATUS_OK};
 	kv_policy_find(o->context_policy, &w->context.policy);
 	size_t n = (size_t)o->max_running;
 	w->part_logits = calloc(n, sizeof *w->part_logits);
@@ -883,6 +888,7 @@ void *worker_thread_main(void *engine)
 		refuse(e);
 	transfers_free(&w.transfers);
 	restart_free(&w.restart);
+	kv_scorer_free(&w.scorer);
 	census_free(&w.census);
 	free(w.part_logits);
 	free(w.part_token);

@@ -44,6 +44,28 @@ static enum status check_dtype(const struct json *field, const struct engine_inf
 			 info ? info->kv_type : "?");
 }
 
+/* A share, which has to be exact to a thousandth. */
+static enum status read_ratio(const struct json *field, struct engine_context *out, struct error *err)
+{
+	double v = -1;
+	TRY(json_read_number(field, 0, 0.95, &v, err));
+	if (!json_has(field))
+		return STATUS_OK;
+	out->by_share = true;
+	out->shrink_permille = (int32_t)(v * 1000 + 0.5);
+	return STATUS_OK;
+}
+
+static enum status read_aggregation(const struct json *field, struct engine_context *out, struct error *err)
+{
+	struct str s = {NULL, 0};
+	TRY(json_read_text(field, &s, err));
+	out->by_age = str_is(s, "recency");
+	if (s.p && !out->by_age && !str_is(s, "norm_ratio"))
+		return json_fail(field, STATUS_INVALID, err, "must be one of: norm_ratio, recency.");
+	return STATUS_OK;
+}
+
 static enum status read_trigger(const struct json *field, struct engine_context *out, struct error *err)
 {
 	struct json member;
@@ -74,13 +96,18 @@ enum status kv_cache_read(const struct json *body, const struct engine_info *inf
 			TRY(read_size(&member, 1, &out->recent_size, err));
 		else if (!strcmp(key, "max_cache_size"))
 			TRY(read_size(&member, 1, &out->max_cache_size, err));
+		else if (!strcmp(key, "cache_length_shrink_ratio"))
+			TRY(read_ratio(&member, out, err));
+		else if (!strcmp(key, "aggregation"))
+			TRY(read_aggregation(&member, out, err));
 		else if (!strcmp(key, "trigger"))
 			TRY(read_trigger(&member, out, err));
 		else if (!strcmp(key, "dtype"))
 			TRY(check_dtype(&member, info, err));
 		else
 			return json_fail(&member, STATUS_INVALID, err,
-					 "is not known; the fields of kv_cache are policy, start_size, recent_size, max_cache_size, trigger and dtype.");
+					 "is not known; the fields of kv_cache are policy, start_size, recent_size, max_cache_size, "
+					 "cache_length_shrink_ratio, aggregation, trigger and dtype.");
 	}
 	return STATUS_OK;
 }

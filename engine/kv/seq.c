@@ -76,6 +76,8 @@ void kv_seq_truncate(struct kv_pool *pool, struct kv_seq *s, int32_t n_tokens)
 	if (s->n_dropped > 0 && n_tokens < s->dropped_at)
 		n_tokens = s->n_dropped = 0;
 	int32_t keep = kv_pages_for(n_tokens - s->n_dropped * KV_PAGE_TOKENS);
+	if (s->n_notes > keep)
+		s->n_notes = keep;
 	while (s->n_pages > keep) {
 		kv_pool_unref(pool, s->pages[s->n_pages - 1], s->holder);
 		set_n_pages(s, s->n_pages - 1);
@@ -90,6 +92,11 @@ void kv_seq_drop(struct kv_pool *pool, struct kv_seq *s, int32_t first, int32_t 
 		kv_pool_unref(pool, s->pages[first + i], s->holder);
 	memmove(s->pages + first, s->pages + first + n, (size_t)(s->n_pages - first - n) * sizeof *s->pages);
 	set_n_pages(s, s->n_pages - n);
+	if (s->n_notes > first) {
+		int32_t noted = s->n_notes - first < n ? s->n_notes - first : n;
+		memmove(s->notes + first, s->notes + first + noted, (size_t)(s->n_notes - first - noted) * sizeof *s->notes);
+		s->n_notes -= noted;
+	}
 	if (s->n_dropped == 0 || first < s->n_leading)
 		s->n_leading = first;
 	s->n_dropped += n;
@@ -102,6 +109,9 @@ void kv_seq_release(struct kv_pool *pool, struct kv_seq *s)
 	free(s->pages);
 	s->pages = NULL;
 	s->cap_pages = 0;
+	free(s->notes);
+	s->notes = NULL;
+	s->n_notes = 0;
 }
 
 enum status kv_seq_share(struct kv_pool *pool, struct kv_seq *dst, const struct kv_seq *src, int32_t n_tokens)

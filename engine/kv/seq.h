@@ -21,6 +21,13 @@ struct kv_account {
 	int64_t n_pages;
 };
 
+/* What is known of a page in a block table. */
+struct kv_note {
+	int32_t number; /* of the page in the conversation: its first position by KV_PAGE_TOKENS */
+	bool keep;      /* it goes after those that are not */
+	float score;    /* the less, the sooner it goes */
+};
+
 struct kv_seq {
 	int32_t *pages; /* [n_pages], in order of position */
 	int32_t n_pages, cap_pages;
@@ -28,6 +35,8 @@ struct kv_seq {
 	int32_t n_dropped;  /* pages that kv_seq_drop() took out */
 	int32_t n_leading;  /* of the pages it has, those in front of all that it took out; means nothing while it took out none */
 	int32_t dropped_at; /* n_tokens when it did so last */
+	struct kv_note *notes; /* [n_notes], of its first pages; their owner writes them and kv_seq_*() keep them with their pages. NULL: none */
+	int32_t n_notes;
 	struct kv_holder holder;    /* of its references */
 	struct kv_account *account; /* charged with n_pages; NULL: nobody is. Stays, like the holder, when the pages leave */
 };

@@ -383,6 +383,7 @@ void engine_request_destroy(struct engine_request *r)
 	free(r->text);
 	free(r->cache_salt);
 	free(r->turn_of);
+	free(r->turn_starts);
 	grammar_unref(r->grammar);
 	free(r->tokens);
 	arena_destroy(r->arena);

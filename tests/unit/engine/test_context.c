@@ -31,6 +31,12 @@ static struct engine_context streaming(int32_t start, int32_t recent, int32_t mo
 	return (struct engine_context){.policy = "streaming", .start_size = start, .recent_size = recent, .max_cache_size = most};
 }
 
+static struct engine_context evicting(int32_t most, int32_t permille)
+{
+	return (struct engine_context){
+	        .policy = "evict", .start_size = 4, .recent_size = 32, .max_cache_size = most, .by_share = permille > 0, .shrink_permille = permille};
+}
+
 static struct answer run_and_drop_text(struct engine *e, struct engine_request *r)
 {
 	struct answer a = run(e, r);
@@ -52,6 +58,14 @@ static void a_window_as_long_as_the_conversation_changes_nothing(void **state)
 	struct answer a = run_and_drop_text(e, ask(e, 150, 40, &c));
 	assert_string_equal(a.usage.context.policy, "streaming");
 	assert_int_equal(a.usage.context.evicted_tokens, 0);
+	same_tokens(&a, &full);
+	/* Neither does evict with nothing to evict. */
+	c = evicting(192, 0);
+	a = run_and_drop_text(e, ask(e, 150, 40, &c));
+	same_tokens(&a, &full);
+	c = (struct engine_context){.policy = "evict", .start_size = -1, .by_share = true};
+	a = run_and_drop_text(e, ask(e, 150, 40, &c));
+	assert_string_equal(a.usage.context.policy, "evict");
 	same_tokens(&a, &full);
 	engine_destroy(e);
 }
@@ -85,7 +99,7 @@ static void what_is_kept_is_told_to_the_byte(void **state)
 static void an_answer_does_not_depend_on_steps_company_or_what_was_known(void **state)
 {
 	(void)state;
-	const struct engine_context contexts[] = {streaming(4, 32, 0), streaming(0, 0, 64), streaming(20, 160, 0), streaming(4, 64, 0)};
+	const struct engine_context contexts[] = {streaming(4, 32, 0), evicting(112, 0), streaming(20, 160, 0), evicting(0, 600)};
 	enum { N = sizeof contexts / sizeof *contexts };
 	static struct answer alone[N], again[N], full;
 	struct engine_options o = defaults();
@@ -185,6 +199,49 @@ static void all_is_kept_up_to_the_trigger(void **state)
 	engine_destroy(e);
 }
 
+static void evict_removes_the_share_that_was_asked_for(void **state)
+{
+	(void)state;
+	struct engine_options o = defaults();
+	struct engine *e = start(&o);
+	struct answer none = run_and_drop_text(e, ask(e, 400, 60, NULL));
+	for (int32_t permille = 200; permille <= 800; permille += 300) {
+		struct engine_context c = evicting(0, permille);
+		struct answer a = run_and_drop_text(e, ask(e, 400, 60, &c));
+		const struct engine_context_usage *u = &a.usage.context;
+		/* It acts each 8 pages; what was added since then is still there. */
+		assert_in_range(u->evicted_tokens, (459 - 8 * PAGE) * permille / 1000, 459 * permille / 1000 + PAGE);
+		assert_int_equal(u->tokens_resident, 459 - u->evicted_tokens);
+		assert_memory_not_equal(a.logprobs, none.logprobs, 60 * sizeof *a.logprobs);
+	}
+	/* By worth and by age are two choices, and the latter is a window. */
+	struct engine_context worth = evicting(272, 0), age = evicting(272, 0), window = streaming(4, 256, 0);
+	age.by_age = true;
+	struct answer a = run_and_drop_text(e, ask(e, 400, 60, &worth)), b = run_and_drop_text(e, ask(e, 400, 60, &age)),
+	              s = run_and_drop_text(e, ask(e, 400, 60, &window));
+	assert_int_equal(a.usage.context.tokens_resident, b.usage.context.tokens_resident);
+	assert_memory_not_equal(a.logprobs, b.logprobs, 60 * sizeof *a.logprobs);
+	same_tokens(&b, &s);
+	engine_destroy(e);
+}
+
+/* A narrow cache has no pages that could be weighed. */
+static void what_cannot_be_weighed_goes_by_age(void **state)
+{
+	(void)state;
+	struct engine_options o = defaults();
+	o.kv_type = "int8";
+	struct engine *e = start(&o);
+	struct engine_context c = evicting(128, 0);
+	struct answer a = run(e, ask(e, 200, 10, &c));
+	assert_int_equal(a.error.status, STATUS_INVALID);
+	assert_string_equal(a.error.param, "kv_cache.aggregation");
+	c.by_age = true;
+	a = run_and_drop_text(e, ask(e, 200, 10, &c));
+	assert_true(a.usage.context.evicted_tokens > 0);
+	engine_destroy(e);
+}
+
 /* The length of a conversation is then bounded by the model, and not by memory. */
 static void a_conversation_is_longer_than_the_cache(void **state)
 {
@@ -267,6 +324,11 @@ static void what_cannot_be_is_refused_with_what_can(void **state)
 	refused(e, c, "kv_cache.trigger.tokens", "80");
 	c.trigger_tokens = 300;
 	refused(e, c, "kv_cache.trigger.tokens", "256");
+	refused(e, evicting(40, 0), "kv_cache.max_cache_size", "40");
+	refused(e, evicting(512, 0), "kv_cache.max_cache_size", "--max-cache-size");
+	refused(e, (struct engine_context){.policy = "streaming", .start_size = -1, .recent_size = 64, .by_share = true, .shrink_permille = 300},
+	        "kv_cache.cache_length_shrink_ratio", "evict");
+	refused(e, (struct engine_context){.start_size = -1, .by_age = true}, "kv_cache.aggregation", "full");
 	refused(e, streaming(INT32_MAX, INT32_MAX, INT32_MAX), "kv_cache.recent_size", "more than");
 	/* The server's size serves whoever gives none. */
 	c = streaming(-1, 0, 0);
@@ -277,6 +339,7 @@ static void what_cannot_be_is_refused_with_what_can(void **state)
 	e = start(&o);
 	refused(e, streaming(4, 0, 0), "kv_cache.max_cache_size", "needs");
 	refused(e, streaming(4, 0, 4096), "kv_cache.max_cache_size", "640");
+	refused(e, (struct engine_context){.policy = "evict", .start_size = -1}, "kv_cache.max_cache_size", "cache_length_shrink_ratio");
 	engine_destroy(e);
 	struct error err;
 	o.context_policy = "streaming";
@@ -407,6 +470,8 @@ int main(void)
 	        cmocka_unit_test(all_is_kept_up_to_the_trigger),
 	        cmocka_unit_test(a_conversation_is_longer_than_the_cache),
 	        cmocka_unit_test(what_cannot_be_is_refused_with_what_can),
+	        cmocka_unit_test(evict_removes_the_share_that_was_asked_for),
+	        cmocka_unit_test(what_cannot_be_weighed_goes_by_age),
 	        cmocka_unit_test(turns_are_left_out_as_few_as_it_takes_and_never_the_last),
 	        cmocka_unit_test(a_conversation_of_32k_tokens_takes_what_its_window_takes),
 	};

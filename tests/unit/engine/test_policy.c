@@ -163,8 +163,8 @@ static void random_mixes_leave_nothing_lossy_in_the_index(void **state)
 	struct fixture f;
 	struct session *s[6];
 	uint64_t rng = 777;
-	const struct kv_policy policies[] = {{0}, {0}, kv_policy_streaming(1, 2, 3), kv_policy_streaming(1, 5, 9), kv_policy_streaming(0, 3, 3),
-	                                     kv_policy_streaming(2, 16, 18)};
+	const struct kv_policy policies[] = {{0}, kv_policy_evict(1, 4, 12, 0, 12, 1), kv_policy_streaming(1, 2, 3), kv_policy_streaming(1, 5, 9),
+	                                     kv_policy_evict(1, 2, INT32_MAX, 600, 7, 4), kv_policy_streaming(2, 16, 18)};
 	setup(&f, 56);
 	for (int i = 0; i < 6; i++) {
 		char id[8];
@@ -176,7 +176,7 @@ static void random_mixes_leave_nothing_lossy_in_the_index(void **state)
 			static int32_t prompt[1500];
 			int who = (int)(unit_rand(&rng) % 7);
 			struct kv_policy policy = policies[unit_rand(&rng) % 8 == 0 ? (int)(unit_rand(&rng) % 6) : who % 6];
-			int32_t most = policy.kind == KV_POLICY_FULL ? 300 : 600, n = 1 + (int32_t)(unit_rand(&rng) % (uint64_t)most);
+			int32_t most = policy.kind == KV_POLICY_FULL || policy.most_pages == INT32_MAX ? 300 : 600, n = 1 + (int32_t)(unit_rand(&rng) % (uint64_t)most);
 			int32_t family = who < 6 ? who / 2 : (int32_t)(unit_rand(&rng) % 3), cut = (int32_t)(unit_rand(&rng) % 700);
 			for (int32_t i = 0; i < n; i++)
 				prompt[i] = i < cut ? family * 1000 + i : (int32_t)(unit_rand(&rng) % 1000) + 10000;
@@ -207,6 +207,7 @@ static void random_mixes_leave_nothing_lossy_in_the_index(void **state)
 	run_all(&f);
 	audit(&f);
 	assert_true(f.sched.pages_dropped[KV_POLICY_STREAMING] > 1000);
+	assert_true(f.sched.pages_dropped[KV_POLICY_EVICT] > 1000);
 	assert_true(f.sched.parking.n_resumed > 20);
 	assert_true(f.sched.parking.n_dropped > 20);
 	assert_true(f.sched.n_preemptions > 5);

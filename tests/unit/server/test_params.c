@@ -103,7 +103,10 @@ static void wrong_values_name_their_parameter(void **state)
 		{"\"truncation\":true", "truncation"},
 		{"\"kv_cache\":5", "kv_cache"},
 		{"\"kv_cache\":{\"policy\":\"some\"}", "kv_cache.policy"},
-		{"\"kv_cache\":{\"policy\":\"evict\"}", "kv_cache.policy"},
+		{"\"kv_cache\":{\"policy\":\"quest\"}", "kv_cache.policy"},
+		{"\"kv_cache\":{\"cache_length_shrink_ratio\":0.96}", "kv_cache.cache_length_shrink_ratio"},
+		{"\"kv_cache\":{\"cache_length_shrink_ratio\":\"0\"}", "kv_cache.cache_length_shrink_ratio"},
+		{"\"kv_cache\":{\"aggregation\":\"sum\"}", "kv_cache.aggregation"},
 		{"\"kv_cache\":{\"policy\":7}", "kv_cache.policy"},
 		{"\"kv_cache\":{\"start_size\":-1}", "kv_cache.start_size"},
 		{"\"kv_cache\":{\"recent_size\":0}", "kv_cache.recent_size"},
@@ -349,7 +352,15 @@ static void what_is_to_be_kept_reaches_the_engine_and_every_choice(void **state)
 		assert_int_equal(r->context.recent_size, 64);
 		assert_int_equal(r->context.max_cache_size, 128);
 		assert_int_equal(r->context.trigger_tokens, 256);
+		assert_false(r->context.by_share);
 	}
+	assert_int_equal(http_fake_status(post_chat(s, "\"kv_cache\":{\"policy\":\"evict\",\"cache_length_shrink_ratio\":0.4,"
+						       "\"aggregation\":\"recency\"}")),
+			 200);
+	r = last(s);
+	assert_string_equal(r->context.policy, "evict");
+	assert_int_equal(r->context.shrink_permille, 400);
+	assert_true(r->context.by_age);
 }
 
 UNIT_MAIN(T(what_is_to_be_kept_reaches_the_engine_and_every_choice), T(wrong_values_name_their_parameter), T(what_cannot_be_done_says_so), T(nulls_and_unknown_fields_are_fine),
