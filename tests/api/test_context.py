@@ -100,6 +100,26 @@ def test_a_conversation_goes_on_where_it_ended(daemon):
     assert daemon.kv()["parked"]["pages"] == 0 and daemon.kv()["drift_pages"] == 0
 
 
+def test_evict_removes_a_share_and_keeps_a_bound(daemon):
+    text = words(60, "share ")
+    j = complete(daemon, text, {"policy": "evict", "cache_length_shrink_ratio": 0.5}, n=24)
+    kept = j["kv_cache"]
+    assert kept["policy"] == "evict" and 0.4 < kept["shrink_ratio"] < 0.52
+    assert kept["tokens_resident"] + kept["evicted_tokens"] == kept["tokens_logical"] == j["usage"]["total_tokens"] - 1
+    both = complete(daemon, text, {"policy": "evict", "cache_length_shrink_ratio": 0.3, "max_cache_size": 256}, n=24)
+    assert both["kv_cache"]["bytes"] <= 16 * PAGE
+    none = complete(daemon, text, {"policy": "evict", "cache_length_shrink_ratio": 0}, n=24)
+    assert none["kv_cache"]["evicted_tokens"] == 0
+    assert none["choices"][0]["token_ids"] == complete(daemon, text, n=24)["choices"][0]["token_ids"]
+    # By age it keeps what a window of the same size does.
+    age = complete(daemon, text, {"policy": "evict", "max_cache_size": 272, "aggregation": "recency"}, n=24)
+    window = complete(daemon, text, {"policy": "streaming", "max_cache_size": 272}, n=24)
+    assert age["choices"][0]["token_ids"] == window["choices"][0]["token_ids"]
+    chat = post(daemon, "/v1/chat/completions", {"messages": [{"role": "system", "content": "You know."}, {"role": "user", "content": words(60)}],
+                                                 "max_tokens": 8, "kv_cache": {"policy": "evict", "max_cache_size": 256}})
+    assert chat["kv_cache"]["evicted_tokens"] > 0
+
+
 def test_every_endpoint_takes_it_and_tells(daemon):
     chat = {"messages": [{"role": "user", "content": words(60)}], "max_tokens": 8, "kv_cache": STREAMING}
     assert post(daemon, "/v1/chat/completions", chat)["kv_cache"]["evicted_tokens"] > 0
@@ -119,10 +139,13 @@ def test_every_endpoint_takes_it_and_tells(daemon):
 @pytest.mark.parametrize(
     "kv, param, says",
     [
-        ({"policy": "snap"}, "kv_cache.policy", "full, streaming"),
+        ({"policy": "snap"}, "kv_cache.policy", "full, streaming, evict"),
         ({"policy": 1}, "kv_cache.policy", "string"),
         ({"window": 64}, "kv_cache.window", "max_cache_size"),
-        ({"policy": "streaming", "aggregation": "sum"}, "kv_cache.aggregation", "max_cache_size"),
+        ({"policy": "evict", "max_cache_size": 512, "aggregation": "sum"}, "kv_cache.aggregation", "norm_ratio"),
+        ({"policy": "streaming", "max_cache_size": 512, "aggregation": "recency"}, "kv_cache.aggregation", "evict"),
+        ({"policy": "evict", "cache_length_shrink_ratio": 1}, "kv_cache.cache_length_shrink_ratio", "0.95"),
+        ({"policy": "evict"}, "kv_cache.max_cache_size", "cache_length_shrink_ratio"),
         ({"max_cache_size": 64}, "kv_cache.max_cache_size", "full"),
         ({"policy": "streaming"}, "kv_cache.max_cache_size", "recent_size"),
         ({"policy": "streaming", "max_cache_size": 16}, "kv_cache.max_cache_size", "48"),

@@ -1,6 +1,9 @@
 /* Context policies from the request to the answer, over a tiny model and the reference backend. */
 #include "tests/unit/engine/engine_fixture.h"
 
+#include "engine/request.h"
+#include "engine/truncate.h"
+
 enum { PAGE = 16, CONTEXT = 512 };
 
 /* `n` characters that do not repeat soon; each is a token. */
@@ -460,6 +463,38 @@ static void turns_are_left_out_as_few_as_it_takes_and_never_the_last(void **stat
 	engine_destroy(e);
 }
 
+/* Where messages begin is seen in the prompt: evict keeps these pages, and those of the system message, to the last. */
+static void turns_are_found_by_the_token_that_begins_them(void **state)
+{
+	(void)state;
+	struct gguf *g;
+	struct tokenizer *t;
+	assert_int_equal(gguf_open(model_path, &g, NULL), STATUS_OK);
+	assert_int_equal(tokenizer_create(g, &t, NULL), STATUS_OK);
+	int32_t ids[200];
+	for (int32_t i = 0; i < 200; i++)
+		ids[i] = i == 0 || i == 40 || i == 100 ? TINY_START : i == 39 || i == 99 ? TINY_END : 'a';
+	const struct token_buf tokens = {ids, 200, 200};
+	for (int system = 0; system < 2; system++) {
+		struct request r = {.spec = calloc(1, sizeof *r.spec)};
+		struct arena *a = r.spec->arena = arena_create(1 << 16);
+		struct value *m = value_dict(a), *list = value_list(a);
+		const char *role = system ? "system" : "user";
+		r.spec->chat = value_dict(a);
+		value_dict_set(a, m, "role", 4, value_string(a, role, strlen(role), VALUE_DATA));
+		value_list_add(a, list, m);
+		value_dict_set(a, r.spec->chat, "messages", 8, list);
+		assert_true(turns_mark(r.spec, t, &tokens));
+		assert_int_equal(r.spec->n_turn_starts, 3);
+		assert_int_equal(r.spec->system_tokens, system ? 40 : 0);
+		for (int32_t page = 0; page < 13; page++)
+			assert_int_equal(request_keeps_page(&r, page), page == 0 || page == 2 || page == 6 || (system && page == 1));
+		engine_request_destroy(r.spec);
+	}
+	tokenizer_destroy(t);
+	gguf_close(g);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -472,6 +507,7 @@ int main(void)
 	        cmocka_unit_test(what_cannot_be_is_refused_with_what_can),
 	        cmocka_unit_test(evict_removes_the_share_that_was_asked_for),
 	        cmocka_unit_test(what_cannot_be_weighed_goes_by_age),
+	        cmocka_unit_test(turns_are_found_by_the_token_that_begins_them),
 	        cmocka_unit_test(turns_are_left_out_as_few_as_it_takes_and_never_the_last),
 	        cmocka_unit_test(a_conversation_of_32k_tokens_takes_what_its_window_takes),
 	};
