@@ -52,7 +52,7 @@ static void a_window_as_long_as_the_conversation_drops_nothing(void **state)
 	run_all(&f);
 	assert_int_equal(f.sched.pages_dropped[KV_POLICY_STREAMING], 0);
 	/* And what it computed is everybody's. */
-	r = add(&f, NULL, prompt, 100, 1);
+	r = add(&f, NULL, prompt, 100, 2);
 	run_step(&f);
 	assert_int_equal(r->usage.cached_tokens, 99);
 	run_all(&f);
