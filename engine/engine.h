@@ -548,6 +548,7 @@ struct engine_bench_params {
 	size_t n_batches;
 	int32_t runs;           /* of each test */
 	bool random_kv;         /* fill the context with random keys and values instead of computing them: quick, and the same work to read */
+	const char *kv_type;    /* how KV is kept, as in engine_options; no page has a copy in f16 beside it */
 };
 
 struct engine_bench_info {

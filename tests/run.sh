@@ -17,6 +17,8 @@
 #   clang     clang builds it all, warnings are errors (--full: optimised, and its unit tests)
 #   cuda      the kernels by nvcc for two GPUs (--full: for all), with gates on what it made of them; the API on the emulated GPU, and
 #             while it fails (--full: at every call of the CUDA runtime; and all of tests/gpu/check.sh)
+#   aarch64   what is built for 64-bit ARM, under QEMU: the CPU backends against the reference, and a tiny model against NumPy
+#             (--full: all tests of the CPU backends)
 #   fuzz      each parser for 15 seconds (--full: for 10 minutes)
 #   tsan      unit and API tests under TSan (slow)
 #   clients   clients from PyPI as published, the chat page in Chromium, load (slow)
@@ -27,7 +29,7 @@
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 2
 
-everyday=(includes readme noserver unit golden api deploy soak sanitize clang cuda fuzz)
+everyday=(includes readme noserver unit golden api deploy soak sanitize clang cuda aarch64 fuzz)
 slow=(tsan clients)
 full=no
 suites=()
@@ -416,6 +418,65 @@ need_cuobjdump() {
 	[ -d "$dir" ] || python3 -m pip install -q --target "$dir" nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm >"$logs/cuobjdump.log" 2>&1
 	KVASIR_CUOBJDUMP=$(find "$dir" -name cuobjdump -type f 2>/dev/null | head -n 1)
 	export KVASIR_CUOBJDUMP
+}
+
+# What only a second architecture of Debian has is looked for by its files.
+need_aarch64() {
+	local program file
+	for program in aarch64-linux-gnu-gcc qemu-aarch64; do
+		command -v "$program" >/dev/null && continue
+		skip aarch64 "$program is not installed"
+		return 1
+	done
+	for file in cmocka libutf8proc; do
+		[ -e "/usr/lib/aarch64-linux-gnu/pkgconfig/$file.pc" ] && continue
+		skip aarch64 "the arm64 package of $file is not installed (see .ci/run)"
+		return 1
+	done
+}
+
+# Tests of one program that match a pattern. All NEON backends must have been there, and some test must have run.
+under_qemu() { # PROGRAM PATTERN
+	local said
+	said=$(qemu-aarch64 -cpu max "$1" "$2" 2>&1) || { echo "$said"; return 1; }
+	echo "$said"
+	grep -qE 'PASSED *\] [1-9]' <<<"$said" && ! grep -qE 'cpu-neon.*: not on this machine' <<<"$said"
+}
+
+# A machine without the instructions for products of bytes takes the other kernels, and generates.
+generates_under_qemu() { # CPU NAME MODEL
+	local said
+	said=$(qemu-aarch64 -cpu "$1" build-aarch64/server/kvasir generate --model "$3" --device "$2" --prompt "The engine" \
+		--temperature 0 --max-tokens 8 --ignore-eos 2>&1) || { echo "$said"; return 1; }
+	echo "$said"
+	grep -q 'answer: 8 tokens' <<<"$said"
+}
+
+suite_aarch64() {
+	need_aarch64 || return
+	local dir=build-aarch64 model=$cache/models/random-aarch64.gguf tests='*of_the_reference' unit=tests/unit/test-cpu
+	if [ ! -f "$dir/build.ninja" ]; then
+		check aarch64-setup meson setup -Dwerror=true --cross-file tests/cross/aarch64.txt -Dcuda=disabled -Dhost_cuda=disabled \
+			-Dserver=disabled "$dir" || return
+	fi
+	check aarch64-build ninja -j "$jobs" -C "$dir" $unit-{backend,fast,narrow} server/kvasir tests/golden/score || return
+	[ "$full" = no ] || tests='*'
+	check aarch64-choice qemu-aarch64 -cpu max $dir/$unit-backend
+	check aarch64-choice-old qemu-aarch64 -cpu cortex-a72 $dir/$unit-backend
+	check aarch64-backends under_qemu $dir/$unit-fast "$tests"
+	if [ "$full" = yes ]; then
+		check aarch64-narrow under_qemu $dir/$unit-narrow '*'
+	else
+		check aarch64-rows under_qemu $dir/$unit-fast '*_depend_on_the_others'
+	fi
+	need_python aarch64-model || return
+	KVASIR_RUNNER="qemu-aarch64 -cpu max" KVASIR_BUILD=$PWD/$dir summed aarch64-model "$cache/venv/bin/python" \
+		tests/golden/test_tiny_models.py --device cpu-neon --device cpu-neon-dotprod --only "llama Q4_K"
+	mkdir -p "$cache/models"
+	check aarch64-make-model "$cache/venv/bin/python" tests/tools/make_model.py "$model" --type Q8_0 --layers 2 --embd 256 --ff 512 \
+		--heads 4 --kv-heads 2 --ctx 256 || return
+	check aarch64-generate generates_under_qemu max cpu-neon-dotprod "$model"
+	check aarch64-generate-old generates_under_qemu cortex-a72 cpu "$model"
 }
 
 suite_fuzz() {
