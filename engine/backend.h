@@ -75,6 +75,9 @@ enum kv_block_order {
 	KV_BY_DIM,         /* [head_dim][token] */
 	KV_BY_DIM_PAIRS,   /* [head_dim / 2][token][2]; when head_dim is odd, then [token] of the last */
 	KV_BY_TOKEN_PAIRS, /* [page_tokens / 2][head_dim][2] */
+	/* As tensor cores take them: cuda/kv_page.cuh. head_dim is a multiple of 8. */
+	KV_OPERAND_KEYS,
+	KV_OPERAND_VALUES,
 };
 
 struct kv_order {
@@ -83,11 +86,14 @@ struct kv_order {
 	enum kv_block_order keys, values;
 };
 
-/* One sequence's part of a step. Its rows stand at positions first_position, first_position + 1, ... */
+/*
+ * One sequence's part of a step. Its rows stand at first_position, first_position + 1, ... as its block table counts, and see all
+ * before. Pages that left a sequence leave no hole in its table: what stands there of a row is its position less what was dropped.
+ */
 struct batch_seq {
 	int32_t first_row;
 	int32_t n_rows;
-	int32_t first_position;
+	int32_t first_position;     /* in the block table */
 	const int32_t *block_table; /* [n_pages] page numbers; position p lies in page block_table[p / page_tokens] */
 	int32_t n_pages;            /* enough for first_position + n_rows */
 };
@@ -96,7 +102,7 @@ struct batch_seq {
 struct batch {
 	int32_t n_rows;
 	const int32_t *token;    /* [n_rows] */
-	const int32_t *position; /* [n_rows] */
+	const int32_t *position; /* [n_rows] of the conversation, which rotate queries and keys; not below what the block table counts */
 	int32_t n_seqs;
 	const struct batch_seq *seq; /* [n_seqs]; rows of all of them cover [0, n_rows) without gaps, in order */
 	int32_t n_outputs;
@@ -193,7 +199,11 @@ struct backend_ops {
 	/* Bytes of device memory the weight takes beyond the mapped file. */
 	size_t (*weight_bytes)(const struct backend *b, const struct weight *w);
 
-	/* Brackets a step; the batch and its arrays stay valid and unchanged in between. max_rows bounds scratch memory. */
+	/*
+	 * Brackets a step; the batch and its arrays stay valid and unchanged in between. max_rows bounds scratch memory. Steps over
+	 * narrow pages use the layout of the last reserve(), whose `wide` stays valid until the next one or destroy(), and does not change
+	 * within a step.
+	 */
 	enum status (*reserve)(struct backend *b, int32_t max_rows, int32_t max_width, const struct kv_layout *layout);
 	enum status (*step_begin)(struct backend *b, const struct batch *batch);
 	/* Waits; a failure of any operation since step_begin shows here, and that the device is lost rather than another. */
@@ -215,13 +225,13 @@ struct backend_ops {
 	/* Rotates q[n_rows][n_head][head_dim] and k[n_rows][n_head_kv][head_dim] in place by each row's position. */
 	enum status (*rope)(struct backend *b, float *q, int32_t n_head, float *k, int32_t n_head_kv, int32_t head_dim,
 	                    const struct rope_params *rope);
-	/* Stores k and v[n_rows][n_head_kv][head_dim] of the batch's rows in their pages. kv: the pool's slab. */
+	/* Stores k and v[n_rows][n_head_kv][head_dim] of the batch's rows where the block tables say. kv: the pool's slab. */
 	enum status (*kv_write)(struct backend *b, void *kv, const struct kv_layout *layout, int32_t layer, const float *k,
 	                        const float *v);
 	/*
-	 * Causal attention of q[n_rows][n_head][head_dim] over the positions up to its own that each row sees, which are in the pages.
-	 * Query head h uses KV head h / (n_head / n_head_kv). Pages that lie wholly before a row's window are not read for it: where no
-	 * row of a sequence sees a page, its place in the block table may hold anything.
+	 * Causal attention of q[n_rows][n_head][head_dim] over the positions of its block table up to its own that each row sees. Query head h
+	 * uses KV head h / (n_head / n_head_kv). Pages that lie wholly before a row's window are not read for it: where no row of a
+	 * sequence sees a page, its place in the block table may hold anything.
 	 */
 	enum status (*attention)(struct backend *b, const void *kv, const struct kv_layout *layout, int32_t layer,
 	                         const float *q, int32_t n_head, const struct attention_params *params, float *out);
@@ -241,6 +251,14 @@ struct backend_ops {
 	/* Copies whole pages within the slab: to[i] = from[i]; the pairs do not overlap. */
 	enum status (*page_copy)(struct backend *b, void *kv, const struct kv_layout *layout, const int32_t *from,
 	                         const int32_t *to, int32_t n);
+	/*
+	 * Writes a page of an exact layout in a narrow form to host memory: bit for bit as kv_codec_pack() has it (engine/kv/tier_codec.h),
+	 * whose result is *packed. page_unpack() is the way back. Both wait. NULL where the host does it as well.
+	 */
+	enum status (*page_pack)(struct backend *b, const void *kv, const struct kv_layout *layout, int32_t page, enum kv_form form,
+	                         void *host, bool *packed);
+	enum status (*page_unpack)(struct backend *b, void *kv, const struct kv_layout *layout, int32_t page, enum kv_form form,
+	                           const void *host);
 	enum status (*sync)(struct backend *b);
 	/*
 	 * Reads device memory [p, p + bytes) once, as fast as the device can, and sums its 64-bit words: what a benchmark calls
@@ -269,7 +287,7 @@ bool kv_form_find(const char *name, enum kv_form *out);
 /* The layout of such a cache in the backend's own type. */
 enum status kv_layout_for(const struct backend *b, struct kv_layout *layout, int32_t n_layer, int32_t n_head_kv, int32_t head_dim);
 
-/* How a backend is chosen: "cpu" (the fastest kind this machine has), "cpu-reference", "cpu-avx2", "cpu-avx512", ... */
+/* How a backend is chosen: "cpu" (the fastest kind this machine has), "cpu-reference", "cpu-avx2", "cpu-neon", ... */
 struct backend_options {
 	const char *device;
 	int32_t n_threads; /* 0: one per physical core this process may use */

@@ -24,14 +24,21 @@ enum { QK_PAGES = 4 / PAGE_VECTORS }; /* pages whose scores are computed togethe
 /* A block of positions: where its pages' K and V of one head are, and what to fetch meanwhile. */
 struct block {
 	const uint16_t *k[BLOCK_PAGES], *v[BLOCK_PAGES];
+	const float *k_scale, *v_scale; /* [ATTN_BLOCK] of each position's K and V; NULL: all are 1 */
+	const struct unpacker *unpacker; /* kernels_narrow.h: K and V are codes */
 	struct fetcher fetch;
 };
 
+/* Queries i .. of a job over positions [from, end) of a block. */
+typedef void attend_fn(const struct attn_job *j, int i, int from, int end, struct block *b);
+
 /*
- * Scores of positions [from, n), soft-capped where there is a cap, become weights relative to the new maximum, in their place, and what
- * lies beside them zeros; what was summed before is scaled to it.
+ * Scores of positions [from, n), times k_scale, soft-capped where there is a cap, become weights relative to the new maximum, times v_scale,
+ * in their place, and what lies beside them zeros; what was summed before is scaled to that maximum. Scales of other positions may be
+ * anything.
  */
-INLINE void softmax_of(float *score, int from, int n, float cap, float *max, float *sum, float *acc, int32_t head_dim)
+INLINE void softmax_of(float *score, int from, int n, const float *k_scale, const float *v_scale, float cap, float *max, float *sum,
+                       float *acc, int32_t head_dim)
 {
 	enum { N = ATTN_BLOCK / LANES };
 	const vf lowest = vf_set1(-INFINITY), to_exponent = vf_set1(0x1.715476p+1f / (cap > 0 ? cap : 1));
@@ -41,12 +48,10 @@ INLINE void softmax_of(float *score, int from, int n, float cap, float *max, flo
 		s[k] = lowest;
 		if (left > 0 && before < LANES) {
 			s[k] = vf_load(score + k * LANES);
-			if (cap > 0)
-				s[k] = softcapped(s[k], vf_set1(cap), to_exponent);
-			if (left < LANES)
-				s[k] = vf_first(s[k], lowest, left);
-			if (before > 0)
-				s[k] = vf_first(lowest, s[k], before);
+			s[k] = k_scale ? vf_mul(s[k], vf_load(k_scale + k * LANES)) : s[k];
+			s[k] = cap > 0 ? softcapped(s[k], vf_set1(cap), to_exponent) : s[k];
+			s[k] = left < LANES ? vf_first(s[k], lowest, left) : s[k];
+			s[k] = before > 0 ? vf_first(lowest, s[k], before) : s[k];
 		}
 		top = vf_max(top, s[k]);
 	}
@@ -54,8 +59,13 @@ INLINE void softmax_of(float *score, int from, int n, float cap, float *max, flo
 	new_max = new_max > *max ? new_max : *max;
 	for (int k = 0; k < N; k++) {
 		vf w = exp2_vf(vf_sub(s[k], vf_set1(new_max)));
-		store_weights(score, k, w);
+		int left = n - k * LANES, before = from - k * LANES;
 		total = vf_add(total, w);
+		if (v_scale && left > 0)
+			w = vf_mul(w, left < LANES ? vf_load_n(v_scale + k * LANES, left) : vf_load(v_scale + k * LANES));
+		if (v_scale && before > 0)
+			w = vf_first(vf_zero(), w, before < LANES ? before : LANES);
+		store_weights(score, k, w);
 	}
 	if (new_max != *max) {
 		float factor[LANES];
@@ -67,12 +77,13 @@ INLINE void softmax_of(float *score, int from, int n, float cap, float *max, flo
 	*sum += vf_hsum(total);
 }
 
-static void softmax_block(float *score, int from, int n, float cap, float *max, float *sum, float *acc, int32_t head_dim)
+static void softmax_block(float *score, int from, int n, const float *k_scale, const float *v_scale, float cap, float *max, float *sum,
+                          float *acc, int32_t head_dim)
 {
 	if (cap > 0)
-		softmax_of(score, from, n, cap, max, sum, acc, head_dim);
+		softmax_of(score, from, n, k_scale, v_scale, cap, max, sum, acc, head_dim);
 	else
-		softmax_of(score, from, n, 0, max, sum, acc, head_dim);
+		softmax_of(score, from, n, k_scale, v_scale, 0, max, sum, acc, head_dim);
 }
 
 /* Queries i .. i + n_queries over positions [from, n) of a block. */
@@ -89,7 +100,8 @@ INLINE void attend_block(const struct attn_job *j, int n_queries, int i, int fro
 	for (; page < n_pages; page++)
 		qk(n_queries, 1, q, b->k + page, dim, score + page * KV_PAGE_TOKENS, &f);
 	for (int m = 0; m < n_queries; m++)
-		softmax_block(score + m * ATTN_BLOCK, from, n, j->softcap, j->max + i + m, j->sum + i + m, acc + (int64_t)m * dim, dim);
+		softmax_block(score + m * ATTN_BLOCK, from, n, b->k_scale, b->v_scale, j->softcap, j->max + i + m, j->sum + i + m,
+		              acc + (int64_t)m * dim, dim);
 	for (; at + 4 * LANES <= dim; at += 4 * LANES)
 		pv(n_queries, 4, 0, weight, b->v, from, n, dim, at, acc, &f);
 	for (; at + LANES <= dim; at += LANES)
@@ -130,15 +142,16 @@ static int find_pages(const struct attn_job *j, int32_t at, int32_t end, const u
 	return n;
 }
 
-/* All queries of head `head` over the block at position `at`. */
-static void attend_head(const struct attn_job *j, int head, int32_t at, struct block *b)
-{
-	static void (*const attend[])(const struct attn_job *, int, int, int, struct block *) = {
-	        NULL,     attend_1, attend_2, attend_3,
+static attend_fn *const attend_wide[] = {
+        NULL,     attend_1, attend_2, attend_3,
 #if QK_QUERIES > 3
-	        attend_4, attend_5, attend_6,
+        attend_4, attend_5, attend_6,
 #endif
-	};
+};
+
+/* All queries of head `head` over the block at position `at`. attend[n] takes n of them, up to QK_QUERIES or all there are. */
+static void attend_head(const struct attn_job *j, int head, int32_t at, struct block *b, attend_fn *const *attend)
+{
 	int i = 0;
 	while (i < j->n_queries && j->limit[i] <= at)
 		i++;
@@ -173,7 +186,7 @@ static void attn_run(const struct attn_job *j)
 				b.k[p] = base[p] + 2 * head * k_size;
 				b.v[p] = b.k[p] + k_size;
 			}
-			attend_head(j, head, at, &b);
+			attend_head(j, head, at, &b, attend_wide);
 		}
 		n_pages = f->n_pages;
 	}

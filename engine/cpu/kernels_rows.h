@@ -1,15 +1,15 @@
-/* Row operations over the primitives of one instruction set: included by avx2.c and avx512.c. */
+/* Row operations over the primitives of one instruction set: included by avx2.c and its like. */
 #pragma once
 
 #include <math.h>
 
 #include "engine/cpu/fast.h"
 
-/* 2^x to about one unit in the last place; 0 from -150 down. */
+/* 2^x to about one unit in the last place; 0 from -150 down. NaN stays NaN. */
 INLINE vf exp2_vf(vf x)
 {
 	/* Taylor series of 2^f, |f| <= 0.5: the first term left out is below 1.3e-7 of the result. */
-	x = vf_max(x, vf_set1(-200));
+	x = vf_max(vf_set1(-200), x);
 	vf n = vf_round(x), f = vf_sub(x, n);
 	vf y = vf_set1(0x1.430912p-13f); /* ln(2)^6 / 6! */
 	y = vf_fma(y, f, vf_set1(0x1.5d87fep-10f));
@@ -89,13 +89,13 @@ static void glu(enum glu f, float *gate, const float *up, int64_t n)
 		glu_of(GLU_SILU, gate, up, n);
 }
 
-/* cap * tanh(x / cap), to a few units in the last place of the cap; to_exponent: 2 log2(e) / cap. NaN stays NaN. */
+/* cap * tanh(x / cap), to a few units in the last place of the cap; to_exponent: 2 log2(e) / cap. What is no number, or infinite, gives NaN. */
 INLINE vf softcapped(vf x, vf cap, vf to_exponent)
 {
-	/* tanh(y) = 1 - 2 / (1 + exp(2 y)). Of a NaN, vf_min() and vf_max() give the second operand, and exp2_vf() a number. */
-	vf z = vf_max(vf_set1(-126), vf_min(vf_set1(126), vf_mul(x, to_exponent)));
-	vf e = vf_fma(z, vf_zero(), exp2_vf(z));
-	return vf_mul(cap, vf_sub(vf_set1(1), vf_div(vf_set1(2), vf_add(vf_set1(1), e))));
+	/* tanh(y) = 1 - 2 / (1 + exp(2 y)); vf_min() and exp2_vf() make numbers of NaNs. */
+	vf e = exp2_vf(vf_min(vf_mul(x, to_exponent), vf_set1(126)));
+	vf t = vf_sub(vf_set1(1), vf_div(vf_set1(2), vf_add(vf_set1(1), e)));
+	return vf_fma(x, vf_zero(), vf_mul(cap, t));
 }
 
 static void softcap(float *x, int64_t n, float cap)

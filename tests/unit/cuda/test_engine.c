@@ -36,6 +36,65 @@ static void greedy_answers_are_those_of_the_reference(void **state)
 	engine_destroy(cpu);
 }
 
+/* Of each kind of narrow KV, as the reference backend has it; launched by graphs, as the answers go on over several pages. */
+static void greedy_answers_over_narrow_kv_are_those_of_the_reference(void **state)
+{
+	(void)state;
+	static const char *const types[] = {"int8", "fp8_e4m3"};
+	char prompt[PROMPT_MAX];
+	long_prompt(prompt);
+	for (size_t k = 0; k < 2; k++) {
+		struct engine *cuda = start_with("cuda-host", 64, types[k]), *cpu = start_with("cpu-reference", 64, types[k]);
+		struct engine_stats stats;
+		const char *const prompts[] = {"x", "hello, world", prompt};
+		for (size_t i = 0; i < sizeof prompts / sizeof *prompts; i++) {
+			struct answer a = ask(cuda, prompts[i], 20, 0), b = ask(cpu, prompts[i], 20, 0);
+			assert_same(&a, &b);
+		}
+		engine_stats(cuda, &stats);
+		assert_true(stats.kv_wide_pages > 0);
+		assert_true(host_cuda_calls("cudaGraphLaunch") > 0);
+		engine_destroy(cuda);
+		engine_destroy(cpu);
+	}
+	assert_string_equal(host_cuda_report(), "");
+}
+
+/* Pages that leave the middle of a conversation: a row's place in the block table and its position are two things. */
+static struct answer ask_streaming(struct engine *e, const char *prompt)
+{
+	struct engine_request *r = engine_request_create(e);
+	assert_non_null(r);
+	uint64_t id = r->id;
+	r->text = strdup(prompt);
+	r->text_n = strlen(prompt);
+	r->max_tokens = 20;
+	r->sampling.temperature = 0;
+	r->ignore_eos = true;
+	r->context = (struct engine_context){.policy = "streaming", .start_size = 4, .recent_size = 48};
+	engine_submit(e, r);
+	struct answer a;
+	await(e, &id, &a, 1);
+	return a;
+}
+
+static void a_window_of_a_conversation_is_that_of_the_reference(void **state)
+{
+	(void)state;
+	char prompt[PROMPT_MAX];
+	long_prompt(prompt);
+	struct engine *cuda = start("cuda-host", 64), *cpu = start("cpu-reference", 64), *chunks = start("cuda-host", 7);
+	struct answer a = ask_streaming(cuda, prompt), b = ask_streaming(cpu, prompt), c = ask_streaming(chunks, prompt);
+	struct answer full = ask(cuda, prompt, 20, 0);
+	assert_same(&a, &b);
+	assert_same(&a, &c);
+	assert_memory_not_equal(a.token, full.token, sizeof *a.token * (size_t)a.n);
+	assert_string_equal(host_cuda_report(), "");
+	engine_destroy(cuda);
+	engine_destroy(cpu);
+	engine_destroy(chunks);
+}
+
 /* Alone in steps of 7 rows, then beside others in large ones: sampled tokens show any difference in the logits' last
  * bits soon. */
 static void answers_do_not_depend_on_steps_or_neighbours(void **state)
@@ -200,6 +259,8 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_teardown(greedy_answers_are_those_of_the_reference, forget_failures),
+		cmocka_unit_test_teardown(greedy_answers_over_narrow_kv_are_those_of_the_reference, forget_failures),
+		cmocka_unit_test_teardown(a_window_of_a_conversation_is_that_of_the_reference, forget_failures),
 		cmocka_unit_test_teardown(answers_do_not_depend_on_steps_or_neighbours, forget_failures),
 		cmocka_unit_test_teardown(a_lost_device_ends_requests_and_readiness_but_not_the_engine,
 					  forget_failures),
