@@ -44,7 +44,7 @@ struct engine_options {
 	int32_t n_threads;         /* 0: one per physical core */
 	int32_t context_tokens;    /* 0: the trained length */
 	uint64_t kv_bytes;         /* cap of the device pool; 0: derived from the memory that is available */
-	const char *kv_type;       /* how the pool keeps KV: "f16", "int8" or "fp8_e4m3"; NULL: "f16", which is exact */
+	const char *kv_type;       /* how the pool keeps KV: "f16", "bf16", "int8", "fp8_e4m3"; NULL or "auto": the device's best exact one */
 	uint64_t kv_ram_bytes;     /* host memory for pages that leave the pool; 0: none */
 	const char *kv_ram_type;   /* "f16", "int8" or "fp8_e4m3"; NULL: "f16", which is exact */
 	const char *kv_disk_dir;   /* files for pages that leave the pool, and for sessions at a restart; NULL: none */
@@ -394,7 +394,7 @@ struct engine_tier {
 };
 
 struct engine_tiers {
-	struct engine_tier tier[3];
+	struct engine_tier tier[4];
 	int32_t n;
 	uint64_t fetches, fetches_cancelled; /* requests that waited for pages from tiers */
 	int32_t fetching;
@@ -416,9 +416,12 @@ struct engine_stats {
 	uint64_t preemptions, sessions_created, sessions_expired, sessions_deleted;
 	uint64_t preempted[ENGINE_N_ROOMS];          /* generations set back; none for a prompt */
 	uint64_t holds_dropped;          /* queued requests that let go of what they waited to use */
-	/* Pages that are kept in f16 as well, of a narrow pool; those that found no room for it; vectors that were no numbers. */
+	/* Pages that are kept in f16 as well, of a narrow pool; those that found no room for it; vectors that became no numbers for want of it. */
 	int32_t kv_wide_pages, kv_wide_max;
 	uint64_t kv_wide_refused, kv_not_finite;
+	uint64_t kv_fallback_pages;         /* pages that were kept in f16 because of a value that their own type cannot hold */
+	uint64_t kv_unsound_pages;          /* pages with a value that is no number or infinite: they are not shared */
+	uint64_t kv_clamped;                /* vectors with a value beyond the range of halves, at which they were held */
 	struct engine_kv kv;             /* counted now and then: see counted_ms_ago */
 	struct engine_tiers tiers;
 	uint64_t steps, step_rows;

@@ -4,6 +4,8 @@
  */
 #pragma once
 
+#include <float.h>
+
 #include "engine/cpu/kernels_attention.h"
 #include "engine/cpu/narrow.h"
 
@@ -65,7 +67,7 @@ INLINE void narrow_unpack(enum kv_form form, const struct narrow_block *from, in
 }
 _Static_assert((int)LANES == (int)KV_PAGE_TOKENS, "the keys of a page in one dimension are a vector");
 #else
-/* K [head_dim][16] and V [16][head_dim] as halves. */
+/* K [head_dim][16] and V [16][head_dim] as kernels_pages_plain.h has them. */
 INLINE void narrow_unpack(enum kv_form form, const struct narrow_block *from, int32_t head_dim, uint16_t *to)
 {
 	const float unit = form == KV_FORM_INT8 ? 1 : 256;
@@ -75,17 +77,17 @@ INLINE void narrow_unpack(enum kv_form form, const struct narrow_block *from, in
 	for (int p = 0; p < PAGE_VECTORS; p++)
 		scale[p] = vf_mul(vf_load(from->k_scale + p * LANES), vf_set1(unit));
 	for (int64_t i = 0; i < n; i += LANES)
-		vf_store_half(to + i, vf_mul(narrow_values(form, from->code + i), scale[i / LANES % PAGE_VECTORS]));
+		page_store(to + i, vf_mul(narrow_values(form, from->code + i), scale[i / LANES % PAGE_VECTORS]));
 	to += n;
 	for (int t = 0; t < KV_PAGE_TOKENS; t++) {
 		float s = from->v_scale[t] * unit;
 		int32_t d = 0;
 		for (; d + LANES <= head_dim; d += LANES)
-			vf_store_half(to + (int64_t)t * head_dim + d, vf_mul(narrow_values(form, v + (int64_t)t * head_dim + d), vf_set1(s)));
+			page_store(to + (int64_t)t * head_dim + d, vf_mul(narrow_values(form, v + (int64_t)t * head_dim + d), vf_set1(s)));
 		if (d < head_dim) {
 			uint8_t rest[LANES] = {0};
 			memcpy(rest, v + (int64_t)t * head_dim + d, (size_t)(head_dim - d));
-			vf_store_half_n(to + (int64_t)t * head_dim + d, vf_mul(narrow_values(form, rest), vf_set1(s)), head_dim - d);
+			page_store_n(to + (int64_t)t * head_dim + d, vf_mul(narrow_values(form, rest), vf_set1(s)), head_dim - d);
 		}
 	}
 }
@@ -93,8 +95,31 @@ INLINE void narrow_unpack(enum kv_form form, const struct narrow_block *from, in
 
 static void narrow_store(enum kv_form form, const float *k, const float *v, int32_t head_dim, int32_t token, struct narrow_block *to)
 {
-	to->k_scale[token] = narrow_pack(form, k, head_dim, to->code + token, KV_PAGE_TOKENS);
-	to->v_scale[token] = narrow_pack(form, v, head_dim, to->code + (int64_t)head_dim * (KV_PAGE_TOKENS + token), 1);
+	const float most = KV_TYPE == QUANT_F16 ? KV_HALF_MAX : FLT_MAX; /* what narrow_unpack() can make of it */
+	to->k_scale[token] = kv_form_pack(form, k, head_dim, most, to->code + token, KV_PAGE_TOKENS);
+	to->v_scale[token] = kv_form_pack(form, v, head_dim, most, to->code + (int64_t)head_dim * (KV_PAGE_TOKENS + token), 1);
+}
+
+/* The same K and V as in the page's wide copy, where those of this block are at `to`. */
+static void narrow_widen(enum kv_form form, const struct narrow_block *from, int32_t head_dim, uint16_t *to)
+{
+	narrow_unpack(form, from, head_dim, to);
+}
+
+/* See watch.h. */
+static int32_t peak(const float *x, int64_t n)
+{
+	vf most = vf_zero();
+	int32_t bits[LANES], top = 0;
+	/* As integers: a maximum of floats may lose a NaN. */
+	for (int64_t i = 0; i < n; i += LANES) {
+		vf v = vf_abs(i + LANES <= n ? vf_load(x + i) : vf_load_n(x + i, (int)(n - i)));
+		most = vf_bits_max(most, v);
+	}
+	memcpy(bits, &most, sizeof bits);
+	for (int i = 0; i < LANES; i++)
+		top = bits[i] > top ? bits[i] : top;
+	return top;
 }
 
 static void attn_run_narrow(const struct attn_job *j)

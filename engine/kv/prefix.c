@@ -445,8 +445,11 @@ int32_t kv_prefix_put(struct kv_prefix *p, struct kv_chain *chain, const int32_t
 		int32_t page = find(p, key, parent, mine, KV_PAGE_TOKENS);
 		if (page == NO_NODE) {
 			page = seq->pages[i];
-			/* A page that is indexed for another place cannot be indexed twice; its content would have to be the same. */
-			if (p->nodes[page].present)
+			/*
+			 * A page that is indexed for another place cannot be indexed twice; its content would have to be the same. One
+			 * with values that are no numbers stays where they came about: the next to need it computes it again.
+			 */
+			if (p->nodes[page].present || !kv_pool_is_sound(p->pool, page))
 				return i;
 			add_node(p, key, parent, mine, KV_PAGE_TOKENS, page);
 		} else {
@@ -463,7 +466,8 @@ bool kv_prefix_put_tail(struct kv_prefix *p, const int32_t *tokens, struct kv_se
 	int32_t i = seq->n_tokens / KV_PAGE_TOKENS, n = seq->n_tokens % KV_PAGE_TOKENS;
 	const int32_t *mine = tokens + i * KV_PAGE_TOKENS;
 	struct kv_key key;
-	if (n == 0 || i == 0 || !p->nodes[seq->pages[i - 1]].present || p->nodes[seq->pages[i]].present)
+	if (n == 0 || i == 0 || !p->nodes[seq->pages[i - 1]].present || p->nodes[seq->pages[i]].present ||
+	    !kv_pool_is_sound(p->pool, seq->pages[i]))
 		return false;
 	p->keys->tail(&p->nodes[seq->pages[i - 1]].key, mine, n, &key);
 	int32_t page = find(p, &key, seq->pages[i - 1], mine, n);
@@ -491,6 +495,7 @@ void kv_weak_free(struct kv_prefix *p, struct kv_weak *weak)
 	for (int32_t i = weak->n_pages > 0 ? kv_weak_alive(p, weak) : 0; i > 0; i--)
 		p->nodes[weak->pages[i - 1].page].n_weak--;
 	free(weak->pages);
+	free(weak->keys);
 	*weak = KV_WEAK_INIT;
 }
 
@@ -499,10 +504,12 @@ void kv_prefix_weaken(struct kv_prefix *p, const struct kv_seq *seq, struct kv_w
 	kv_weak_free(p, out);
 	out->n_tokens = seq->n_tokens;
 	out->pages = calloc((size_t)seq->n_pages + 1, sizeof *out->pages);
-	if (!out->pages)
+	out->keys = calloc((size_t)seq->n_pages + 1, sizeof *out->keys);
+	if (!out->pages || !out->keys)
 		return;
 	while (out->n_pages < seq->n_pages && p->nodes[seq->pages[out->n_pages]].present) {
 		int32_t page = seq->pages[out->n_pages];
+		out->keys[out->n_pages] = p->nodes[page].key;
 		out->pages[out->n_pages++] = (struct kv_weak_page){page, p->nodes[page].serial};
 		p->nodes[page].n_weak++;
 	}

@@ -22,17 +22,17 @@
 
 #include "engine/backend.h"
 #include "engine/base/clock.h"
+#include "engine/kv/image.h"
 #include "engine/kv/prefix.h"
 #include "engine/kv/tier_codec.h"
 
 struct kv_tier;
 
-/* Whose pages a tier keeps. */
-struct kv_tier_device {
-	struct backend *backend;
-	void *slab; /* the pool's */
-	struct kv_layout layout;
-};
+/*
+ * Which pages of a narrow pool a tier keeps. Those with a wide copy take about three times the room (image.h); files have slots of one size,
+ * so they have files of their own.
+ */
+enum kv_tier_pages { KV_TIER_ALL, KV_TIER_NARROW, KV_TIER_WIDE };
 
 /* What became of a page that was offered. */
 enum kv_tier_put {
@@ -64,7 +64,7 @@ struct kv_tier_done {
 enum { KV_TIER_MAX_LOADS = 64 }; /* under way in one tier */
 
 struct kv_tier_stats {
-	const char *kind; /* "ram", "disk" */
+	const char *kind; /* "ram", "disk", "disk-wide", "remote" */
 	const char *type; /* of its pages' elements: "f16", "int8", "fp8_e4m3" */
 	const char *io;   /* disk: "io_uring" or "threads"; else "" */
 	bool off;
@@ -88,13 +88,14 @@ struct kv_tier_stats {
  * be indexed under roots of their own (see kv_tier_scheme()). NOMEM; INVALID when not even one page fits.
  */
 enum status kv_tier_ram_create(const struct kv_tier_device *device, const struct clock *clock, uint64_t bytes,
-                               enum kv_codec_type type, struct kv_tier **out, struct error *err);
+                               enum kv_form type, struct kv_tier **out, struct error *err);
 
 struct kv_io; /* tier_io.h */
 
 struct kv_tier_disk_options {
 	const char *dir;               /* made with 0700 when it is missing */
 	uint64_t bytes;                /* of all files together */
+	enum kv_tier_pages pages;
 	uint64_t write_bytes_per_s;    /* 0: no bound */
 	struct kv_key identity;        /* of all that KV depends on but the salt; the files of another are refused */
 	const char *version, *host;    /* likewise; borrowed during the call */
@@ -130,7 +131,9 @@ enum status kv_tier_remote_create(const struct kv_tier_device *device, const str
 /* Drops loads under way; waits for writes. NULL is allowed. */
 void kv_tier_destroy(struct kv_tier *t);
 
-/* Stores a device page. It is copied when this returns. */
+/* Whether it keeps pages like this one. */
+bool kv_tier_takes(const struct kv_tier *t, int32_t device_page);
+/* Stores a device page that it takes. It is copied when this returns. */
 enum kv_tier_put kv_tier_put(struct kv_tier *t, const struct kv_page_name *page, int32_t device_page);
 /* Whether a page that it does not have would be stored, for all that is known beforehand. */
 bool kv_tier_has_room(struct kv_tier *t);
@@ -145,6 +148,8 @@ bool kv_tier_find(struct kv_tier *t, const struct kv_key *key, struct kv_page_na
  * other load under way has) or kv_tier_cancel() is called. A use. NOT_FOUND; LIMIT: too many loads are under way.
  */
 enum status kv_tier_load(struct kv_tier *t, const struct kv_page_name *page, int32_t to, uint64_t ticket);
+/* The same to host memory, which has room for any image (image.h); what there is of the page, *wide says once it is reported as done. */
+enum status kv_tier_read(struct kv_tier *t, const struct kv_page_name *page, void *host, bool *wide, uint64_t ticket);
 /* Forgets a load: its page is the caller's again, and is not reported. Unknown tickets are ignored. */
 void kv_tier_cancel(struct kv_tier *t, uint64_t ticket);
 /* Moves what is under way on, and reports up to max loads that ended. */
@@ -163,4 +168,4 @@ void kv_tier_stats(const struct kv_tier *t, struct kv_tier_stats *out);
  * What to append to a root's scheme (struct kv_root) where KV may have gone through a tier of this type: "" for exact ones. All KV of
  * a daemon with a lossy tier lies under such roots, so neither its pages nor its files nor its exports are ever taken for exact ones.
  */
-const char *kv_tier_scheme(enum kv_codec_type type);
+const char *kv_tier_scheme(enum kv_form type);

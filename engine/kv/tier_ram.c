@@ -17,11 +17,11 @@ enum {
 
 struct ram {
 	struct kv_tier base;
-	enum kv_codec_type type;
+	enum kv_form type;
 	char *slab;        /* [n_units][UNIT_BYTES] */
 	int32_t *next;     /* [n_units] next unit of the page, or of the free list */
 	int32_t n_units, n_free_units, first_free_unit;
-	char *wide, *narrow; /* a page each: on its way */
+	char *wide, *narrow; /* on its way: an image, and a page in a narrower form than the pool's */
 };
 
 static int32_t units_for(size_t bytes)
@@ -29,30 +29,31 @@ static int32_t units_for(size_t bytes)
 	return (int32_t)((bytes + UNIT_BYTES - 1) / UNIT_BYTES);
 }
 
-static size_t form_bytes(const struct ram *r, enum kv_codec_type form)
+static size_t stored_bytes(const struct ram *r, const struct kv_tier_entry *e)
 {
-	return kv_codec_bytes(&r->base.device.layout, form);
+	const struct kv_layout *l = &r->base.device.layout;
+	return e->form == KV_FORM_F16 ? kv_image_bytes(l, e->wide) : kv_codec_bytes(l, e->form);
 }
 
 /* The type that a page is stored as, which is in r->wide; that form of it is then in *bytes. */
-static enum kv_codec_type choose_form(struct ram *r, const struct kv_page_name *page, const char **bytes)
+static enum kv_form choose_form(struct ram *r, const struct kv_page_name *page, const char **bytes)
 {
 	struct kv_tier_stats *s = &r->base.stats;
 	*bytes = r->wide;
-	if (r->type == KV_CODEC_F16)
-		return KV_CODEC_F16;
+	if (r->type == KV_FORM_F16)
+		return KV_FORM_F16;
 	if (page->first) {
 		s->wide_sinks++;
-		return KV_CODEC_F16;
+		return KV_FORM_F16;
 	}
 	/* The rest of a tail is what was there before, and it will be written on: neither is worth a scale. */
 	if (page->n_tokens < KV_PAGE_TOKENS) {
 		s->wide_tails++;
-		return KV_CODEC_F16;
+		return KV_FORM_F16;
 	}
 	if (!kv_codec_pack(&r->base.device.layout, r->base.order, r->type, r->wide, r->narrow)) {
 		s->wide_values++;
-		return KV_CODEC_F16;
+		return KV_FORM_F16;
 	}
 	*bytes = r->narrow;
 	return r->type;
@@ -86,10 +87,11 @@ static enum kv_tier_put put(struct kv_tier *t, int32_t entry, int32_t device_pag
 	struct kv_tier_entry *e = &t->entries[entry];
 	const char *bytes;
 	int64_t start = clock_now_ns(clock_system());
-	if (kv_tier_read_page(t, device_page, r->wide) != STATUS_OK)
+	e->wide = kv_image_is_wide(&t->device.layout, device_page);
+	if (kv_tier_read_page(t, device_page, e->wide, r->wide) != STATUS_OK)
 		return KV_PUT_FAILED;
 	e->form = choose_form(r, &e->page, &bytes);
-	size_t n = form_bytes(r, e->form);
+	size_t n = stored_bytes(r, e);
 	while (r->n_free_units < units_for(n)) {
 		if (!kv_tier_evict(t))
 			return KV_PUT_FULL;
@@ -117,12 +119,13 @@ static enum kv_tier_end load(struct ram *r, const struct kv_tier_load *l)
 	struct kv_tier *t = &r->base;
 	const struct kv_tier_entry *e = &t->entries[l->entry];
 	int64_t start = clock_now_ns(clock_system());
-	size_t n = form_bytes(r, e->form);
-	copy_out(r, e, e->form == KV_CODEC_F16 ? r->wide : r->narrow, n);
-	if (e->form != KV_CODEC_F16)
+	size_t n = stored_bytes(r, e);
+	copy_out(r, e, e->form == KV_FORM_F16 ? r->wide : r->narrow, n);
+	if (e->form != KV_FORM_F16)
 		kv_codec_unpack(&t->device.layout, t->order, e->form, r->narrow, r->wide);
-	if (kv_tier_write_page(t, l->to, r->wide) != STATUS_OK)
-		return KV_LOAD_FAILED;
+	enum kv_tier_end end = kv_tier_deliver(t, l, e->wide, r->wide);
+	if (end != KV_LOAD_DONE)
+		return end;
 	t->stats.bytes_read += n;
 	kv_tier_measure(&t->stats.read_bytes_per_s, t->device.layout.page_bytes, clock_now_ns(clock_system()) - start);
 	return KV_LOAD_DONE;
@@ -159,7 +162,7 @@ static void destroy(struct kv_tier *t)
 }
 
 enum status kv_tier_ram_create(const struct kv_tier_device *device, const struct clock *clock, uint64_t bytes,
-                               enum kv_codec_type type, struct kv_tier **out, struct error *err)
+                               enum kv_form type, struct kv_tier **out, struct error *err)
 {
 	static const struct kv_tier_ops ops = {.put = put, .advance = advance, .leave = leave, .stats = stats, .destroy = destroy};
 	size_t narrow = kv_codec_bytes(&device->layout, type), wide = device->layout.page_bytes;
@@ -168,14 +171,14 @@ enum status kv_tier_ram_create(const struct kv_tier_device *device, const struct
 		n_units = INT32_MAX;
 	/* A narrow page may be the larger one: with heads of a few dimensions the scales outweigh what is saved. */
 	int32_t most = (int32_t)(n_units / (uint64_t)units_for(narrow < wide ? narrow : wide));
-	if (n_units < (uint64_t)units_for(wide) || most < 1)
+	if (n_units < (uint64_t)units_for(kv_image_bytes(&device->layout, true)) || most < 1)
 		return error_set_param(err, STATUS_INVALID, "kv-ram", "a RAM tier of %llu bytes holds no page of %zu",
 		                       (unsigned long long)bytes, wide);
 	struct ram *r = calloc(1, sizeof *r);
 	struct backend_info info = {.kv_order = {.known = true}};
 	if (device->backend->ops->info)
 		device->backend->ops->info(device->backend, &info);
-	if (type != KV_CODEC_F16 && !info.kv_order.known) {
+	if (type != KV_FORM_F16 && !info.kv_order.known) {
 		free(r);
 		return error_set_param(err, STATUS_UNSUPPORTED, "kv-ram-dtype", "kv-ram-dtype: %s has pages that can only be kept as f16",
 		                       info.name);
@@ -188,7 +191,7 @@ enum status kv_tier_ram_create(const struct kv_tier_device *device, const struct
 	r->n_units = r->n_free_units = (int32_t)n_units;
 	r->slab = malloc((size_t)n_units * UNIT_BYTES);
 	r->next = malloc((size_t)n_units * sizeof *r->next);
-	r->wide = malloc(wide);
+	r->wide = malloc(kv_image_bytes(&device->layout, true));
 	r->narrow = malloc(narrow);
 	if (!r->slab || !r->next || !r->wide || !r->narrow) {
 		destroy(&r->base);

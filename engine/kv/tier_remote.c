@@ -55,7 +55,9 @@ struct job {
 	bool busy, write;
 	int32_t entry, load;    /* load: or NONE */
 	struct kv_page_name page;
-	char *value;            /* [value_bytes] */
+	char *value;            /* [max_value_bytes] */
+	size_t n;               /* of it */
+	bool wide;              /* it has a wide copy */
 	int64_t begun_ns;       /* by the tier's clock */
 	enum outcome outcome;
 	int64_t took_ns;
@@ -66,8 +68,8 @@ struct remote {
 	char address[256];
 	char *secret;
 	int64_t timeout_ms;
-	size_t value_bytes;
-	char *memory;           /* [JOBS][value_bytes] */
+	size_t max_value_bytes; /* of a page with a wide copy */
+	char *memory;           /* [JOBS][max_value_bytes] */
 	struct job jobs[JOBS];
 	int32_t n_busy, n_writes;
 	struct {
@@ -93,18 +95,24 @@ static void name_of(const struct kv_key *key, char name[NAME_BYTES])
 		snprintf(name + 3 + 2 * i, 3, "%02x", key->bytes[i]);
 }
 
-static void tag_of(const struct remote *r, const char *value, uint8_t tag[SHA256_BYTES])
+static void tag_of(const struct remote *r, const struct job *j, uint8_t tag[SHA256_BYTES])
 {
 	struct hmac h;
 	hmac_init(&h, r->secret, strlen(r->secret));
-	hmac_update(&h, value, offsetof(struct header, tag));
-	hmac_update(&h, value + sizeof(struct header), r->value_bytes - sizeof(struct header));
+	hmac_update(&h, j->value, offsetof(struct header, tag));
+	hmac_update(&h, j->value + sizeof(struct header), j->n - sizeof(struct header));
 	hmac_final(&h, tag);
 }
 
-static void fill_header(const struct remote *r, const struct kv_page_name *p, struct header *h)
+static size_t value_bytes(const struct remote *r, bool wide)
 {
-	*h = (struct header){.magic = MAGIC, .page_bytes = r->base.device.layout.page_bytes, .key = p->key, .parent = p->parent};
+	return sizeof(struct header) + kv_image_bytes(&r->base.device.layout, wide);
+}
+
+static void fill_header(const struct job *j, struct header *h)
+{
+	const struct kv_page_name *p = &j->page;
+	*h = (struct header){.magic = MAGIC, .page_bytes = j->n - sizeof *h, .key = p->key, .parent = p->parent};
 	memcpy(h->tokens, p->tokens, (size_t)p->n_tokens * sizeof *h->tokens);
 	h->n_tokens = p->n_tokens;
 	h->first = p->first;
@@ -115,12 +123,14 @@ static bool take_value(const struct remote *r, struct job *j, const char *value,
 {
 	struct header ours, theirs;
 	uint8_t tag[SHA256_BYTES];
-	if (n != r->value_bytes)
+	j->wide = n == r->max_value_bytes && n != value_bytes(r, false);
+	if (n != value_bytes(r, j->wide))
 		return false;
+	j->n = n;
 	memcpy(j->value, value, n);
 	memcpy(&theirs, value, sizeof theirs);
-	fill_header(r, &j->page, &ours);
-	tag_of(r, j->value, tag);
+	fill_header(j, &ours);
+	tag_of(r, j, tag);
 	return memcmp(&ours, &theirs, offsetof(struct header, tag)) == 0 && hmac_equal(tag, theirs.tag);
 }
 
@@ -131,11 +141,11 @@ static int append(struct remote *r, struct job *j)
 	if (!j->write)
 		return redisAppendCommand(r->server, "GET %s", name);
 	struct header h;
-	fill_header(r, &j->page, &h);
+	fill_header(j, &h);
 	memcpy(j->value, &h, sizeof h);
-	tag_of(r, j->value, h.tag);
+	tag_of(r, j, h.tag);
 	memcpy(j->value, &h, sizeof h);
-	return redisAppendCommand(r->server, "SET %s %b EX %d", name, j->value, r->value_bytes, LIFE_SECONDS);
+	return redisAppendCommand(r->server, "SET %s %b EX %d", name, j->value, j->n, LIFE_SECONDS);
 }
 
 static enum outcome read_reply(struct remote *r, struct job *j)
@@ -275,7 +285,9 @@ static enum kv_tier_put put(struct kv_tier *t, int32_t entry, int32_t device_pag
 	struct job *j = take_job(r, true, entry);
 	if (!j)
 		return KV_PUT_BUSY;
-	if (kv_tier_read_page(t, device_page, j->value + sizeof(struct header)) != STATUS_OK) {
+	j->wide = kv_image_is_wide(&t->device.layout, device_page);
+	j->n = value_bytes(r, j->wide);
+	if (kv_tier_read_page(t, device_page, j->wide, j->value + sizeof(struct header)) != STATUS_OK) {
 		give_job_back(r, j);
 		return KV_PUT_FAILED;
 	}
@@ -292,8 +304,9 @@ static void end_write(struct remote *r, const struct job *j)
 	t->stats.n_writing--;
 	kv_tier_release(t, j->entry);
 	if (j->outcome == FOUND) {
-		t->stats.bytes_written += r->value_bytes;
-		kv_tier_measure(&t->stats.write_bytes_per_s, r->value_bytes, j->took_ns);
+		t->stats.bytes_written += j->n;
+		t->entries[j->entry].wide = j->wide;
+		kv_tier_measure(&t->stats.write_bytes_per_s, j->n, j->took_ns);
 	}
 }
 
@@ -305,8 +318,8 @@ static void end_read(struct remote *r, const struct job *j)
 	enum kv_tier_end end = ends[j->outcome];
 	uint64_t hash;
 	if (end == KV_LOAD_DONE) {
-		t->stats.bytes_read += r->value_bytes;
-		kv_tier_measure(&t->stats.read_bytes_per_s, r->value_bytes, j->took_ns);
+		t->stats.bytes_read += j->n;
+		kv_tier_measure(&t->stats.read_bytes_per_s, j->n, j->took_ns);
 	} else {
 		size_t at = miss_at(&j->page.key, &hash);
 		r->misses[at].hash = hash;
@@ -314,8 +327,8 @@ static void end_read(struct remote *r, const struct job *j)
 	}
 	if (j->load != NONE) {
 		struct kv_tier_load *l = &t->loads[j->load];
-		if (end == KV_LOAD_DONE && (l->cancelled || kv_tier_write_page(t, l->to, j->value + sizeof(struct header)) != STATUS_OK))
-			end = KV_LOAD_FAILED;
+		if (end == KV_LOAD_DONE)
+			end = kv_tier_deliver(t, l, j->wide, j->value + sizeof(struct header));
 		kv_tier_end_load(t, l, end);
 	}
 	if (j->outcome != FOUND && t->entries[j->entry].present && t->entries[j->entry].n_users == 0)
@@ -373,8 +386,8 @@ static void wait_for(struct kv_tier *t, int64_t timeout_ms)
 static void stats(const struct kv_tier *t, struct kv_tier_stats *out)
 {
 	const struct remote *r = (const struct remote *)t;
-	out->used_bytes = (uint64_t)out->n_pages * r->value_bytes;
-	out->index_bytes += JOBS * r->value_bytes + sizeof *r;
+	out->used_bytes = (uint64_t)out->n_pages * value_bytes(r, false);
+	out->index_bytes += JOBS * r->max_value_bytes + sizeof *r;
 }
 
 static void free_remote(struct remote *r)
@@ -440,17 +453,17 @@ enum status kv_tier_remote_create(const struct kv_tier_device *device, const str
 	if (!r)
 		return error_set(err, STATUS_NOMEM, "no memory for the remote tier");
 	r->timeout_ms = o->timeout_ms > 0 ? o->timeout_ms : DEFAULT_TIMEOUT_MS;
-	r->value_bytes = sizeof(struct header) + device->layout.page_bytes;
+	r->max_value_bytes = sizeof(struct header) + kv_image_bytes(&device->layout, true);
 	r->wake = o->wake;
 	r->wake_arg = o->wake_arg;
 	list_init(&r->arrived);
 	mailbox_init(&r->todo, NULL, NULL);
 	mailbox_init(&r->done, NULL, NULL);
 	r->secret = strdup(o->secret ? o->secret : "");
-	r->memory = malloc(JOBS * r->value_bytes);
+	r->memory = malloc(JOBS * r->max_value_bytes);
 	enum status st = r->secret && r->memory ? reach(r, o->address, err) : error_set(err, STATUS_NOMEM, "no memory for the remote tier");
 	for (int i = 0; i < JOBS; i++)
-		r->jobs[i].value = r->memory + (size_t)i * r->value_bytes;
+		r->jobs[i].value = r->memory + (size_t)i * r->max_value_bytes;
 	if (st == STATUS_OK)
 		st = kv_tier_init(&r->base, &ops, device, clock, ENTRIES, err);
 	if (st == STATUS_OK && pthread_create(&r->thread, NULL, thread_main, r) != 0)
@@ -460,7 +473,7 @@ enum status kv_tier_remote_create(const struct kv_tier_device *device, const str
 		return st;
 	}
 	r->base.stats.kind = "remote";
-	r->base.stats.type = kv_codec_elements(&device->layout, KV_CODEC_F16);
+	r->base.stats.type = kv_codec_elements(&device->layout, KV_FORM_F16);
 	r->base.stats.io = "hiredis";
 	*out = &r->base;
 	return STATUS_OK;
