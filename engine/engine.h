@@ -377,9 +377,10 @@ enum engine_tier_drop {
 
 /* A tier below the pool. Counts are of pages, since start. Strings are static. */
 struct engine_tier {
-	const char *kind, *type, *io; /* "ram", "disk" or "remote"; of an element; how it moves bytes, or "" */
-	bool off;                     /* for good: it failed */
+	const char *kind, *type, *io; /* "ram", "disk", "disk-wide", "remote"; of an element; how it moves bytes, or "" */
+	bool off;                     /* it failed; a remote one may come back */
 	const char *off_reason;       /* or "" */
+	uint64_t reconnects;          /* how often it has */
 	bool pays;                    /* a page comes back from it sooner than it is computed */
 	uint64_t cap_bytes, used_bytes, index_bytes;
 	int32_t pages, max_pages, writing, loading;

@@ -293,6 +293,7 @@ static void open_disks(struct engine *e, const struct kv_tier_device *device, st
 static struct kv_tier *open_remote(struct engine *e, const struct kv_tier_device *device)
 {
 	struct kv_tier *remote = NULL;
+	struct kv_tier_stats stats;
 	struct error err;
 	const struct kv_tier_remote_options r = {
 	        .address = e->options.kv_remote,
@@ -300,9 +301,12 @@ static struct kv_tier *open_remote(struct engine *e, const struct kv_tier_device
 	        .wake = wake_worker,
 	        .wake_arg = e,
 	};
-	if (kv_tier_remote_create(device, e->clock, &r, &remote, &err) != STATUS_OK)
+	if (kv_tier_remote_create(device, e->clock, &r, &remote, &err) != STATUS_OK) {
 		log_msg(LOG_WARN, "kv_remote", "there is no remote tier: %s", err.message);
-	else
+		return NULL;
+	}
+	kv_tier_stats(remote, &stats);
+	if (!stats.off)
 		log_msg(LOG_INFO, "kv_remote", "KV pages are shared with others at %s", r.address);
 	return remote;
 }

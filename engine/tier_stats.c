@@ -10,6 +10,7 @@ static struct engine_tier describe(const struct kv_tiers_stats *s, enum kv_tier_
 	        .io = t->io,
 	        .off = t->off,
 	        .off_reason = t->off_reason,
+	        .reconnects = t->reconnects,
 	        .pays = s->pays[kind],
 	        .cap_bytes = t->cap_bytes,
 	        .used_bytes = t->used_bytes,

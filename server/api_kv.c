@@ -71,9 +71,9 @@ static void write_counters(struct buf *out, const struct engine_stats *s, const 
 static void write_tier(struct buf *out, const struct engine_tier *t)
 {
 	buf_printf(out,
-		   "{\"kind\":\"%s\",\"type\":\"%s\",\"io\":\"%s\",\"state\":\"%s\",\"off_reason\":\"%s\",\"pays\":%s,\"pages\":%d,"
+		   "{\"kind\":\"%s\",\"type\":\"%s\",\"io\":\"%s\",\"state\":\"%s\",\"off_reason\":\"%s\",\"reconnects\":%llu,\"pays\":%s,\"pages\":%d,"
 		   "\"max_pages\":%d,\"writing\":%d,\"loading\":%d,\"bytes\":%llu,\"bytes_used\":%llu,\"index_bytes\":%llu",
-		   t->kind, t->type, t->io, t->off ? "off" : "on", t->off_reason, t->pays ? "true" : "false", t->pages,
+		   t->kind, t->type, t->io, t->off ? "off" : "on", t->off_reason, (unsigned long long)t->reconnects, t->pays ? "true" : "false", t->pages,
 		   t->max_pages, t->writing, t->loading, (unsigned long long)t->cap_bytes, (unsigned long long)t->used_bytes,
 		   (unsigned long long)t->index_bytes);
 	buf_printf(out, ",\"stored\":%llu,\"present\":%llu,\"evicted\":%llu,\"fetched\":%llu", (unsigned long long)t->stored,

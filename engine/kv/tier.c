@@ -352,7 +352,7 @@ void kv_tier_hurry(struct kv_tier *t)
 
 bool kv_tier_quiet(const struct kv_tier *t)
 {
-	return t->n_loads == 0 && t->stats.n_writing == 0;
+	return t->n_loads == 0 && t->stats.n_writing == 0 && !(t->ops->has_news && t->ops->has_news(t));
 }
 
 bool kv_tier_drop(struct kv_tier *t, const struct kv_key *key)

@@ -69,6 +69,7 @@ struct kv_tier_stats {
 	const char *io;   /* disk: "io_uring" or "threads"; else "" */
 	bool off;
 	const char *off_reason; /* "" or a static text */
+	uint64_t reconnects;    /* how often it came back */
 	uint64_t cap_bytes;     /* memory or file bytes it may take, headers included */
 	uint64_t used_bytes;    /* of these, by pages */
 	uint64_t index_bytes;   /* host memory for finding them, beside the cap */
@@ -123,8 +124,8 @@ struct kv_tier_remote_options {
 
 /*
  * A tier in the memory of a Valkey or Redis server, under chain keys, which say all that a page depends on: so daemons of one model share
- * pages, and those of others never meet. Each value ends in an HMAC under the secret. UNSUPPORTED in a build without hiredis; IO: there
- * is no such server; NOMEM.
+ * pages, and those of others never meet. Each value ends in an HMAC under the secret. UNSUPPORTED in a build without hiredis; INVALID;
+ * NOMEM. A server that does not answer is tried again, now and then: until then the tier is off.
  */
 enum status kv_tier_remote_create(const struct kv_tier_device *device, const struct clock *clock, const struct kv_tier_remote_options *o,
                                   struct kv_tier **out, struct error *err);
@@ -158,7 +159,7 @@ int32_t kv_tier_poll(struct kv_tier *t, struct kv_tier_done *done, int32_t max);
 void kv_tier_wait(struct kv_tier *t, int64_t timeout_ms);
 /* The bound on writes no longer holds: the process is about to end. */
 void kv_tier_hurry(struct kv_tier *t);
-/* Nothing is being written or loaded. */
+/* Nothing is being written or loaded, and kv_tier_poll() would find nothing new. */
 bool kv_tier_quiet(const struct kv_tier *t);
 /* Forgets a page that nobody reads; false when it is not there or in use. */
 bool kv_tier_drop(struct kv_tier *t, const struct kv_key *key);

@@ -37,6 +37,8 @@ struct kv_tier_ops {
 	enum kv_tier_put (*put)(struct kv_tier *t, int32_t entry, int32_t device_page);
 	/* Whether put() would find what it needs besides an entry; NULL: it always does. */
 	bool (*has_room)(struct kv_tier *t);
+	/* There is something for advance() though nothing is under way; NULL: there never is. */
+	bool (*has_news)(const struct kv_tier *t);
 	/* A page that has no entry may be there all the same: others put some. NULL: none is. */
 	bool (*hopes)(struct kv_tier *t, const struct kv_key *key);
 	/* Moves loads on; those that end are marked. */

@@ -49,18 +49,39 @@ def test_narrow_pages_go_down_and_come_back_as_they_are():
     try:
         with Daemon("--kv-memory", 40 * PAGE, "--context", 900, "--kv-dtype", "int8", "--kv-ram", "64M", "--kv-disk", f"{disk}:64M") as d:
             text = prompt("mine", 50)
-            _, n, _ = complete(d, text)
+            first, n, _ = complete(d, text)
             for i in range(4):
                 complete(d, prompt(f"other{i}", 60), n=1)
             tiers = {t["kind"]: t for t in d.kv()["tiers"]}
             assert tiers["ram"]["type"] == tiers["disk"]["type"] == "int8" and tiers["ram"]["stored"] > 0
+            assert tiers["disk-wide"]["stored"] > 0, "first pages are kept with their wide copies"
             _, _, cached = complete(d, text)
             assert cached >= n - 17 and d.kv()["drift_pages"] == 0
+        # After a restart the first page is wide again, and the answer what it was.
+        with Daemon("--kv-memory", 40 * PAGE, "--context", 900, "--kv-dtype", "int8", "--kv-disk", f"{disk}:64M") as d:
+            assert d.kv()["pool"]["wide_pages"] == 0
+            again, n, cached = complete(d, text)
+            assert again == first and cached >= n - 17
+            tiers = {t["kind"]: t for t in d.kv()["tiers"]}
+            assert tiers["disk-wide"]["fetched"] >= 1 and d.kv()["pool"]["wide_pages"] >= 2
         # Its files are none of an exact cache's.
         with Daemon("--kv-memory", 70 * PAGE, "--context", 900, "--kv-disk", f"{disk}:64M") as d:
             assert complete(d, text)[2] == 0
     finally:
         shutil.rmtree(disk, ignore_errors=True)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cpu-avx512", "cpu-avx2", "cpu-reference"])
+def test_the_type_of_exact_pages_can_be_chosen(device):
+    room = ("--kv-memory", 40 * PAGE, "--context", 300)
+    if subprocess.run([BIN, "serve", "--model", MODEL, "--device", device, "--check"], capture_output=True).returncode:
+        pytest.skip(f"this machine has no {device}")
+    for kind in ("f16", "bf16"):
+        with Daemon(*room, "--device", device, "--kv-dtype", kind) as d:
+            assert d.kv()["pool"]["type"].lower() == kind
+            assert d.kv()["pool"]["pages"] == 40
+            text, _, _ = complete(d, "The capital of France is", n=3)
+            assert "Paris" in text
 
 
 @pytest.mark.parametrize("args, words", [
