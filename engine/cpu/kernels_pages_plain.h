@@ -18,12 +18,10 @@ INLINE void page_store(void *p, vf v) { vf_round_bf16(p, v); }
 INLINE void page_store_n(void *p, vf v, int n) { vf_round_bf16_n(p, v, n); }
 #else
 #define KV_TYPE QUANT_F16
-/* Held at the ends of the range. Of two operands, one of them a NaN, these instructions give the second. */
-INLINE vf held(vf v) { return vf_max(vf_set1(-KV_HALF_MAX), vf_min(vf_set1(KV_HALF_MAX), v)); }
 INLINE vf page_load(const void *p) { return vf_load_half(p); }
 INLINE vf page_load_n(const void *p, int n) { return vf_load_half_n(p, n); }
-INLINE void page_store(void *p, vf v) { vf_store_half(p, held(v)); }
-INLINE void page_store_n(void *p, vf v, int n) { vf_store_half_n(p, held(v), n); }
+INLINE void page_store(void *p, vf v) { vf_store_half(p, vf_hold(v, vf_set1(KV_HALF_MAX))); }
+INLINE void page_store_n(void *p, vf v, int n) { vf_store_half_n(p, vf_hold(v, vf_set1(KV_HALF_MAX)), n); }
 #endif
 
 typedef float kv_factor; /* what K and V are multiplied with: queries and weights */

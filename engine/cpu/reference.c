@@ -308,7 +308,7 @@ static void store_vector(const struct kv_layout *l, char *kv, int32_t page, int3
 	char *at = kv + (size_t)page * l->page_stride, *wide = l->form == KV_FORM_F16 ? at : narrow_wide_page(l, kv, page);
 	if (l->form != KV_FORM_F16) {
 		struct narrow_place p = narrow_place(l, at, layer, what, head, token);
-		*p.scale = kv_form_pack(l->form, x, l->head_dim, l->type == QUANT_F16 ? KV_HALF_MAX : FLT_MAX, p.code, 1);
+		*p.scale = kv_form_pack(l->form, x, l->head_dim, FLT_MAX, p.code, 1);
 		if (!wide)
 			narrow_count(l, *p.scale, 0);
 	}

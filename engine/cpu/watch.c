@@ -74,7 +74,7 @@ void kv_look(const struct kv_look *c)
 	if (!l->watch)
 		return;
 	threads_for(c->threads, c->batch->n_rows, KV_PAGE_TOKENS, look_at_rows, (void *)c);
-	if (!l->wide || !l->wide->widen)
+	if (!l->wide || !l->wide->widen || l->head_dim > WATCH_MAX_DIM)
 		return;
 	for (int32_t s = 0; s < c->batch->n_seqs; s++) {
 		const struct batch_seq *seq = &c->batch->seq[s];

@@ -9,6 +9,8 @@ struct narrow_block; /* narrow.h */
 /* The bits of the largest |x[i]|, as a positive integer: those of floats are in order, infinities and NaNs above all numbers. */
 typedef int32_t kv_peak(const float *x, int64_t n);
 
+enum { WATCH_MAX_DIM = 1024 }; /* of heads whose pages get copies while they are written */
+
 struct kv_look {
 	struct threads *threads;
 	const struct batch *batch;

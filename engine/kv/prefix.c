@@ -574,6 +574,14 @@ bool kv_prefix_name(const struct kv_prefix *p, int32_t page, struct kv_page_name
 	return true;
 }
 
+bool kv_prefix_has(const struct kv_prefix *p, const struct kv_key *key)
+{
+	int32_t page = *bucket_of(p, key);
+	while (page != NO_NODE && memcmp(&p->nodes[page].key, key, sizeof *key) != 0)
+		page = p->nodes[page].hash_next;
+	return page != NO_NODE;
+}
+
 uint64_t kv_prefix_serial(const struct kv_prefix *p, int32_t page)
 {
 	return p->nodes[page].present ? p->nodes[page].serial : 0;

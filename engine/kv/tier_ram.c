@@ -35,28 +35,54 @@ static size_t stored_bytes(const struct ram *r, const struct kv_tier_entry *e)
 	return e->form == KV_FORM_F16 ? kv_image_bytes(l, e->wide) : kv_codec_bytes(l, e->form);
 }
 
-/* The type that a page is stored as, which is in r->wide; that form of it is then in *bytes. */
-static enum kv_form choose_form(struct ram *r, const struct kv_page_name *page, const char **bytes)
+/* Whether a page is kept as it is although the tier is a narrow one. */
+static bool stays_wide(struct ram *r, const struct kv_page_name *page)
 {
 	struct kv_tier_stats *s = &r->base.stats;
-	*bytes = r->wide;
-	if (r->type == KV_FORM_F16)
-		return KV_FORM_F16;
-	if (page->first) {
-		s->wide_sinks++;
-		return KV_FORM_F16;
-	}
 	/* The rest of a tail is what was there before, and it will be written on: neither is worth a scale. */
-	if (page->n_tokens < KV_PAGE_TOKENS) {
+	if (page->first)
+		s->wide_sinks++;
+	else if (page->n_tokens < KV_PAGE_TOKENS)
 		s->wide_tails++;
-		return KV_FORM_F16;
+	return page->first || page->n_tokens < KV_PAGE_TOKENS;
+}
+
+/* The device page in its narrow form, to r->narrow: by the device where it can, so that half as much is read. */
+static enum status pack(struct ram *r, int32_t page, bool *packed)
+{
+	const struct kv_tier_device *d = &r->base.device;
+	if (d->backend->ops->page_pack)
+		return d->backend->ops->page_pack(d->backend, d->slab, &d->layout, page, r->type, r->narrow, packed);
+	enum status st = kv_tier_read_page(&r->base, page, false, r->wide);
+	*packed = st == STATUS_OK && kv_codec_pack(&d->layout, r->base.order, r->type, r->wide, r->narrow);
+	return st;
+}
+
+/* The page in r->narrow, to where a load wants it. */
+static enum kv_tier_end unpack(struct ram *r, enum kv_form form, const struct kv_tier_load *l)
+{
+	const struct kv_tier_device *d = &r->base.device;
+	if (d->backend->ops->page_unpack && l->to != KV_NO_PAGE) {
+		enum status st = d->backend->ops->page_unpack(d->backend, d->slab, &d->layout, l->to, form, r->narrow);
+		return st == STATUS_OK ? KV_LOAD_DONE : KV_LOAD_FAILED;
 	}
-	if (!kv_codec_pack(&r->base.device.layout, r->base.order, r->type, r->wide, r->narrow)) {
-		s->wide_values++;
-		return KV_FORM_F16;
+	kv_codec_unpack(&d->layout, r->base.order, form, r->narrow, r->wide);
+	return kv_tier_deliver(&r->base, l, false, r->wide);
+}
+
+/* Reads a device page as it will be stored: its form, and where it is then. */
+static enum status read_page(struct ram *r, struct kv_tier_entry *e, int32_t page, const char **bytes)
+{
+	bool packed = false;
+	if (r->type != KV_FORM_F16 && !stays_wide(r, &e->page)) {
+		enum status st = pack(r, page, &packed);
+		if (st != STATUS_OK)
+			return st;
+		r->base.stats.wide_values += !packed;
 	}
-	*bytes = r->narrow;
-	return r->type;
+	e->form = packed ? r->type : KV_FORM_F16;
+	*bytes = packed ? r->narrow : r->wide;
+	return packed ? STATUS_OK : kv_tier_read_page(&r->base, page, e->wide, r->wide);
 }
 
 static void copy_in(struct ram *r, struct kv_tier_entry *e, const char *bytes, size_t n)
@@ -88,9 +114,8 @@ static enum kv_tier_put put(struct kv_tier *t, int32_t entry, int32_t device_pag
 	const char *bytes;
 	int64_t start = clock_now_ns(clock_system());
 	e->wide = kv_image_is_wide(&t->device.layout, device_page);
-	if (kv_tier_read_page(t, device_page, e->wide, r->wide) != STATUS_OK)
+	if (read_page(r, e, device_page, &bytes) != STATUS_OK)
 		return KV_PUT_FAILED;
-	e->form = choose_form(r, &e->page, &bytes);
 	size_t n = stored_bytes(r, e);
 	while (r->n_free_units < units_for(n)) {
 		if (!kv_tier_evict(t))
@@ -121,9 +146,7 @@ static enum kv_tier_end load(struct ram *r, const struct kv_tier_load *l)
 	int64_t start = clock_now_ns(clock_system());
 	size_t n = stored_bytes(r, e);
 	copy_out(r, e, e->form == KV_FORM_F16 ? r->wide : r->narrow, n);
-	if (e->form != KV_FORM_F16)
-		kv_codec_unpack(&t->device.layout, t->order, e->form, r->narrow, r->wide);
-	enum kv_tier_end end = kv_tier_deliver(t, l, e->wide, r->wide);
+	enum kv_tier_end end = e->form == KV_FORM_F16 ? kv_tier_deliver(t, l, e->wide, r->wide) : unpack(r, e->form, l);
 	if (end != KV_LOAD_DONE)
 		return end;
 	t->stats.bytes_read += n;
