@@ -55,6 +55,8 @@ void write_session(const struct app *a, const struct engine_session_info *s, str
 	buf_printf(out, ",\"prompt_tokens\":%llu,\"cached_tokens\":%llu,\"generated_tokens\":%llu",
 		   (unsigned long long)s->prompt_tokens, (unsigned long long)s->cached_tokens,
 		   (unsigned long long)s->generated_tokens);
+	buf_printf(out, ",\"kv_cache\":{\"policy\":\"%s\",\"tokens_logical\":%d,\"tokens_resident\":%d}", s->policy ? s->policy : "full",
+		   s->n_logical, s->n_tokens);
 	buf_puts(out, ",\"max_tokens\":");
 	if (s->max_tokens > 0)
 		buf_printf(out, "%d", s->max_tokens);

@@ -134,7 +134,7 @@ void generation_set_status(struct generation *g, int status)
 
 void generation_usage(const struct generation *g, struct generation_usage *out)
 {
-	*out = (struct generation_usage){0};
+	*out = (struct generation_usage){.context = g->members[0].usage.context};
 	for (size_t i = 0; i < g->n_added; i++) {
 		const struct engine_usage *u = &g->members[i].usage;
 		out->completion_tokens += u->completion_tokens;

@@ -160,6 +160,24 @@ static void write_evictions(struct buf *out, const char *model, const struct eng
 	      PARTS({"decode", (double)s->preempted[ENGINE_ROOM_DECODE]}, {"cap", (double)s->preempted[ENGINE_ROOM_CAP]}));
 }
 
+static void write_context(struct buf *out, const char *model, const struct engine_stats *s)
+{
+	struct part requests[ENGINE_MAX_CONTEXT_POLICIES], evicted[ENGINE_MAX_CONTEXT_POLICIES];
+	size_t n = 0;
+	for (; engine_context_policy(n); n++) {
+		requests[n] = (struct part){engine_context_policy(n), (double)s->context_requests[n]};
+		evicted[n] = (struct part){engine_context_policy(n), (double)s->context_evicted[n]};
+	}
+	parts(out, "kvasir:context_requests_total", "counter", "Ended generations by context policy.", model, "policy", requests, n);
+	parts(out, "kvasir:context_evicted_tokens_total", "counter", "Tokens whose KV a context policy let go of.", model, "policy",
+	      evicted, n);
+	one(out, "kvasir:kv_parked_pages", "gauge", "KV pages that sessions under context policies keep for their next turn.", model,
+	    s->parked_pages);
+	parts(out, "kvasir:kv_parked_total", "counter",
+	      "Ends of turns that left KV for the session alone, turns that went on with it, and such KV lost before that.", model, "event",
+	      PARTS({"parked", (double)s->parked}, {"resumed", (double)s->parked_resumed}, {"dropped", (double)s->parked_dropped}));
+}
+
 static void write_kv(struct buf *out, const char *model, const struct engine_kv *kv, uint64_t page_bytes)
 {
 	double used = (double)kv->pages_total - kv->pages_free;
@@ -170,7 +188,7 @@ static void write_kv(struct buf *out, const char *model, const struct engine_kv 
 		    {"index", kv->pages_index}, {"nobody", kv->pages_free}));
 	parts(out, "kvasir:kv_references", "gauge", "References on KV pages: one for each holder of a page.", model, "holder",
 	      PARTS({"running", (double)kv->refs_running}, {"queued", (double)kv->refs_queued},
-		    {"index", (double)kv->refs_index}));
+		    {"sessions", (double)kv->refs_sessions}, {"index", (double)kv->refs_index}));
 	parts(out, "kvasir:kv_tokens", "gauge", "Tokens whose KV is there, shared ones once for each holder.", model, "holder",
 	      PARTS({"running", (double)kv->tokens_running}, {"queued", (double)kv->tokens_queued},
 		    {"sessions", (double)kv->tokens_sessions}));
@@ -378,6 +396,7 @@ void metrics_write(const struct metrics *m, const struct metrics_gauges *g, stru
 		one(out, rows[i].name, rows[i].type, rows[i].help, model, rows[i].value);
 	write_outcomes(out, model, s);
 	write_evictions(out, model, s);
+	write_context(out, model, s);
 	if (g->info) {
 		write_kv(out, model, &s->kv, g->info->page_bytes);
 		write_model(out, model, g->info);

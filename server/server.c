@@ -263,6 +263,8 @@ static enum status start_engine(struct server *s, const char *chat_template)
 		.kv_disk_bytes = (uint64_t)disk_bytes,
 		.kv_disk_write_bytes_per_s = (uint64_t)c->kv_disk_rate,
 		.kv_policy = c->kv_policy,
+		.context_policy = c->context_policy,
+		.max_cache_size = (int32_t)c->max_cache_size,
 		.kv_remote = c->kv_remote,
 		.transfer_key = c->transfer_key,
 		.max_running = (int32_t)c->max_running,

@@ -104,13 +104,23 @@ summed() {
 	fi
 }
 
-# build DIR [MESON OPTIONS]: sets the directory up once, then builds. When that is going on already, waits for it.
+# What is built ahead of its suite (build_ahead, below): the process group; '' none.
+ahead=''
+stop_ahead() {
+	[ -n "$ahead" ] || return 0
+	kill -- "-$ahead"
+	wait "$ahead"
+	ahead=''
+} 2>/dev/null
+
+# build DIR [MESON OPTIONS]: sets the directory up once, then builds. What has been begun ahead is gone on with at once: at its priority it
+# could take for ever on a machine that others use as well.
 build() {
 	local dir=$1 name lock status=0
 	name=$(basename "$dir")
 	shift
 	exec {lock}>"$logs/$name.lock"
-	flock "$lock"
+	flock -n "$lock" || { stop_ahead; flock "$lock"; }
 	if [ ! -f "$dir/build.ninja" ]; then
 		check "setup-$name" meson setup -Dwerror=true -Dcuda=disabled "$@" "$dir" || status=1
 	fi
@@ -146,24 +156,29 @@ build_cuda() {
 build_fuzz() {
 	local lock
 	exec {lock}>"$logs/build-fuzz.lock"
-	flock "$lock"
+	flock -n "$lock" || { stop_ahead; flock "$lock"; }
 	tests/fuzz/run.sh --build >"$logs/build-fuzz.log" 2>&1
 	exec {lock}>&-
 }
 nvcc() { command -v nvcc || echo /usr/local/cuda/bin/nvcc; }
 
-# What later suites need is built meanwhile, with the processor time that nobody else wants: many tests wait more than they compute. Each
-# suite then says how its build went.
+# build_ahead SUITE...: what they need is built meanwhile, with the processor time that nobody else wants: many tests wait more than they
+# compute. Each suite then says how its build went.
 build_ahead() {
-	local suite
-	renice -n 19 "$BASHPID"
-	for suite in "${suites[@]}"; do
-		case $suite in
-		noserver | sanitize | tsan) "build_$suite" ;;
-		clang | fuzz) ! command -v clang || "build_$suite" ;;
-		cuda) [ ! -x "$(nvcc)" ] || build_cuda ;;
-		esac
-	done
+	set -m # a group of its own, to be ended as a whole
+	{
+		renice -n 19 "$BASHPID"
+		local suite
+		for suite; do
+			case $suite in
+			noserver | sanitize | tsan) "build_$suite" ;;
+			clang | fuzz) ! command -v clang || "build_$suite" ;;
+			cuda) [ ! -x "$(nvcc)" ] || build_cuda ;;
+			esac
+		done
+	} >/dev/null 2>&1 &
+	ahead=$!
+	set +m
 }
 
 # The unit tests of a build; one count per test program.
@@ -476,8 +491,7 @@ model
 export KVASIR_TEST_MODEL=${KVASIR_TEST_MODEL:-}
 start=$SECONDS
 took=''
-ahead=''
-trap '[ -z "$ahead" ] || kill -- "-$ahead" 2>/dev/null' EXIT
+trap stop_ahead EXIT
 note() { took+=$(printf '%-10s %6d %6d' "$1" $((SECONDS - before)) $(($(processor_s) - processor)))$'\n'; }
 
 if [ ${#suites[@]} -gt 1 ]; then
@@ -485,19 +499,22 @@ if [ ${#suites[@]} -gt 1 ]; then
 	heading build
 	build build
 	note build
-	set -m # a group of its own, to be ended as a whole
-	build_ahead >/dev/null 2>&1 &
-	ahead=$!
-	set +m
+	build_ahead "${suites[@]:1}"
 fi
-for suite in "${suites[@]}"; do
+for i in "${!suites[@]}"; do
+	suite=${suites[i]}
 	before=$SECONDS processor=$(processor_s)
 	heading "$suite"
 	"suite_$suite"
 	note "$suite"
+	[ -n "$ahead" ] || [ $((i + 1)) -eq ${#suites[@]} ] || build_ahead "${suites[@]:i+1}"
 done
 before=$SECONDS processor=$(processor_s)
-[ -z "$ahead" ] || { wait "$ahead"; ahead=''; note '(builds)'; }
+if [ -n "$ahead" ]; then
+	wait "$ahead"
+	ahead=''
+	note '(builds)'
+fi
 printf '\n%-10s %6s %6s\n%s' suite 's' 'cpu s' "$took"
 printf '\nall took %d s, and %d s of processor time; logs are in %s\n' $((SECONDS - start)) "$(processor_s)" "$logs"
 echo "$passed passed, $failed failed, $skipped skipped"

@@ -7,7 +7,8 @@
  * predecessor are compared as well: a collision, forged or not, is a miss.
  *
  * The index holds one reference on each page it knows. Its pages form trees (a page's parent is its predecessor);
- * only a leaf that nobody else holds can be evicted, so a chain never loses its middle. Which one, a policy says (evict.h).
+ * only a leaf that nobody else holds can be evicted, so a chain never loses its middle. (The end of a chain that is held by sequences which let go of its
+ * middle is unlinked where nothing else is left to evict, and stays theirs.) Which one, a policy says (evict.h).
  *
  * Every page but the last of a chain is full. A conversation that pauses leaves its last page, full or not, as well (a tail). A
  * sequence can share the beginning of a page whose rest differs from its own; it then copies the page before it writes on
@@ -138,6 +139,9 @@ enum status kv_prefix_get(struct kv_prefix *p, struct kv_chain *chain, const int
 enum status kv_prefix_hold(struct kv_prefix *p, struct kv_chain *chain, const int32_t *tokens, int32_t n,
                            struct kv_seq *seq);
 /*
+ * What follows takes nothing from a sequence that lost pages (kv_seq_drop()), whose KV is not what the tokens alone would give; the pages in front
+ * of the first that left it are what they were.
+ *
  * Indexes the full pages of seq from page `first` on; pages before it are indexed already or the call indexes nothing. A page whose
  * content is indexed under another number is replaced in seq by that one, so that equal prefixes end up sharing memory.
  * Returns the number of leading pages of seq that are indexed now; a page that is not sound (pool.h), and those behind it, are not.
