@@ -128,6 +128,13 @@ enum status context_resolve(const struct context_bounds *bounds, const struct en
 	return kind == KV_POLICY_EVICT ? evict(bounds, asked, out, err) : streaming(bounds, asked, out, err);
 }
 
+struct context_bounds context_bounds_of(const struct engine_options *o, int32_t pool_pages, bool can_score)
+{
+	struct context_bounds b = {KV_POLICY_FULL, o->max_cache_size, pool_pages, can_score};
+	kv_policy_find(o->context_policy, &b.policy);
+	return b;
+}
+
 bool context_is_bounded(const struct engine_options *o, const struct engine_context *asked)
 {
 	const char *policy = asked->policy ? asked->policy : o->context_policy;

@@ -12,6 +12,7 @@ struct context_bounds {
 	bool can_score;             /* pages can be weighed: score.h */
 };
 
+struct context_bounds context_bounds_of(const struct engine_options *o, int32_t pool_pages, bool can_score);
 /*
  * INVALID (param kv_cache or a field of it) for a combination that cannot be: the error says what is possible. Sizes are rounded to pages: what
  * has to be kept up, what bounds memory down.

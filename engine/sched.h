@@ -92,7 +92,7 @@ struct request *sched_find(const struct sched *s, uint64_t id);
 bool sched_build(struct sched *s);
 /* Indexes the full pages that a request has computed; call it when its kv.n_tokens has grown. */
 void sched_index(struct sched *s, struct request *r);
-/* Its counters and gauges, and those of its index. */
+/* Its counters and gauges, and those of its index and its pool. */
 void sched_describe(const struct sched *s, struct engine_stats *out);
 /* Tells how long a step of so many rows took, so that the next ones keep to the time a step may take. */
 void sched_measure(struct sched *s, int32_t n_rows, bool has_prompt_rows, int64_t step_ns);

@@ -683,15 +683,6 @@ static void publish(struct worker *w)
 	s.n_sessions = (int32_t)w->sessions.n_sessions;
 	s.pages_total = kv_pool_n_pages(e->pool);
 	s.pages_free = kv_pool_n_free(e->pool);
-	struct kv_wide_counts wide;
-	kv_pool_wide_counts(e->pool, &wide);
-	s.kv_wide_pages = wide.n_used;
-	s.kv_wide_max = wide.n_slots;
-	s.kv_wide_refused = wide.refused;
-	s.kv_not_finite = wide.n_not_finite;
-	s.kv_fallback_pages = wide.fallback;
-	s.kv_unsound_pages = wide.n_unsound;
-	s.kv_clamped = wide.n_clamped;
 	s.kv = w->kv;
 	engine_tiers_describe(e->tiers, &s.tiers);
 	s.sessions_created = w->sessions.created;
@@ -872,8 +863,7 @@ static enum status start(struct worker *w, struct error *err)
 	if (st == STATUS_NOMEM)
 		return error_set(err, st, "no memory to look at pages");
 	w->sched.scorer = st == STATUS_OK ? &w->scorer : NULL;
-	w->context = (struct context_bounds){KV_POLICY_FULL, o->max_cache_size, kv_pool_n_pages(e->pool), st == STATUS_OK};
-	kv_policy_find(o->context_policy, &w->context.policy);
+	w->context = context_bounds_of(o, kv_pool_n_pages(e->pool), st == STATUS_OK);
 	size_t n = (size_t)o->max_running;
 	w->part_logits = calloc(n, sizeof *w->part_logits);
 	w->part_token = calloc(n, sizeof *w->part_token);

@@ -58,7 +58,7 @@ def test_the_figures_agree_with_the_sessions_and_the_metrics(own):
         rows = {s["id"]: s for s in kv["sessions"]["data"]}
         assert set(rows) == set(ids)
         assert sum(s["pages"] for s in rows.values()) == kv["pages"]["sessions"]
-        assert kv["references"] == {"running": 0, "queued": 0, "index": kv["pool"]["pages_used"], "total": kv["pool"]["pages_used"]}
+        assert kv["references"] == {"running": 0, "queued": 0, "sessions": 0, "index": kv["pool"]["pages_used"], "total": kv["pool"]["pages_used"]}
         assert sum(s["tokens"] for s in rows.values()) == kv["tokens"]["sessions"] == kv["tokens"]["total"]
         m = own.metrics()
         assert m["kvasir:kv_references"] == kv["references"]["total"]

@@ -61,7 +61,7 @@ void *__wrap_mmap(void *at, size_t n, int prot, int flags, int fd, off_t offset)
 }
 
 /* Not the reference backend, whose scratch grows with the longest sequence. */
-static const char *const devices[] = {"cpu-avx2", "cpu-avx512", "cpu-avx512-bf16"};
+static const char *const devices[] = {"cpu-avx2", "cpu-avx512", "cpu-avx512-bf16", "cpu-neon", "cpu-neon-dotprod"};
 
 enum { ROWS = 96, SEQS = 8, PAGES = 64, SEQ_PAGES = PAGES / SEQS, VOCAB = 100 };
 
