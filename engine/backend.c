@@ -67,6 +67,20 @@ bool kv_form_find(const char *name, enum kv_form *out)
 	return false;
 }
 
+bool kv_choice_find(const char *name, struct kv_choice *out)
+{
+	*out = (struct kv_choice){.form = KV_FORM_F16, .own = true};
+	if (!name || strcmp(name, "auto") == 0)
+		return true;
+	if (strcmp(name, "bf16") == 0) {
+		*out = (struct kv_choice){.form = KV_FORM_F16, .type = QUANT_BF16};
+		return true;
+	}
+	out->type = QUANT_F16;
+	out->own = strcmp(name, "f16") != 0;
+	return kv_form_find(name, &out->form);
+}
+
 #if defined(__x86_64__)
 #define X86(create) create
 #else

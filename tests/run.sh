@@ -185,7 +185,7 @@ build_ahead() {
 unit_tests() {
 	local name=$1 dir=$2 log
 	log=$logs/$name.log
-	meson test -C "$dir" --suite unit --num-processes "$jobs" --print-errorlogs --timeout-multiplier "${3:-1}" >"$log" 2>&1
+	KVASIR_FULL=$full meson test -C "$dir" --suite unit --num-processes "$jobs" --print-errorlogs --timeout-multiplier "${3:-1}" >"$log" 2>&1
 	grep -E ' (FAIL|TIMEOUT|ERROR) ' "$log" | sed -E 's/^ *[0-9]+\/[0-9]+ +/FAIL /'
 	number() { sed -nE "s/^$1: *([0-9]+).*/\1/p" "$log" | tail -n 1; }
 	local ok fail timeout skip

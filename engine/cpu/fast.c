@@ -468,6 +468,18 @@ static enum status reserve(struct backend *b, int32_t max_rows, int32_t max_widt
 	return s == STATUS_OK ? attn_plan_reserve(f, max_rows, layout) : s;
 }
 
+static enum status choose_kv(struct backend *b, enum quant_type type)
+{
+	struct fast *f = self(b);
+	for (int i = 0; i < 2; i++) {
+		if (f->kernels->pages[i]->type == type) {
+			f->pages = f->kernels->pages[i];
+			return STATUS_OK;
+		}
+	}
+	return STATUS_UNSUPPORTED;
+}
+
 static void info(const struct backend *b, struct backend_info *out)
 {
 	const struct fast *f = self(b);
@@ -475,8 +487,8 @@ static void info(const struct backend *b, struct backend_info *out)
 	        .name = f->kernels->name,
 	        .n_threads = threads_count(f->base.threads),
 	        .host_memory = true,
-	        .kv_order = {.known = true, .pairs = true, .keys = f->kernels->kv_keys, .values = f->kernels->kv_values},
-	        .kv_type = f->kernels->kv_type,
+	        .kv_order = {.known = true, .pairs = true, .keys = f->pages->keys, .values = f->pages->values},
+	        .kv_type = f->pages->type,
 	        .narrow_kv = true,
 	};
 	for (size_t i = 0; i + 1 < sizeof out->detail && f->kernels->detail[i]; i++)
@@ -503,6 +515,7 @@ static void destroy(struct backend *b)
 static const struct backend_ops fast_ops = {
         .destroy = destroy,
         .info = info,
+        .choose_kv = choose_kv,
         .mem_alloc = cpu_mem_alloc,
         .mem_free = cpu_mem_free,
         .mem_write = cpu_mem_write,
@@ -532,6 +545,7 @@ enum status fast_create(const struct cpu_kernels *kernels, int32_t n_threads, st
 	if (!f)
 		goto fail;
 	f->kernels = kernels;
+	f->pages = kernels->pages[0];
 	if (attn_plan_create(&f->plan) != STATUS_OK)
 		goto fail_plan;
 	if (cpu_base_init(&f->base, &fast_ops, n_threads) != STATUS_OK)
