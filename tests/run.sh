@@ -274,14 +274,17 @@ suite_clang() {
 
 # What nvcc compiles runs on no GPU here, and must say so; what runs here is the same source on the CPU. Without nvcc only that.
 suite_cuda() {
-	local nvcc model=$cache/models/random-cuda.gguf
+	local nvcc flags model=$cache/models/random-cuda.gguf
 	nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
 	if [ -x "$nvcc" ]; then
-		if build build-cuda -Dserver=disabled -Dtests=disabled -Dcuda=enabled; then
+		# As the image's build stage does it.
+		read -ra flags <<<"$(sed -nE '/ AS build-cuda$/,/^FROM/s/^RUN meson setup (.*) \/build \/src && .*/\1/p' Dockerfile)"
+		if [ ${#flags[@]} -gt 0 ] && build build-cuda "${flags[@]}"; then
 			need_cuobjdump
 			summed cuda-resources python3 tests/cuda/check_resources.py build-cuda/cuda/*.resources
 			summed cuda-sass python3 tests/cuda/check_sass.py "${KVASIR_CUOBJDUMP:-cuobjdump}" build-cuda/cuda/product.o \
-				build-cuda/cuda/attention.o
+				build-cuda/cuda/attention{,_int8,_fp8}.o
+			check cuda-dockerfile runs_in_the_image build-cuda/server/kvasir
 			check cuda-no-gpu no_gpu build-cuda/server/kvasir
 		fi
 	else
@@ -300,7 +303,7 @@ suite_cuda() {
 	check cuda-check-sh-stops stops_at_what_is_wrong
 	KVASIR_TEST_MODEL=$model KVASIR_TEST_DEVICE=cuda-host KVASIR_TEST_SLOW=6 KVASIR_BIN=$PWD/build/server/kvasir summed cuda-api \
 		"$cache/venv/bin/python" -m pytest -q -rfEs --tb=short -p no:cacheprovider --color=no --durations=5 -m "not trained" \
-		tests/api/test_{openai,device,errors,kv,quirks,sessions,websocket}.py
+		tests/api/test_{openai,device,errors,kv,kv_dtype,quirks,sessions,websocket}.py
 	[ "$full" = no ] || KVASIR_CUDA_SWEEP=1 check cuda-every-failure build/tests/unit/test-cuda-failures
 }
 
@@ -319,6 +322,20 @@ no_gpu() {
 	said=$("$1" generate --model "${KVASIR_TEST_MODEL:-none}" --device cuda --prompt x 2>&1) && return 1
 	echo "$said"
 	[ "$(wc -l <<<"$said")" -eq 1 ] && grep -q CUDA <<<"$said"
+}
+
+# The program needs no library but libc's and those whose packages the Dockerfile's cuda stage has. (What only this machine has is left out.)
+runs_in_the_image() {
+	local packages library bad=0
+	packages=$(sed -n '/ AS cuda$/,/^FROM/p' Dockerfile | grep -oE '\blib[a-z]+[a-z0-9-]*')
+	for library in $(readelf -d "$1" | sed -nE 's/.*NEEDED.*\[lib([a-z0-9+_-]+)\.so.*/\1/p'); do
+		case $library in
+		c | m | dl | rt | pthread | stdc++ | gcc_s | hiredis) ;;
+		crypto) library=ssl ;&
+		*) grep -qE "^lib$library[0-9]" <<<"$packages" || { echo "lib$library is in no package of the image"; bad=1; } ;;
+		esac
+	done
+	return $bad
 }
 
 # NVIDIA's disassembler, which not every toolkit has, from the Python package index. Without it the test of the machine code skips.
