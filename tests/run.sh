@@ -286,6 +286,7 @@ suite_cuda() {
 				build-cuda/cuda/attention{,_int8,_fp8}.o
 			check cuda-dockerfile runs_in_the_image build-cuda/server/kvasir
 			check cuda-no-gpu no_gpu build-cuda/server/kvasir
+			check cuda-without-meson tests/gpu/build.sh build-gpu-sh 90a "$jobs"
 		fi
 	else
 		skip cuda-nvcc "nvcc is not installed"
