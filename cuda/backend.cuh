@@ -115,7 +115,7 @@ struct cuda_backend {
 	const struct batch *batch; /* NULL outside */
 	enum status step_status;
 	struct upload upload;
-	size_t token, position, row_seq, seq_table, table, slots; /* offsets into it */
+	size_t token, position, place, row_seq, seq_table, table, slots; /* offsets into it */
 	struct attention_plan plan;
 	struct growing halves_x, halves_scale, partial, rope;
 	int halves_rows, halves_stride;

@@ -90,7 +90,7 @@ cudaError_t gather_rows(const float *x, int dim, const int32_t *rows, int n, flo
 
 /* A step's rows as the kernels see them, made by step_begin. */
 struct step_rows {
-	const int32_t *position;  /* [n_rows] */
+	const int32_t *place;	  /* [n_rows] as their block tables count */
 	const int32_t *row_seq;	  /* [n_rows] */
 	const int32_t *seq_table; /* [n_seqs] where a sequence's block table begins in `table` */
 	const int32_t *table;

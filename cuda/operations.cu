@@ -56,7 +56,7 @@ static struct halves claim_halves(struct cuda_backend *b, const float *out, int6
 static struct step_rows step_rows(const struct cuda_backend *b)
 {
 	struct step_rows r = {};
-	r.position = uploaded<int32_t>(b, b->position);
+	r.place = uploaded<int32_t>(b, b->place);
 	r.row_seq = uploaded<int32_t>(b, b->row_seq);
 	r.seq_table = uploaded<int32_t>(b, b->seq_table);
 	r.table = uploaded<int32_t>(b, b->table);

@@ -264,8 +264,8 @@ __global__ void __launch_bounds__(HEAD_THREADS)
 	if (!is_key || !kv.kv)
 		return;
 	__syncthreads();
-	const int position = rows.position[row], token = position % PAGE_TOKENS;
-	const int entry = rows.seq_table[rows.row_seq[row]] + position / PAGE_TOKENS;
+	const int place = rows.place[row], token = place % PAGE_TOKENS;
+	const int entry = rows.seq_table[rows.row_seq[row]] + place / PAGE_TOKENS;
 	const struct kv_place &at = kv.place;
 	const float *v = kv.v + (static_cast<size_t>(row) * r.n_head_kv + head) * head_dim;
 	uint8_t *layer = kv.kv + static_cast<size_t>(rows.table[entry]) * at.page_stride + at.layer_offset;

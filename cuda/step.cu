@@ -262,11 +262,12 @@ enum status step_upload(struct cuda_backend *b, const struct batch *batch)
 		b->graphs.key = {batch->n_rows, rounded(static_cast<int>(n_pages)), 0};
 		n_pages = static_cast<size_t>(b->graphs.key.n_pages);
 	}
-	enum status s = upload_room(b, (3 * n_rows + n_seqs + 2 * n_pages) * sizeof(int32_t) + 160);
+	enum status s = upload_room(b, (4 * n_rows + n_seqs + 2 * n_pages) * sizeof(int32_t) + 192);
 	if (s != STATUS_OK)
 		return s;
 	int32_t *token = put<int32_t>(b, n_rows, &b->token);
 	int32_t *position = put<int32_t>(b, n_rows, &b->position);
+	int32_t *place = put<int32_t>(b, n_rows, &b->place);
 	int32_t *row_seq = put<int32_t>(b, n_rows, &b->row_seq);
 	int32_t *seq_table = put<int32_t>(b, n_seqs, &b->seq_table);
 	int32_t *table = put<int32_t>(b, n_pages, &b->table);
@@ -285,8 +286,10 @@ enum status step_upload(struct cuda_backend *b, const struct batch *batch)
 		for (size_t k = 0; slots && k < n; k++)
 			slots[n_pages + k] = b->wide->slot[q->block_table[k]];
 		n_pages += n;
-		for (int r = 0; r < q->n_rows; r++)
+		for (int r = 0; r < q->n_rows; r++) {
+			place[q->first_row + r] = q->first_position + r;
 			row_seq[q->first_row + r] = static_cast<int32_t>(i);
+		}
 	}
 	if (b->plan.n_head) {
 		s = put_plan(b);

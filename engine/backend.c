@@ -67,6 +67,17 @@ bool kv_form_find(const char *name, enum kv_form *out)
 	return false;
 }
 
+#if defined(__x86_64__)
+#define X86(create) create
+#else
+#define X86(create) NULL
+#endif
+#if defined(__aarch64__)
+#define ARM(create) create
+#else
+#define ARM(create) NULL
+#endif
+
 /*
  * Kinds of device, the fastest first. `general` is the name that stands for the first of its kinds this machine can run. A kind with
  * an ordinal is also chosen as "name:N". `create` is NULL when the build lacks the kind (see cuda/cuda.h).
@@ -78,11 +89,11 @@ static const struct device_kind {
 	/* `number` is the ordinal, or else the number of threads. UNSUPPORTED when the machine lacks something. */
 	enum status (*create)(int32_t number, struct backend **out, struct error *err);
 } device_kinds[] = {
-#if defined(__x86_64__)
-        {"cpu-avx512-bf16", "cpu", false, cpu_avx512_bf16_create},
-        {"cpu-avx512", "cpu", false, cpu_avx512_create},
-        {"cpu-avx2", "cpu", false, cpu_avx2_create},
-#endif
+        {"cpu-avx512-bf16", "cpu", false, X86(cpu_avx512_bf16_create)},
+        {"cpu-avx512", "cpu", false, X86(cpu_avx512_create)},
+        {"cpu-avx2", "cpu", false, X86(cpu_avx2_create)},
+        {"cpu-neon-dotprod", "cpu", false, ARM(cpu_neon_dotprod_create)},
+        {"cpu-neon", "cpu", false, ARM(cpu_neon_create)},
         {"cpu-reference", "cpu", false, cpu_reference_create},
         {"cuda", NULL, true, cuda_create},
         {"cuda-host", NULL, true, cuda_host_create},
@@ -119,7 +130,7 @@ enum status backend_create(const struct backend_options *options, struct backend
 				return error_set(err, STATUS_UNSUPPORTED, "this build has no device \"%s\"", kind->name);
 			return kind->create(kind->has_ordinal ? ordinal : options->n_threads, out, err);
 		}
-		if (!kind->general || strcmp(device, kind->general) != 0)
+		if (!kind->create || !kind->general || strcmp(device, kind->general) != 0)
 			continue;
 		s = kind->create(options->n_threads, out, err);
 		if (s != STATUS_UNSUPPORTED)

@@ -86,11 +86,14 @@ struct kv_order {
 	enum kv_block_order keys, values;
 };
 
-/* One sequence's part of a step. Its rows stand at positions first_position, first_position + 1, ... */
+/*
+ * One sequence's part of a step. Its rows stand at first_position, first_position + 1, ... as its block table counts, and see all
+ * before. Pages that left a sequence leave no hole in its table: what stands there of a row is its position less what was dropped.
+ */
 struct batch_seq {
 	int32_t first_row;
 	int32_t n_rows;
-	int32_t first_position;
+	int32_t first_position;     /* in the block table */
 	const int32_t *block_table; /* [n_pages] page numbers; position p lies in page block_table[p / page_tokens] */
 	int32_t n_pages;            /* enough for first_position + n_rows */
 };
@@ -99,7 +102,7 @@ struct batch_seq {
 struct batch {
 	int32_t n_rows;
 	const int32_t *token;    /* [n_rows] */
-	const int32_t *position; /* [n_rows] */
+	const int32_t *position; /* [n_rows] of the conversation, which rotate queries and keys; not below what the block table counts */
 	int32_t n_seqs;
 	const struct batch_seq *seq; /* [n_seqs]; rows of all of them cover [0, n_rows) without gaps, in order */
 	int32_t n_outputs;
@@ -206,11 +209,11 @@ struct backend_ops {
 	/* Rotates q[n_rows][n_head][head_dim] and k[n_rows][n_head_kv][head_dim] in place by each row's position. */
 	enum status (*rope)(struct backend *b, float *q, int32_t n_head, float *k, int32_t n_head_kv, int32_t head_dim,
 	                    const struct rope_params *rope);
-	/* Stores k and v[n_rows][n_head_kv][head_dim] of the batch's rows in their pages. kv: the pool's slab. */
+	/* Stores k and v[n_rows][n_head_kv][head_dim] of the batch's rows where the block tables say. kv: the pool's slab. */
 	enum status (*kv_write)(struct backend *b, void *kv, const struct kv_layout *layout, int32_t layer, const float *k,
 	                        const float *v);
 	/*
-	 * Causal attention of q[n_rows][n_head][head_dim] over each row's positions 0..position, which are in the pages:
+	 * Causal attention of q[n_rows][n_head][head_dim] over positions 0..its own of each row's block table:
 	 * out[n_rows][n_head][head_dim] = softmax(scale * q k^T) v. Query head h uses KV head h / (n_head / n_head_kv).
 	 */
 	enum status (*attention)(struct backend *b, const void *kv, const struct kv_layout *layout, int32_t layer,
@@ -265,7 +268,7 @@ bool kv_form_find(const char *name, enum kv_form *out);
 /* The layout of such a cache in the backend's own type. */
 enum status kv_layout_for(const struct backend *b, struct kv_layout *layout, int32_t n_layer, int32_t n_head_kv, int32_t head_dim);
 
-/* How a backend is chosen: "cpu" (the fastest kind this machine has), "cpu-reference", "cpu-avx2", "cpu-avx512", ... */
+/* How a backend is chosen: "cpu" (the fastest kind this machine has), "cpu-reference", "cpu-avx2", "cpu-neon", ... */
 struct backend_options {
 	const char *device;
 	int32_t n_threads; /* 0: one per physical core this process may use */

@@ -52,7 +52,7 @@ static void count_sequence(struct census *c, const struct kv_seq *kv, int32_t n_
 		c->sequences[page] += c->sequences[page] < 2;
 	}
 	sum->refs += kv->n_pages;
-	sum->tokens += kv->n_tokens;
+	sum->tokens += kv_seq_places(kv);
 	if (n_positions % KV_PAGE_TOKENS != 0 && kv->n_pages == kv_pages_for(n_positions)) {
 		out->tails++;
 		out->tails_shared += kv_pool_refs(c->pool, kv->pages[kv->n_pages - 1]) > 1;
@@ -64,7 +64,8 @@ static void count_requests(struct census *c, const struct list *head, enum holde
 {
 	list_each(l, next, head) {
 		const struct request *r = list_entry(l, struct request, link);
-		count_sequence(c, &r->kv, holder == RUNNING ? (int32_t)r->tokens.n : r->kv.n_tokens, holder, sum, out);
+		count_sequence(c, &r->kv, holder == RUNNING ? (int32_t)r->tokens.n - r->kv.n_dropped * KV_PAGE_TOKENS : r->kv.n_tokens, holder,
+		               sum, out);
 		for (int32_t i = 0; i < r->fetch.n; i++) {
 			int32_t page = kv_fetch_page(&r->fetch, i);
 			if (page == KV_NO_PAGE)
@@ -79,10 +80,10 @@ static void count_requests(struct census *c, const struct list *head, enum holde
 	}
 }
 
-/* What a session left in the index for its next turn. A running one is counted as a request. */
-static void count_session(struct census *c, const struct session *s, struct engine_kv *out)
+/* What a session left in the index for its next turn, or has of its own. A running one is counted as a request. */
+static void count_session(struct census *c, const struct session *s, struct sum *sum, struct engine_kv *out)
 {
-	int32_t alive = s->running ? 0 : kv_weak_alive(c->sched->prefix, &s->kv);
+	int32_t alive = s->running || s->parked ? 0 : kv_weak_alive(c->sched->prefix, &s->kv);
 	for (int32_t i = 0; i < alive; i++) {
 		int32_t page = s->kv.pages[i].page;
 		if (c->holder[page] < SESSION)
@@ -90,6 +91,8 @@ static void count_session(struct census *c, const struct session *s, struct engi
 		c->sequences[page] += c->sequences[page] < 2;
 		out->tokens_sessions += kv_prefix_page_tokens(c->sched->prefix, page);
 	}
+	if (s->parked)
+		count_sequence(c, &s->parked->kv, kv_seq_places(&s->parked->kv), SESSION, sum, out);
 }
 
 static void count_page(const struct census *c, int32_t page, struct engine_kv *out)
@@ -117,7 +120,7 @@ static int64_t audit(const struct census *c, const struct engine_kv *out, const 
 	int64_t refs = 0, drift = distance(out->pages_free, kv_pool_n_free(c->pool));
 	for (int32_t i = 0; i < kv_pool_n_pages(c->pool); i++)
 		refs += kv_pool_refs(c->pool, i);
-	drift += distance(refs, out->refs_running + out->refs_queued + out->refs_index);
+	drift += distance(refs, out->refs_running + out->refs_queued + out->refs_sessions + out->refs_index);
 	for (int32_t i = 0; i < c->tenants->n; i++) {
 		const struct tenant *t = c->tenants->all[i];
 		drift += t ? distance(t->kv.n_pages, charged[i]) : 0;
@@ -150,7 +153,7 @@ void census_take(struct census *c, struct engine_kv *out)
 {
 	int64_t charged[ENGINE_MAX_TENANTS] = {0};
 	int32_t n = kv_pool_n_pages(c->pool);
-	struct sum running = {0, 0}, queued = {0, 0};
+	struct sum running = {0, 0}, queued = {0, 0}, sessions = {0, 0};
 	*out = (struct engine_kv){.pages_total = n};
 	memset(c->sequences, 0, (size_t)n);
 	for (int32_t i = 0; i < n; i++) {
@@ -161,11 +164,13 @@ void census_take(struct census *c, struct engine_kv *out)
 	count_requests(c, &c->sched->running, RUNNING, charged, &running, out);
 	count_requests(c, &c->sched->waiting, QUEUED, charged, &queued, out);
 	for (size_t i = 0; i < c->sessions->n_sessions; i++)
-		count_session(c, c->sessions->heap[i], out);
+		count_session(c, c->sessions->heap[i], &sessions, out);
 	for (int32_t i = 0; i < n; i++)
 		count_page(c, i, out);
 	out->refs_running = running.refs;
 	out->refs_queued = queued.refs;
+	out->refs_sessions = sessions.refs;
+	out->tokens_sessions += sessions.tokens;
 	out->tokens_running = running.tokens;
 	out->tokens_queued = queued.tokens;
 	out->drift_pages = audit(c, out, charged);

@@ -4,6 +4,7 @@
 
 #include "engine/engine_internal.h"
 #include "engine/event.h"
+#include "engine/kv/policy.h"
 
 /* ---- Life ---- */
 
@@ -34,7 +35,7 @@ static enum status check_options(struct engine_options *o, struct error *err)
 {
 	if (!o->model_path || !o->model_path[0])
 		return error_set_param(err, STATUS_INVALID, "model", "no model file was given");
-	if (o->n_threads < 0 || o->context_tokens < 0 || o->max_running < 1 || o->max_queue < -1 || o->step_tokens < 1 ||
+	if (o->n_threads < 0 || o->max_cache_size < 0 || o->context_tokens < 0 || o->max_running < 1 || o->max_queue < -1 || o->step_tokens < 1 ||
 	    o->max_sessions < 1 || o->session_tokens < 0 || o->session_requests < 0 || o->request_timeout_ms < 0 ||
 	    o->heartbeat_timeout_ms < 0 || o->session_ttl_ms < 0 || o->session_gc_ms < 0)
 		return error_set(err, STATUS_INVALID, "an engine option is negative");
@@ -42,6 +43,14 @@ static enum status check_options(struct engine_options *o, struct error *err)
 	if (!policy)
 		return error_set_param(err, STATUS_INVALID, "kv-policy", "kv-policy: there is no eviction policy \"%.64s\"", o->kv_policy);
 	o->kv_policy = policy;
+	enum kv_policy_kind context;
+	if (!kv_policy_find(o->context_policy ? o->context_policy : "full", &context))
+		return error_set_param(err, STATUS_INVALID, "context-policy", "context-policy: there is no context policy \"%.64s\"",
+		                       o->context_policy);
+	o->context_policy = kv_policy_name(context);
+	if (context != KV_POLICY_FULL && o->max_cache_size == 0)
+		return error_set_param(err, STATUS_INVALID, "max-cache-size", "context-policy: \"%s\" needs max-cache-size: how many tokens to keep",
+		                       o->context_policy);
 	enum kv_codec_type type;
 	if (!kv_codec_find(o->kv_ram_type ? o->kv_ram_type : "f16", &type))
 		return error_set_param(err, STATUS_INVALID, "kv-ram-dtype", "kv-ram-dtype: \"%.64s\" is none of f16, int8 and fp8_e4m3",

@@ -53,6 +53,8 @@ struct engine_options {
 	const char *kv_remote;     /* HOST:PORT or socket of a Valkey or Redis server for pages that daemons share; NULL: none */
 	const char *transfer_key;  /* a secret that daemons share so that sessions can move between them; NULL: they cannot */
 	const char *kv_policy;     /* which cached pages go when room is needed: of engine_kv_policy(); NULL: the default */
+	const char *context_policy; /* of requests that name none, of engine_context_policy(); NULL: "full" */
+	int32_t max_cache_size;    /* tokens: of requests that give none, and the most that any may ask for; 0: none, and no bound */
 	int32_t max_running;       /* generations that share steps; 0: default */
 	int32_t max_queue;         /* generations waiting beyond that before LIMIT; 0: default, -1: no bound */
 	int32_t step_tokens;       /* rows of a step; 0: default */
@@ -77,7 +79,9 @@ struct engine_info {
 	const char *backend;    /* e.g. "cpu-avx512" */
 	const char *quantization; /* most common tensor type, "Q4_1" */
 	uint64_t n_params, file_bytes;
-	int32_t n_ctx, n_ctx_train, n_vocab, n_embd, n_layer, n_threads;
+	int32_t n_ctx;         /* longest conversation of which all is kept */
+	int32_t n_ctx_long;    /* and of which a context policy keeps a part */
+	int32_t n_ctx_train, n_vocab, n_embd, n_layer, n_threads;
 	uint64_t kv_bytes_per_token, kv_bytes;
 	uint64_t page_bytes; /* what a page takes of kv_bytes */
 	const char *kv_type;    /* of an element, "F16", "int8", "fp8_e4m3" */
@@ -148,6 +152,29 @@ void engine_tenant_usage(const struct engine *e, int32_t tenant, struct engine_t
 
 enum engine_input { ENGINE_INPUT_TEXT, ENGINE_INPUT_TOKENS, ENGINE_INPUT_CHAT };
 
+/*
+ * How a conversation goes on that grows longer than what is to be kept of it. By default all is kept. The other policies say so in
+ * engine_usage.context: what they let go of is gone, and the answer is another one than with all of it.
+ *
+ * "streaming": the first start_size tokens stay, and the latest; all keep their positions.
+ * "evict": these, and of the pages between those that are worth most.
+ */
+struct engine_context {
+	const char *policy;     /* of engine_context_policy(); NULL: the engine's */
+	int32_t start_size;     /* tokens; -1: 4, which is a page */
+	int32_t recent_size;    /* streaming: of the window at its longest; it moves in jumps of an eighth. 0: what max_cache_size leaves.
+	                           evict: that stay in any case; 0: 128, or half of max_cache_size where that is less */
+	int32_t max_cache_size; /* tokens in all; 0: as much as the others come to, or the engine's */
+	bool by_share;          /* evict: shrink_permille of the conversation is let go of, or more where max_cache_size says so */
+	int32_t shrink_permille;
+	bool by_age;            /* evict: the oldest pages go first, whatever they are worth */
+	int32_t trigger_tokens; /* all is kept up to here; 0: up to max_cache_size */
+};
+
+enum { ENGINE_MAX_CONTEXT_POLICIES = 8 };
+/* Names of the context policies, "full" first; NULL after the last. */
+const char *engine_context_policy(size_t i);
+
 struct engine_request {
 	uint64_t id; /* from engine_next_id() */
 	int32_t tenant;
@@ -161,11 +188,23 @@ struct engine_request {
 	/* CHAT: variables of the template; the engine adds bos_token, eos_token and the like. Lives in `arena`. */
 	struct arena *arena;
 	struct value *chat;
+	/*
+	 * CHAT: of each message in chat["messages"], the turn that it belongs to, from 0; -1: it always stays. When the prompt and max_tokens
+	 * (-1: an eighth of the context) do not fit, whole turns are left out, the oldest first, never the last. NULL: none may be.
+	 */
+	int32_t *turn_of; /* malloc'd, [n_turn_of] */
+	size_t n_turn_of;
+	/* The engine's own, found while the prompt is made: turns left out; where the others begin, in tokens, and where the system message ends. */
+	int32_t turns_dropped;
+	int32_t *turn_starts; /* malloc'd, [n_turn_starts] */
+	size_t n_turn_starts;
+	int32_t system_tokens;
 
 	char session[ENGINE_SESSION_ID_MAX + 1];   /* "": none. Its KV is reused and kept. Requests of one session run one after the other */
 
 	char *cache_salt;                /* malloc'd or NULL: its KV is shared only with requests of the same salt and tenant's salt */
 
+	struct engine_context context;
 	struct sampling_params sampling; /* sampling.bias malloc'd */
 	int32_t max_tokens;              /* -1: until the context is full; 0: prompt only */
 	int64_t timeout_ms;              /* as engine_options.request_timeout_ms, which bounds it; 0: that one */
@@ -202,6 +241,9 @@ void engine_detokenize(struct engine *e, uint64_t id, const int32_t *ids, size_t
 
 /* ---- Sessions ---- */
 
+/* Where pages are that have left the device, the nearest first. */
+enum engine_tier_kind { ENGINE_TIER_RAM, ENGINE_TIER_DISK, ENGINE_TIER_REMOTE, ENGINE_TIER_KINDS };
+
 struct engine_session_info {
 	char id[ENGINE_SESSION_ID_MAX + 1];
 	int64_t age_ms, idle_ms;     /* since creation, since the last heartbeat or request */
@@ -212,7 +254,14 @@ struct engine_session_info {
 	uint64_t serial;             /* rises with each session made: see engine_session_list() */
 	int32_t max_tokens;          /* that it may hold KV for; 0: no limit */
 	int32_t n_tokens;            /* tokens of its last request whose KV is there */
+	int32_t n_logical;           /* and how far they reach: more, where a context policy dropped what lies between */
+	const char *policy;          /* by which they were kept: see struct engine_context */
 	int32_t n_pages;
+	/*
+	 * Where the pages of its last request are, or of the one that runs: on the device (those that others have computed again as well), in
+	 * the nearest tier that has them, or nowhere, to be computed again.
+	 */
+	int32_t pages_device, pages_tier[ENGINE_TIER_KINDS], pages_lost;
 	int32_t pages_exclusive;     /* of them, those that no other session or generation uses */
 	int32_t pages_indexed;       /* of them, those that the prefix index holds */
 	int64_t references;          /* on its pages, by whomever */
@@ -277,7 +326,18 @@ enum engine_finish {
 	ENGINE_FINISH_CANCELLED, /* cancel, or its session ended: see `detail` */
 };
 
+/* What was kept of a conversation when its generation ended. */
+struct engine_context_usage {
+	const char *policy;
+	int32_t tokens_logical;  /* whose KV was computed or found */
+	int32_t tokens_resident; /* of them, those whose KV was there at the end */
+	int32_t evicted_tokens;  /* and those that its policy let go of */
+	int32_t pages;           /* of the resident, all of them on the device */
+	uint64_t bytes;
+};
+
 struct engine_usage {
+	struct engine_context_usage context; /* DONE */
 	int32_t prompt_tokens, cached_tokens, completion_tokens;
 	int32_t n_preempted; /* times its KV was dropped for others and computed again */
 	int64_t queue_ns, prefill_ns, decode_ns; /* submit -> first step -> first token -> end */
@@ -312,6 +372,7 @@ struct engine_event {
 	size_t n_tokens;
 	struct sample_result *logprobs; /* PROMPT (want_prompt_logprobs): [n_tokens]; [0].logprob is NaN: nothing precedes it */
 
+	int32_t turns_dropped;     /* PROMPT: how many of the oldest turns were left out: see engine_request.turn_of */
 	struct engine_usage usage; /* PROMPT: prompt_tokens and cached_tokens; DONE: all */
 	enum engine_finish finish; /* DONE */
 	const char *detail;        /* DONE: static text: "eos", "stop", "length", "cancelled", "session_expired", ... */
@@ -341,14 +402,15 @@ enum engine_room { ENGINE_ROOM_PROMPT, ENGINE_ROOM_DECODE, ENGINE_ROOM_CAP, ENGI
 
 /*
  * The KV cache, counted page by page at one moment. Each page in use is counted once, under the first of these that it belongs to:
- * a running generation, a queued request, the next turn of a session that waits (which holds no reference), the prefix index. A
+ * a running generation, a queued request, the next turn of a session that waits (which holds a reference only on KV of its own, under a
+ * context policy), the prefix index. A
  * reference is one holder's of one page.
  */
 struct engine_kv {
 	int32_t pages_total, pages_free;
 	int32_t pages_running, pages_queued, pages_sessions, pages_index; /* with pages_free they add up to pages_total */
 	int32_t pages_shared;     /* used by two or more: generations, queued requests, sessions (one that runs only counts as such) */
-	int64_t refs_running, refs_queued, refs_index;
+	int64_t refs_running, refs_queued, refs_sessions, refs_index;
 	int64_t tokens_running, tokens_queued, tokens_sessions; /* positions that sequences see; shared ones as often as they are seen */
 	int32_t tails;            /* sequences that end within a page */
 	int32_t tails_shared;     /* of them, those whose last page others hold as well: it is copied before it is written */
@@ -394,7 +456,7 @@ struct engine_tier {
 };
 
 struct engine_tiers {
-	struct engine_tier tier[3];
+	struct engine_tier tier[ENGINE_TIER_KINDS];
 	int32_t n;
 	uint64_t fetches, fetches_cancelled; /* requests that waited for pages from tiers */
 	int32_t fetching;
@@ -421,6 +483,10 @@ struct engine_stats {
 	uint64_t kv_wide_refused, kv_not_finite;
 	struct engine_kv kv;             /* counted now and then: see counted_ms_ago */
 	struct engine_tiers tiers;
+	/* Of context policies, as engine_context_policy() numbers them: requests ended, tokens let go of. */
+	uint64_t context_requests[ENGINE_MAX_CONTEXT_POLICIES], context_evicted[ENGINE_MAX_CONTEXT_POLICIES];
+	int32_t parked_pages;            /* KV of idle sessions that is not in the index */
+	uint64_t parked, parked_resumed, parked_dropped; /* ends of turns that left some; turns that went on with it; lost before that */
 	uint64_t steps, step_rows;
 	int64_t step_ns;
 };
@@ -540,6 +606,7 @@ struct engine_bench_params {
 	size_t n_batches;
 	int32_t runs;           /* of each test */
 	bool random_kv;         /* fill the context with random keys and values instead of computing them: quick, and the same work to read */
+	const char *kv_type;    /* how KV is kept, as in engine_options; no page has a copy in f16 beside it */
 };
 
 struct engine_bench_info {

@@ -16,7 +16,13 @@ enum status limits_session(const struct session *s, int32_t most, struct error *
 
 static enum status apply(struct request *r, int32_t limit, const char *param, const char *whose, struct error *err)
 {
-	int32_t max_tokens = r->spec->max_tokens;
+	int32_t max_tokens = r->spec->max_tokens, pages = kv_policy_max_pages(&r->policy, r->max_total);
+	/* What its policy ever keeps of it counts. */
+	if (pages < kv_pages_for(r->max_total) && pages * KV_PAGE_TOKENS <= limit)
+		return STATUS_OK;
+	if (pages < kv_pages_for(r->max_total) && r->policy.most_pages < INT32_MAX)
+		return error_set_param(err, STATUS_CONTEXT_LENGTH, param, "%s may hold %" PRId32 " tokens at most, but kv_cache asks for %" PRId32, whose,
+		                       limit, pages * KV_PAGE_TOKENS);
 	if (r->n_prompt > limit || (max_tokens < 0 && r->n_prompt == limit))
 		return error_set_param(err, STATUS_CONTEXT_LENGTH, param,
 		                       "%s may hold %" PRId32 " tokens at most, but the prompt has %" PRId32 " tokens", whose, limit,

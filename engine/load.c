@@ -9,6 +9,7 @@
 
 #include "engine/base/log.h"
 #include "engine/engine_internal.h"
+#include "engine/kv/policy.h"
 #include "engine/kv/seq.h"
 
 /* Outputs of a step beyond one per running request: rows of prompts whose own log-probabilities were asked for. */
@@ -121,7 +122,7 @@ void engine_split_kv(const struct kv_layout *layout, uint64_t bytes, uint64_t *n
 
 /* Bytes of KV the pool gets, and the context that fits in them. */
 static enum status size_pool(struct engine *e, const struct model_params *p, int32_t *n_pages, int32_t *n_wide, int32_t *n_ctx,
-                             struct error *err)
+                             int32_t *n_ctx_long, struct error *err)
 {
 	const struct engine_options *o = &e->options;
 	size_t stride = e->layout.page_stride;
@@ -142,8 +143,10 @@ static enum status size_pool(struct engine *e, const struct model_params *p, int
 	if (pages < 1)
 		return error_set(err, STATUS_NOMEM, "the KV cache gets %" PRIu64 " bytes, but one page of %d tokens takes %zu",
 		                 o->kv_bytes, KV_PAGE_TOKENS, stride);
+	*n_ctx_long = *n_ctx;
 	if (pages < full) {
-		if (o->context_tokens)
+		/* Where a policy keeps a part of it, it need not all fit. */
+		if (o->context_tokens && strcmp(o->context_policy, kv_policy_name(KV_POLICY_FULL)) == 0)
 			return error_set(err, STATUS_NOMEM,
 			                 "a context of %" PRId32 " tokens takes %" PRIu64 " bytes of KV cache, but there are %" PRIu64
 			                 ": choose a smaller --context or a larger --kv-memory",
@@ -327,7 +330,7 @@ static const char *main_type(const struct gguf *g)
 	return best;
 }
 
-static enum status fill_info(struct engine *e, int32_t n_pages, int32_t n_wide, int32_t n_ctx, struct error *err)
+static enum status fill_info(struct engine *e, int32_t n_pages, int32_t n_wide, int32_t n_ctx, int32_t n_ctx_long, struct error *err)
 {
 	const struct model_params *p = model_params(e->model);
 	struct engine_info *info = &e->info;
@@ -349,6 +352,7 @@ static enum status fill_info(struct engine *e, int32_t n_pages, int32_t n_wide, 
 	        .n_params = model_n_params(e->model),
 	        .file_bytes = gguf_file_bytes(e->gguf),
 	        .n_ctx = n_ctx,
+	        .n_ctx_long = n_ctx_long,
 	        .n_ctx_train = p->n_ctx_train,
 	        .n_vocab = p->n_vocab,
 	        .n_embd = p->n_embd,
@@ -375,7 +379,7 @@ static enum status fill_info(struct engine *e, int32_t n_pages, int32_t n_wide, 
 enum status engine_load(struct engine *e, struct error *err)
 {
 	const struct engine_options *o = &e->options;
-	int32_t n_pages = 0, n_wide = 0, n_ctx = 0;
+	int32_t n_pages = 0, n_wide = 0, n_ctx = 0, n_ctx_long = 0;
 	enum status st = gguf_open(o->model_path, &e->gguf, err);
 	if (st != STATUS_OK)
 		return st;
@@ -406,7 +410,7 @@ enum status engine_load(struct engine *e, struct error *err)
 		                       o->kv_type);
 	if (form != KV_FORM_F16)
 		kv_layout_narrow(&e->layout, form);
-	st = size_pool(e, p, &n_pages, &n_wide, &n_ctx, err);
+	st = size_pool(e, p, &n_pages, &n_wide, &n_ctx, &n_ctx_long, err);
 	if (st != STATUS_OK)
 		return st;
 	st = kv_pool_create_narrow(e->backend, &e->layout, n_pages, n_wide, &e->pool, err);
@@ -424,7 +428,7 @@ enum status engine_load(struct engine *e, struct error *err)
 	st = model_reserve(e->model, o->step_tokens, e->max_outputs, &e->layout, err);
 	if (st != STATUS_OK)
 		return st;
-	return fill_info(e, n_pages, n_wide, n_ctx, err);
+	return fill_info(e, n_pages, n_wide, n_ctx, n_ctx_long, err);
 }
 
 void engine_unload(struct engine *e)

@@ -127,6 +127,33 @@ int32_t request_pending(const struct request *r)
 	return (int32_t)r->tokens.n - r->kv.n_tokens;
 }
 
+int32_t request_reach(const struct request *r)
+{
+	int32_t pending = request_pending(r), until = kv_policy_next(&r->policy, r->kv.n_tokens) - r->kv.n_tokens;
+	return pending < until ? pending : until;
+}
+
+int32_t request_exact(const struct request *r)
+{
+	int32_t n = (int32_t)r->tokens.n, exact = kv_policy_exact_tokens(&r->policy);
+	return n < exact ? n : exact;
+}
+
+bool request_keeps_page(const struct request *r, int32_t number)
+{
+	const struct engine_request *q = r->spec;
+	int32_t begin = number * KV_PAGE_TOKENS;
+	size_t low = 0, high = q->n_turn_starts;
+	while (low < high) {
+		size_t middle = low + (high - low) / 2;
+		if (q->turn_starts[middle] < begin)
+			low = middle + 1;
+		else
+			high = middle;
+	}
+	return begin < q->system_tokens || (low < q->n_turn_starts && q->turn_starts[low] < begin + KV_PAGE_TOKENS);
+}
+
 bool request_is_end_token(const struct request *r, const struct tokenizer *tokenizer, int32_t token, const char **detail)
 {
 	for (size_t i = 0; i < r->spec->n_stop_tokens; i++) {
@@ -146,6 +173,7 @@ struct engine_request *engine_request_create(struct engine *e)
 		return NULL;
 	r->id = engine_next_id(e);
 	r->max_tokens = -1;
+	r->context.start_size = -1;
 	sampling_params_init(&r->sampling);
 	return r;
 }
@@ -157,6 +185,8 @@ void engine_request_destroy(struct engine_request *r)
 	free(r->text);
 	free(r->tokens);
 	arena_destroy(r->arena);
+	free(r->turn_of);
+	free(r->turn_starts);
 	free(r->cache_salt);
 	grammar_unref(r->grammar);
 	free(r->sampling.bias);

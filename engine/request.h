@@ -8,6 +8,7 @@
 #include <stdint.h>
 
 #include "engine/engine.h"
+#include "engine/kv/policy.h"
 #include "engine/kv/prefix.h"
 #include "engine/kv/seq.h"
 #include "engine/kv/tiers.h"
@@ -40,6 +41,7 @@ struct request {
 	int32_t n_prompt;
 	int32_t max_total;        /* the answer ends when tokens.n reaches this */
 	struct kv_seq kv;         /* kv.n_tokens positions of `tokens` are computed */
+	struct kv_policy policy;  /* which pages of kv stay when it grows long */
 	struct kv_chain chain;    /* of tokens: what its pages are indexed under */
 	struct kv_fetch fetch;    /* pages that come from the tiers; under way while it waits */
 	bool fetched;             /* the tiers have been asked */
@@ -71,6 +73,12 @@ void request_destroy(struct request *r);
 
 /* Positions that a step could compute now: the rest of the prompt, or 1 for the newest token. */
 int32_t request_pending(const struct request *r);
+/* Of what is pending, how much can be computed before the policy acts next. */
+int32_t request_reach(const struct request *r);
+/* How many of its tokens, from the first on, have the KV that the index knows. */
+int32_t request_exact(const struct request *r);
+/* Whether page `number` of the conversation has a turn's beginning or part of the system message. */
+bool request_keeps_page(const struct request *r, int32_t number);
 /* True when this token ends the answer; *detail says why. */
 bool request_is_end_token(const struct request *r, const struct tokenizer *tokenizer, int32_t token, const char **detail);
 

@@ -18,6 +18,7 @@ enum status sched_init(struct sched *s, struct kv_pool *pool, struct kv_prefix *
 	s->pool = pool;
 	s->prefix = prefix;
 	s->sessions = sessions;
+	parking_init(&s->parking, pool);
 	s->clock = clock;
 	s->max_running = max_running;
 	s->step_tokens = step_tokens;
@@ -117,7 +118,7 @@ void sched_add(struct sched *s, struct request *r)
 	to_waiting(s, r);
 	/* What it is about to hit is not evicted while it waits. Without memory for that it takes its chance. */
 	if (!r->prompt_logprobs)
-		kv_prefix_hold(s->prefix, &r->chain, r->tokens.ids, (int32_t)r->tokens.n, &r->kv);
+		kv_prefix_hold(s->prefix, &r->chain, r->tokens.ids, request_exact(r), &r->kv);
 }
 
 static struct kv_use use_by(const struct sched *s, const struct request *r)
@@ -130,7 +131,7 @@ static struct kv_use use_by(const struct sched *s, const struct request *r)
 	};
 }
 
-/* What it computed falls to the index, with the page that is not full. */
+/* What it computed falls to the index, with the page that is not full; what is not exact, to its session. */
 static void leave_kv(struct sched *s, struct request *r)
 {
 	struct kv_use use = use_by(s, r);
@@ -140,6 +141,8 @@ static void leave_kv(struct sched *s, struct request *r)
 		kv_tiers_write_behind(s->tiers, &r->kv);
 	if (r->session)
 		session_keep(s->sessions, r->session, &r->kv);
+	if (r->session && r->kv.n_dropped > 0)
+		park(&s->parking, r);
 }
 
 void sched_remove(struct sched *s, struct request *r)
@@ -194,7 +197,7 @@ static bool drop_last_hold(struct sched *s, const struct request *r)
 /* Makes some page free for r, or lets one fall to the index where it can be had next; false when nothing is left to take. */
 static bool reclaim_one(struct sched *s, const struct request *r, enum evict_reason reason)
 {
-	return kv_prefix_evict(s->prefix, clock_now_ms(s->clock), reason) || drop_last_hold(s, r);
+	return kv_prefix_evict(s->prefix, clock_now_ms(s->clock), reason) || parking_drop_oldest(&s->parking) || drop_last_hold(s, r);
 }
 
 static bool reclaim(struct sched *s, const struct request *r, int32_t n_free)
@@ -221,7 +224,7 @@ static void preempt(struct sched *s, struct request *r, enum engine_room room)
 /* References that n more positions add to what the tenant is charged for. */
 static int64_t more_pages(const struct request *r, int32_t n)
 {
-	int32_t want = kv_pages_for(r->kv.n_tokens + n);
+	int32_t want = kv_pages_for(kv_seq_places(&r->kv) + n);
 	return want > r->kv.n_pages ? want - r->kv.n_pages : 0;
 }
 
@@ -240,15 +243,15 @@ static struct request *youngest_of(const struct sched *s, const struct tenant *t
 }
 
 /*
- * Makes the next position of a decoding request writable, at the cost of younger ones if need be: of its tenant's when that
+ * Makes the next n positions of a running request writable, at the cost of younger ones if need be: of its tenant's when that
  * has reached its limit, else of anybody's. False when the request itself was the youngest of these and had to go.
  */
-static bool make_room(struct sched *s, struct request *r)
+static bool make_room(struct sched *s, struct request *r, int32_t n)
 {
 	for (;;) {
-		int64_t more = more_pages(r, 1);
+		int64_t more = more_pages(r, n);
 		bool allowed = more == 0 || keeps_cap(r, more);
-		enum status st = allowed ? kv_seq_prepare(s->pool, &r->kv, 1) : STATUS_LIMIT;
+		enum status st = allowed ? kv_seq_prepare(s->pool, &r->kv, n) : STATUS_LIMIT;
 		if (st == STATUS_OK)
 			return true;
 		/* No memory for the block table, which no page can give. */
@@ -267,20 +270,22 @@ static bool make_room(struct sched *s, struct request *r)
 
 /* ---- Admission ---- */
 
-/* Finds what the index has of the prompt. */
+/* Finds what its session or the index has of the prompt. */
 static void attach_kv(struct sched *s, struct request *r)
 {
-	int32_t n = (int32_t)r->tokens.n;
+	int32_t n = request_exact(r), last = (int32_t)r->tokens.n - 1;
 	/* The last token is computed in any case, for its logits; a prompt's own log-probabilities need all of them. */
-	int32_t most = r->prompt_logprobs && !r->prompt_done ? 0 : n - 1;
+	int32_t most = r->prompt_logprobs && !r->prompt_done ? 0 : n < last ? n : last;
 	struct kv_use use = use_by(s, r);
 	kv_seq_release(s->pool, &r->kv);
 	kv_seq_charge(&r->kv, &r->tenant->kv);
+	r->n_indexed = 0;
+	if (most > 0 && unpark(r))
+		return;
 	/* Without memory for the block table it is computed instead. */
 	if (most > 0 && kv_prefix_get(s->prefix, &r->chain, r->tokens.ids, n, &use, &r->kv) != STATUS_OK)
 		kv_seq_release(s->pool, &r->kv);
 	kv_seq_truncate(s->pool, &r->kv, r->kv.n_tokens < most ? r->kv.n_tokens : most);
-	r->n_indexed = 0;
 }
 
 /*
@@ -289,8 +294,8 @@ static void attach_kv(struct sched *s, struct request *r)
  */
 static bool could_admit(const struct sched *s, struct request *r)
 {
-	int32_t n = (int32_t)r->tokens.n;
-	int64_t need = (int64_t)kv_pages_for(n) + s->n_running; /* without what the index knows, which takes a look */
+	int32_t n = request_exact(r);
+	int64_t need = (int64_t)kv_policy_max_pages(&r->policy, (int32_t)r->tokens.n) + s->n_running; /* without what the index knows, which takes a look */
 	int64_t can = kv_pool_n_free(s->pool);
 	if (s->n_running == 0 || need <= can)
 		return true;
@@ -298,28 +303,28 @@ static bool could_admit(const struct sched *s, struct request *r)
 	struct kv_pool_counts held;
 	kv_prefix_stats(s->prefix, &index);
 	kv_pool_counts(s->pool, &held);
-	can += index.n_idle + held.pages[KV_HOLDER_WAITING];
+	can += index.n_idle + held.pages[KV_HOLDER_WAITING] + s->parking.n_pages;
 	return need <= can || need - kv_prefix_match(s->prefix, &r->chain, r->tokens.ids, n) <= can;
 }
 
 enum admission { ADMITTED, WAITS_FOR_MEMORY, WAITS_FOR_CAP };
 
-/* Takes the pages of the whole prompt, and leaves one for each running request's next token, of all and of the tenant. */
+/* Takes the pages of the whole prompt, or of as much as its policy ever has pages for, and leaves one for each running request's next token, of all and of the tenant. */
 static enum admission admit(struct sched *s, struct request *r)
 {
 	enum admission why = WAITS_FOR_MEMORY;
 	if (!could_admit(s, r))
 		return WAITS_FOR_MEMORY;
 	attach_kv(s, r);
-	int32_t pending = request_pending(r);
-	int32_t need = kv_seq_pages_needed(s->pool, &r->kv, pending);
-	if (!keeps_cap(r, more_pages(r, pending) + r->tenant->n_running)) {
+	int32_t reach = request_reach(r);
+	int32_t need = kv_seq_pages_needed(s->pool, &r->kv, reach);
+	if (!keeps_cap(r, more_pages(r, reach) + r->tenant->n_running)) {
 		why = WAITS_FOR_CAP;
 		goto wait;
 	}
 	if (!reclaim(s, r, need + s->n_running) && s->n_running > 0)
 		goto wait;
-	if (kv_seq_prepare(s->pool, &r->kv, pending) != STATUS_OK)
+	if (kv_seq_prepare(s->pool, &r->kv, reach) != STATUS_OK)
 		goto wait;
 	leave_list(s, r);
 	r->state = REQUEST_PREFILL;
@@ -372,12 +377,12 @@ static bool awaits_other(struct sched *s, struct request *r)
 	if (awaited && awaited->state == REQUEST_PREFILL && awaited->kv.n_tokens < r->awaits_tokens)
 		return true;
 	r->awaits_id = 0;
-	int32_t n = (int32_t)r->tokens.n, best = 0;
+	int32_t n = request_exact(r), best = 0;
 	list_each(l, next, &s->running) {
 		const struct request *q = entry(l);
 		if (q->state != REQUEST_PREFILL || memcmp(&q->chain.root, &r->chain.root, sizeof r->chain.root) != 0)
 			continue;
-		int32_t common = tokens_common_prefix(r->tokens.ids, n, q->tokens.ids, (int32_t)q->tokens.n);
+		int32_t common = tokens_common_prefix(r->tokens.ids, n, q->tokens.ids, request_exact(q));
 		common -= common % KV_PAGE_TOKENS;
 		if (common > best && common > q->kv.n_tokens) {
 			best = common;
@@ -403,7 +408,7 @@ static int32_t pages_to_fetch(const struct sched *s)
 /* True while pages of its prompt are on their way from the tiers, for it or for another that begins alike. */
 static bool awaits_tiers(struct sched *s, struct request *r)
 {
-	int32_t n = (int32_t)r->tokens.n;
+	int32_t n = request_exact(r);
 	struct kv_use use = use_by(s, r);
 	if (!s->tiers || r->fetched || (r->prompt_logprobs && !r->prompt_done))
 		return false;
@@ -466,7 +471,7 @@ static void add_rows(struct sched *s, struct request *r, int32_t n_rows, int32_t
 	}
 	for (int32_t i = 0; i < n_outputs; i++)
 		s->output_row[b->n_outputs + i] = first + n_rows - n_outputs + i;
-	s->seq[b->n_seqs] = (struct batch_seq){first, n_rows, at, r->kv.pages, r->kv.n_pages};
+	s->seq[b->n_seqs] = (struct batch_seq){first, n_rows, kv_seq_places(&r->kv), r->kv.pages, r->kv.n_pages};
 	s->part[b->n_seqs] = (struct step_part){r, n_rows, b->n_outputs, n_outputs};
 	b->n_rows += n_rows;
 	b->n_outputs += n_outputs;
@@ -491,8 +496,8 @@ static void add_prompt_rows(struct sched *s, struct request *r, int32_t n_rows)
 	bool all_outputs = r->prompt_logprobs && !r->prompt_done;
 	if (all_outputs && n_rows > room)
 		n_rows = room;
-	if (n_rows > request_pending(r))
-		n_rows = request_pending(r);
+	if (n_rows > request_reach(r))
+		n_rows = request_reach(r);
 	if (n_rows <= 0 || room <= 0)
 		return;
 	bool completes = n_rows == request_pending(r);
@@ -524,6 +529,43 @@ static void add_prompts(struct sched *s, bool decoding)
 	}
 }
 
+/* Notes on all of its pages, which are full; false without memory. */
+static bool note_pages(struct sched *s, struct request *r)
+{
+	struct kv_seq *kv = &r->kv;
+	int32_t n = kv_seq_places(kv) / KV_PAGE_TOKENS;
+	struct kv_note *notes = realloc(kv->notes, (size_t)n * sizeof *notes);
+	if (!notes)
+		return false;
+	kv->notes = notes;
+	for (; kv->n_notes < n; kv->n_notes++) {
+		struct kv_note *note = &notes[kv->n_notes];
+		note->number = kv->n_notes + kv->n_dropped; /* all that went stood before it */
+		note->keep = request_keeps_page(r, note->number);
+		note->score = s->scorer && !r->policy.by_age ? kv_score_page(s->scorer, kv->pages[kv->n_notes]) : 0;
+	}
+	return true;
+}
+
+/* Its policy acts where it is time for that, and there is room for what follows up to the next time. As make_room(). */
+static bool go_on(struct sched *s, struct request *r)
+{
+	int32_t n = kv_policy_due(&r->policy, &r->kv);
+	if (n > 0 && r->policy.kind == KV_POLICY_EVICT && !note_pages(s, r)) {
+		preempt(s, r, ENGINE_ROOM_DECODE);
+		return false;
+	}
+	/* Pages that were prepared behind are none that it could choose. */
+	if (n > 0)
+		kv_seq_truncate(s->pool, &r->kv, r->kv.n_tokens);
+	for (int32_t i = 0; i < n; i++)
+		kv_seq_drop(s->pool, &r->kv, kv_policy_next_victim(&r->policy, &r->kv), 1);
+	s->pages_dropped[r->policy.kind] += (uint64_t)n;
+	if (r->state == REQUEST_DECODE)
+		return make_room(s, r, 1);
+	return r->policy.kind == KV_POLICY_FULL || make_room(s, r, request_reach(r));
+}
+
 bool sched_build(struct sched *s)
 {
 	struct batch *b = &s->batch;
@@ -533,7 +575,7 @@ bool sched_build(struct sched *s)
 	for (struct list *l = s->running.next; l != &s->running;) {
 		struct request *r = entry(l);
 		struct list *older = l->prev;
-		if (r->state == REQUEST_DECODE && !make_room(s, r)) {
+		if (!go_on(s, r)) {
 			l = older->next;
 			continue;
 		}
@@ -548,8 +590,38 @@ bool sched_build(struct sched *s)
 void sched_index(struct sched *s, struct request *r)
 {
 	struct kv_use use = use_by(s, r);
-	if (r->kv.n_tokens / KV_PAGE_TOKENS > r->n_indexed)
+	if (r->kv.n_dropped == 0 && r->kv.n_tokens / KV_PAGE_TOKENS > r->n_indexed)
 		r->n_indexed = kv_prefix_put(s->prefix, &r->chain, r->tokens.ids, &r->kv, r->n_indexed, &use);
+}
+
+void sched_describe(const struct sched *s, struct engine_stats *out)
+{
+	struct kv_prefix_stats prefix;
+	kv_prefix_stats(s->prefix, &prefix);
+	out->pages_cached = prefix.n_idle;
+	out->prefix_evictions = 0;
+	for (int reason = 0; reason < EVICT_N_REASONS; reason++)
+		out->prefix_evictions += prefix.evicted[reason];
+	out->prefix_evictions_decode = prefix.evicted[EVICT_FOR_DECODE];
+	out->prefix_inserted = prefix.inserted;
+	out->prefix_collisions = prefix.collisions;
+	out->prefix_revived = prefix.revived;
+	out->prefix_pages = prefix.n_pages;
+	out->prefix_tails = prefix.n_tails;
+	out->prefix_ghosts = prefix.n_ghosts;
+	out->n_running = s->n_running;
+	out->n_waiting = s->n_waiting;
+	out->prefix_queries = s->pages_wanted;
+	out->prefix_hits = s->pages_found;
+	out->preemptions = s->n_preemptions;
+	memcpy(out->preempted, s->preempted, sizeof out->preempted);
+	out->holds_dropped = s->n_holds_dropped;
+	for (int kind = 0; kind < KV_POLICIES; kind++)
+		out->context_evicted[kind] = s->pages_dropped[kind] * KV_PAGE_TOKENS;
+	out->parked_pages = (int32_t)s->parking.n_pages;
+	out->parked = s->parking.n_parked;
+	out->parked_resumed = s->parking.n_resumed;
+	out->parked_dropped = s->parking.n_dropped;
 }
 
 void sched_measure(struct sched *s, int32_t n_rows, bool has_prompt_rows, int64_t step_ns)

@@ -13,6 +13,10 @@
  * What the tiers below the pool have of a prompt comes up before the request is admitted: it waits, holding what is there, while
  * others go on, and requests behind it may overtake it.
  *
+ * A request under a context policy (kv/policy.h) takes from the index, and gives it, only what is exact. Steps end where its policy acts next,
+ * and what has to go then goes in front of the next one. Pages that go may be shared, so each stretch asks for
+ * room as a decoding request does.
+ *
  * Nothing is decided once and for all: each step estimates afresh what a waiting request lacks and what could be had for it, and takes
  * nothing from anybody while the estimate says that it would not be enough.
  */
@@ -26,6 +30,8 @@
 #include "engine/base/list.h"
 #include "engine/kv/pool.h"
 #include "engine/kv/prefix.h"
+#include "engine/kv/score.h"
+#include "engine/parked.h"
 #include "engine/request.h"
 #include "engine/session.h"
 
@@ -41,7 +47,9 @@ struct sched {
 	struct kv_pool *pool;
 	struct kv_prefix *prefix;
 	struct kv_tiers *tiers; /* below the pool; NULL, as sched_init() leaves it: none */
+	struct kv_scorer *scorer; /* NULL, as sched_init() leaves it: all pages are worth the same */
 	struct session_table *sessions;
+	struct parking parking; /* KV of idle sessions that is not the index's */
 	const struct clock *clock;
 	int32_t max_running, step_tokens, max_outputs;
 
@@ -54,6 +62,7 @@ struct sched {
 	const struct request *awaited; /* during a pass of admission: whom the last one that waits for another waits for */
 	uint64_t n_preemptions, preempted[ENGINE_N_ROOMS]; /* in all, and by what needed the room */
 	uint64_t n_holds_dropped;
+	uint64_t pages_dropped[KV_POLICIES]; /* by context policies, of block tables */
 	uint64_t pages_wanted, pages_found; /* full pages of the prompts admitted, and those of them that were known, to whomever */
 	double rows_per_s;   /* measured speed of steps with prompt rows; 0: not known yet */
 
@@ -83,5 +92,7 @@ struct request *sched_find(const struct sched *s, uint64_t id);
 bool sched_build(struct sched *s);
 /* Indexes the full pages that a request has computed; call it when its kv.n_tokens has grown. */
 void sched_index(struct sched *s, struct request *r);
+/* Its counters and gauges, and those of its index. */
+void sched_describe(const struct sched *s, struct engine_stats *out);
 /* Tells how long a step of so many rows took, so that the next ones keep to the time a step may take. */
 void sched_measure(struct sched *s, int32_t n_rows, bool has_prompt_rows, int64_t step_ns);

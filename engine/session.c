@@ -5,6 +5,7 @@
 #include <sys/random.h>
 
 #include "engine/base/hash.h"
+#include "engine/parked.h"
 #include "engine/request.h"
 
 enum { FIRST_BUCKETS = 64 };
@@ -316,6 +317,7 @@ void session_remove(struct session_table *t, struct session *s)
 	if (t->prefix)
 		kv_prefix_claim_close(t->prefix, s->claim);
 	kv_weak_free(t->prefix, &s->kv);
+	parked_destroy(s->parked);
 	s->tenant->n_sessions--;
 	free(s);
 }
@@ -339,23 +341,43 @@ static void describe_page(const struct session_table *t, const struct kv_pool *p
 	out->pages_exclusive += refs - indexed + (t->prefix ? kv_prefix_n_weak(t->prefix, page) : 0) == own;
 }
 
-/* The pages of its running request, or what is left in the index of those of its last one. */
+/* Where its pages are, of which the first `alive` never left; those of a request that runs, and those that are its own, are on the device. */
+static void describe_places(const struct session_table *t, const struct session *s, int32_t alive, struct engine_session_info *out)
+{
+	out->pages_device = out->n_pages;
+	for (int32_t i = alive; !s->running && !s->parked && i < s->kv.n_pages; i++) {
+		const struct kv_key *key = &s->kv.keys[i];
+		int tier = KV_TIER_KINDS;
+		if (kv_prefix_has(t->prefix, key))
+			out->pages_device++;
+		else if (t->tiers && (tier = (int)kv_tiers_where(t->tiers, key)) < KV_TIER_KINDS)
+			out->pages_tier[tier]++;
+		else
+			out->pages_lost++;
+	}
+}
+
+/* The pages of its running request, or those that are its own, or what is left in the index of those of its last one. */
 static void describe_pages(const struct session_table *t, const struct session *s, const struct kv_pool *pool,
                            struct engine_session_info *out)
 {
 	int32_t alive = t->prefix ? kv_weak_alive(t->prefix, &s->kv) : 0;
-	if (s->running) {
-		const struct kv_seq *kv = &s->running->kv;
-		out->n_tokens = kv->n_tokens;
+	if (s->running || s->parked) {
+		const struct kv_seq *kv = s->running ? &s->running->kv : &s->parked->kv;
+		out->policy = kv_policy_name(s->running ? s->running->policy.kind : s->parked->policy.kind);
+		out->n_logical = kv->n_tokens;
+		out->n_tokens = kv_seq_places(kv);
 		out->n_pages = kv->n_pages;
 		for (int32_t i = 0; i < kv->n_pages; i++)
 			describe_page(t, pool, kv->pages[i], 1 + (i < alive && s->kv.pages[i].page == kv->pages[i]), out);
 	} else {
+		out->policy = kv_policy_name(KV_POLICY_FULL);
 		out->n_pages = alive;
-		out->n_tokens = out->n_pages * KV_PAGE_TOKENS < s->kv.n_tokens ? out->n_pages * KV_PAGE_TOKENS : s->kv.n_tokens;
+		out->n_tokens = out->n_logical = out->n_pages * KV_PAGE_TOKENS < s->kv.n_tokens ? out->n_pages * KV_PAGE_TOKENS : s->kv.n_tokens;
 		for (int32_t i = 0; i < out->n_pages; i++)
 			describe_page(t, pool, s->kv.pages[i].page, 1, out);
 	}
+	describe_places(t, s, alive, out);
 	out->kv_bytes = (uint64_t)out->n_pages * kv_pool_layout(pool)->page_stride;
 	out->positions_unused = out->n_pages * KV_PAGE_TOKENS - out->n_tokens;
 }

@@ -17,8 +17,10 @@
 #include "engine/base/list.h"
 #include "engine/engine.h"
 #include "engine/kv/prefix.h"
+#include "engine/kv/tiers.h"
 #include "engine/tenant.h"
 
+struct parked;
 struct request;
 
 struct session {
@@ -33,6 +35,7 @@ struct session {
 	struct ended_requests ended;
 	struct kv_weak kv;            /* what its last request left in the index */
 	uint64_t claim;               /* on pages of the index */
+	struct parked *parked;        /* KV of its own, for its next turn; NULL: none */
 	struct session *hash_next;
 	size_t heap_at;
 	int64_t heap_deadline_ms;
@@ -41,6 +44,7 @@ struct session {
 struct session_table {
 	const struct clock *clock;
 	struct kv_prefix *prefix;     /* NULL: sessions without KV */
+	struct kv_tiers *tiers;       /* below it; NULL, as session_table_init() leaves it: none */
 	int64_t heartbeat_ms, ttl_ms; /* defaults and upper bounds */
 	int32_t max_sessions;
 	int32_t max_tokens; /* of a session's requests, default and upper bound; 0: no limit */
@@ -91,7 +95,7 @@ int64_t session_deadline_ms(const struct session *s);
 struct session *session_next_expired(struct session_table *t);
 /* The earliest moment at which session_next_expired() could find one; INT64_MAX: never. */
 int64_t session_next_deadline_ms(const struct session_table *t);
-/* Takes it out of the table, ends its claim and frees it. Nothing may run on it. */
+/* Takes it out of the table, ends its claim, lets go of what it has parked and frees it. Nothing may run on it. */
 void session_remove(struct session_table *t, struct session *s);
 
 /* Remembers what a request of the session, which ends, leaves in the index of its KV. */

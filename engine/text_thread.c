@@ -6,8 +6,10 @@
 #include <stdlib.h>
 #include <time.h>
 
+#include "engine/context.h"
 #include "engine/engine_internal.h"
 #include "engine/event.h"
+#include "engine/truncate.h"
 
 static bool set_token_text(struct engine *e, struct arena *a, struct value *vars, const char *name, int32_t token)
 {
@@ -30,6 +32,12 @@ static bool complete_variables(struct engine *e, struct arena *a, struct value *
 	       set_absent(a, vars, "documents");
 }
 
+static enum status no_room(struct arena *arena, struct error *err)
+{
+	return arena_starved(arena) ? error_set(err, STATUS_NOMEM, "no memory for the prompt")
+	                            : error_set_param(err, STATUS_LIMIT, "messages", "the chat is too large");
+}
+
 /* Renders a chat and appends its tokens; *prompt (may be NULL) receives the text. */
 static enum status encode_chat(struct engine *e, struct arena *arena, struct value *chat, struct token_buf *tokens,
                                struct buf *prompt, struct error *err)
@@ -40,8 +48,7 @@ static enum status encode_chat(struct engine *e, struct arena *arena, struct val
 		return error_set_param(err, STATUS_INVALID, "messages", "this server cannot render chats: %s",
 		                       e->info.chat_template_error ? e->info.chat_template_error : "the model has no chat template");
 	if (!complete_variables(e, arena, chat))
-		return arena_starved(arena) ? error_set(err, STATUS_NOMEM, "no memory for the prompt")
-		                            : error_set_param(err, STATUS_LIMIT, "messages", "the chat is too large");
+		return no_room(arena, err);
 	st = template_render(e->template, chat, (int64_t)time(NULL), NULL, &r, err);
 	if (st != STATUS_OK)
 		goto done;
@@ -65,6 +72,52 @@ static enum status encode_chat(struct engine *e, struct arena *arena, struct val
 done:
 	rendered_free(&r);
 	return st;
+}
+
+/* How long the prompt may be that leaves room for the answer. */
+static int32_t room_for_prompt(const struct engine *e, const struct engine_request *r)
+{
+	int32_t n_ctx = context_is_bounded(&e->options, &r->context) ? e->info.n_ctx_long : e->info.n_ctx;
+	return n_ctx - (r->max_tokens >= 0 ? r->max_tokens : n_ctx / 8);
+}
+
+/* As encode_chat(), in place of what `tokens` had, without the n oldest turns. */
+static enum status encode_rest(struct engine *e, struct engine_request *r, const struct value *all, int32_t n, struct token_buf *tokens,
+                               struct error *err)
+{
+	if (!truncate_turns(r, all, n))
+		return no_room(r->arena, err);
+	tokens->n = 0;
+	r->turns_dropped = n;
+	return encode_chat(e, r->arena, r->chat, tokens, NULL, err);
+}
+
+/*
+ * Leaves out as few of the oldest turns as it takes. Where even the last one alone is too long, it is for the worker to say so. Templates
+ * may write anything for any list of messages, so what fits is tried out: each try halves what is in question.
+ */
+static enum status encode_turns(struct engine *e, struct engine_request *r, struct token_buf *tokens, struct error *err)
+{
+	enum status st = encode_chat(e, r->arena, r->chat, tokens, NULL, err);
+	int32_t room = room_for_prompt(e, r), least = 0, most = truncate_most(r);
+	if (st != STATUS_OK || most == 0 || (int64_t)tokens->n <= room)
+		return st;
+	const struct value *all = truncate_messages(r);
+	if (!all)
+		return no_room(r->arena, err);
+	st = encode_rest(e, r, all, most, tokens, err);
+	if (st != STATUS_OK || (int64_t)tokens->n > room)
+		return st;
+	/* Without `least` turns it does not fit, without `most` it does. */
+	while (st == STATUS_OK && most - least > 1) {
+		int32_t middle = least + (most - least) / 2;
+		st = encode_rest(e, r, all, middle, tokens, err);
+		if ((int64_t)tokens->n <= room)
+			most = middle;
+		else
+			least = middle;
+	}
+	return st == STATUS_OK && r->turns_dropped != most ? encode_rest(e, r, all, most, tokens, err) : st;
 }
 
 /* A raw prompt: people paste templated text, so control tokens count, and a BOS they pasted is not doubled. */
@@ -95,7 +148,9 @@ static void handle_generate(struct engine *e, struct command *c, struct list *ou
 		st = encode_text(e, r, &c->tokens, &err);
 		break;
 	case ENGINE_INPUT_CHAT:
-		st = encode_chat(e, r->arena, r->chat, &c->tokens, NULL, &err);
+		st = encode_turns(e, r, &c->tokens, &err);
+		if (st == STATUS_OK && !turns_mark(r, e->tokenizer, &c->tokens))
+			st = error_set(&err, STATUS_NOMEM, "no memory for the prompt");
 		break;
 	case ENGINE_INPUT_TOKENS:
 		c->tokens = (struct token_buf){r->tokens, r->n_tokens, r->n_tokens};

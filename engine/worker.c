@@ -9,6 +9,7 @@
 #include "engine/base/log.h"
 #include "engine/calibrate.h"
 #include "engine/census.h"
+#include "engine/context.h"
 #include "engine/engine_internal.h"
 #include "engine/event.h"
 #include "engine/limits.h"
@@ -31,6 +32,8 @@ struct worker {
 	struct session_table sessions;
 	struct sched sched;
 	struct census census;
+	struct context_bounds context;
+	struct kv_scorer scorer;
 	struct transfers transfers;
 	struct restart restart; /* sessions of the process before that still wait for their tenant */
 	struct engine_kv kv;    /* as the census found it last */
@@ -89,6 +92,8 @@ static void finish_request(struct worker *w, struct request *r, enum engine_fini
 	}
 	if (!r->started_ns)
 		r->usage.queue_ns = now - r->submitted_ns;
+	context_describe(&r->policy, &r->kv, w->e->layout.page_stride, &r->usage.context);
+	w->stats.context_requests[r->policy.kind]++;
 	ev->usage = r->usage;
 	switch (finish) {
 	case ENGINE_FINISH_STOP:
@@ -297,7 +302,7 @@ static void enforce_limit(struct worker *w, const struct tenant *t)
 	for (size_t i = 0; i < 2; i++) {
 		list_each(l, next, heads[i]) {
 			struct request *r = list_entry(l, struct request, link);
-			if (r->tenant != t || kv_pages_for(r->max_total) <= t->max_pages)
+			if (r->tenant != t || kv_policy_max_pages(&r->policy, r->max_total) <= t->max_pages)
 				continue;
 			error_set_param(&err, STATUS_LIMIT, "kv_memory",
 			                "the limit of this API key was lowered to %" PRId32 " tokens, and the request may come to %" PRId32,
@@ -334,6 +339,7 @@ static void handle_generate(struct worker *w, struct command *c)
 	struct error err = {0};
 	struct session *session = NULL;
 	struct tenant *tenant = tenant_find(&w->tenants, spec->tenant);
+	struct kv_policy policy;
 	struct request *r;
 	if (!tenant) {
 		error_set(&err, STATUS_NOMEM, "no memory for another tenant");
@@ -353,11 +359,17 @@ static void handle_generate(struct worker *w, struct command *c)
 			return;
 		}
 	}
-	c->request = NULL;
-	if (request_create(spec, &c->tokens, e->tokenizer, e->words, e->info.n_ctx, c->submitted_ns, &r, &err) != STATUS_OK) {
+	if (context_resolve(&w->context, &spec->context, &policy, &err) != STATUS_OK) {
 		refuse_generate(w, c, &err);
 		return;
 	}
+	c->request = NULL;
+	int32_t n_ctx = context_is_bounded(&e->options, &spec->context) ? e->info.n_ctx_long : e->info.n_ctx;
+	if (request_create(spec, &c->tokens, e->tokenizer, e->words, n_ctx, c->submitted_ns, &r, &err) != STATUS_OK) {
+		refuse_generate(w, c, &err);
+		return;
+	}
+	r->policy = policy;
 	r->tenant = tenant;
 	r->session = session;
 	r->deadline_ns = limits_deadline_ns(r, e->options.request_timeout_ms);
@@ -431,6 +443,7 @@ static bool send_prompt(struct worker *w, struct request *r)
 	if (!ev)
 		return false;
 	ev->usage = r->usage;
+	ev->turns_dropped = r->spec->turns_dropped;
 	if (r->spec->want_prompt) {
 		ev->tokens = malloc((size_t)r->n_prompt * sizeof *ev->tokens);
 		if (r->spec->text)
@@ -650,28 +663,10 @@ static void publish(struct worker *w)
 	struct engine_stats s = w->stats;
 	if (w->census_stale && clock_now_ms(e->clock) - w->census_ms >= CENSUS_MS)
 		take_census(w);
-	struct kv_prefix_stats prefix;
-	kv_prefix_stats(e->prefix, &prefix);
-	s.n_running = w->sched.n_running;
-	s.n_waiting = w->sched.n_waiting;
+	sched_describe(&w->sched, &s);
 	s.n_sessions = (int32_t)w->sessions.n_sessions;
 	s.pages_total = kv_pool_n_pages(e->pool);
 	s.pages_free = kv_pool_n_free(e->pool);
-	s.pages_cached = prefix.n_idle;
-	s.prefix_queries = w->sched.pages_wanted;
-	s.prefix_hits = w->sched.pages_found;
-	for (int reason = 0; reason < EVICT_N_REASONS; reason++)
-		s.prefix_evictions += prefix.evicted[reason];
-	s.prefix_evictions_decode = prefix.evicted[EVICT_FOR_DECODE];
-	s.prefix_inserted = prefix.inserted;
-	s.prefix_collisions = prefix.collisions;
-	s.prefix_revived = prefix.revived;
-	s.prefix_pages = prefix.n_pages;
-	s.prefix_tails = prefix.n_tails;
-	s.prefix_ghosts = prefix.n_ghosts;
-	s.preemptions = w->sched.n_preemptions;
-	memcpy(s.preempted, w->sched.preempted, sizeof s.preempted);
-	s.holds_dropped = w->sched.n_holds_dropped;
 	struct kv_wide_counts wide;
 	kv_pool_wide_counts(e->pool, &wide);
 	s.kv_wide_pages = wide.n_used;
@@ -851,6 +846,12 @@ static enum status start(struct worker *w, struct error *err)
 	if (st != STATUS_OK)
 		return error_set(err, st, "no memory to count %" PRId32 " pages", kv_pool_n_pages(e->pool));
 	take_census(w);
+	st = kv_scorer_init(&w->scorer, e->backend, e->pool);
+	if (st == STATUS_NOMEM)
+		return error_set(err, st, "no memory to look at pages");
+	w->sched.scorer = st == STATUS_OK ? &w->scorer : NULL;
+	w->context = (struct context_bounds){KV_POLICY_FULL, o->max_cache_size, kv_pool_n_pages(e->pool), st == STATUS_OK};
+	kv_policy_find(o->context_policy, &w->context.policy);
 	size_t n = (size_t)o->max_running;
 	w->part_logits = calloc(n, sizeof *w->part_logits);
 	w->part_token = calloc(n, sizeof *w->part_token);
@@ -858,7 +859,7 @@ static enum status start(struct worker *w, struct error *err)
 	w->chosen = calloc(n, sizeof *w->chosen);
 	if (!w->part_logits || !w->part_token || !w->choice || !w->chosen)
 		return error_set(err, STATUS_NOMEM, "no memory for the outputs of a step");
-	w->sched.tiers = e->tiers;
+	w->sched.tiers = w->sessions.tiers = e->tiers;
 	if (e->tiers) {
 		calibrate_prefill(e, &w->sched);
 		if (o->kv_disk_dir)
@@ -887,6 +888,7 @@ void *worker_thread_main(void *engine)
 		refuse(e);
 	transfers_free(&w.transfers);
 	restart_free(&w.restart);
+	kv_scorer_free(&w.scorer);
 	census_free(&w.census);
 	free(w.part_logits);
 	free(w.part_token);

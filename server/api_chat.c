@@ -91,8 +91,7 @@ static enum status add_choices(struct completion *c, const struct chat_request *
 		enum status status;
 		if (!r)
 			return error_set(err, STATUS_NOMEM, "There is no memory for the request.");
-		r->input = ENGINE_INPUT_CHAT;
-		status = chat_build(chat, &r->arena, &r->chat, err);
+		status = chat_give(chat, r, err);
 		if (status != STATUS_OK) {
 			engine_request_destroy(r);
 			return status;
@@ -142,7 +141,8 @@ void api_chat(struct http_exchange *x, void *app)
 	c = completion_create(a, x, &shape, &params, 1);
 	if (!c)
 		goto done;
-	if (add_choices(c, &chat, &err) == STATUS_OK)
+	chat.turns = c->params.truncate ? &c->turns : NULL;
+	if ((!c->params.truncate || turns_read(&c->turns, &messages, &err) == STATUS_OK) && add_choices(c, &chat, &err) == STATUS_OK)
 		completion_start(c);
 	else
 		completion_abort(c, &err);

@@ -31,9 +31,9 @@ static void write_holders(struct buf *out, const struct engine_kv *kv)
 		   kv->pages_running, kv->pages_queued, kv->pages_sessions, kv->pages_index, kv->pages_free,
 		   kv->pages_shared);
 	buf_printf(out,
-		   ",\"references\":{\"running\":%lld,\"queued\":%lld,\"index\":%lld,\"total\":%lld}",
-		   (long long)kv->refs_running, (long long)kv->refs_queued, (long long)kv->refs_index,
-		   (long long)(kv->refs_running + kv->refs_queued + kv->refs_index));
+		   ",\"references\":{\"running\":%lld,\"queued\":%lld,\"sessions\":%lld,\"index\":%lld,\"total\":%lld}",
+		   (long long)kv->refs_running, (long long)kv->refs_queued, (long long)kv->refs_sessions, (long long)kv->refs_index,
+		   (long long)(kv->refs_running + kv->refs_queued + kv->refs_sessions + kv->refs_index));
 	buf_printf(out, ",\"tokens\":{\"running\":%lld,\"queued\":%lld,\"sessions\":%lld,\"total\":%lld}",
 		   (long long)kv->tokens_running, (long long)kv->tokens_queued, (long long)kv->tokens_sessions,
 		   (long long)(kv->tokens_running + kv->tokens_queued + kv->tokens_sessions));
@@ -61,6 +61,12 @@ static void write_counters(struct buf *out, const struct engine_stats *s, const 
 		   (unsigned long long)(s->prefix_evictions - s->prefix_evictions_decode),
 		   (unsigned long long)s->prefix_evictions_decode,
 		   (unsigned long long)s->holds_dropped);
+	buf_printf(out, ",\"parked\":{\"pages\":%d,\"turns\":%llu,\"resumed\":%llu,\"dropped\":%llu},\"context_policies\":{", s->parked_pages,
+		   (unsigned long long)s->parked, (unsigned long long)s->parked_resumed, (unsigned long long)s->parked_dropped);
+	for (size_t i = 0; engine_context_policy(i); i++)
+		buf_printf(out, "%s\"%s\":{\"requests\":%llu,\"evicted_tokens\":%llu}", i ? "," : "", engine_context_policy(i),
+			   (unsigned long long)s->context_requests[i], (unsigned long long)s->context_evicted[i]);
+	buf_putc(out, '}');
 	buf_printf(out, ",\"preemptions\":{\"decode\":%llu,\"cap\":%llu}",
 		   (unsigned long long)s->preempted[ENGINE_ROOM_DECODE],
 		   (unsigned long long)s->preempted[ENGINE_ROOM_CAP]);

@@ -3,6 +3,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "server/kv_cache.h"
+
 static void on_prompt(void *arg, int i, const struct engine_event *ev);
 static void on_begin(void *arg);
 static void on_token(void *arg, int i, const struct engine_event *ev);
@@ -29,6 +31,7 @@ static void destroy(struct completion *c)
 		buf_free(&ch->tool_calls);
 	}
 	params_free(&c->params);
+	turns_free(&c->turns);
 	buf_free(&c->head);
 	buf_free(&c->out);
 	free(c);
@@ -146,9 +149,18 @@ static void write_usage(struct completion *c, struct buf *out)
 	generation_usage(c->generation, &u);
 	buf_printf(out,
 		   "{\"prompt_tokens\":%lld,\"completion_tokens\":%lld,\"total_tokens\":%lld,"
-		   "\"prompt_tokens_details\":{\"cached_tokens\":%lld}}",
+		   "\"prompt_tokens_details\":{\"cached_tokens\":%lld}",
 		   (long long)u.prompt_tokens, (long long)u.completion_tokens,
 		   (long long)(u.prompt_tokens + u.completion_tokens), (long long)u.cached_tokens);
+	turns_write(&c->turns, 0, c->turns_dropped, out);
+	buf_putc(out, '}');
+}
+
+static void write_kept(struct completion *c, struct buf *out)
+{
+	struct generation_usage u;
+	generation_usage(c->generation, &u);
+	kv_cache_write(out, &u.context, c->params.tell_kv_cache);
 }
 
 /* ---- Streaming ---- */
@@ -200,9 +212,14 @@ static void chunk_begin(struct completion *c)
 	buf_append_buf(&c->out, &c->head);
 }
 
-static void chunk_send(struct completion *c, bool final_usage)
+static void chunk_send(struct completion *c, bool final_usage, bool kept)
 {
 	buf_putc(&c->out, ']');
+	/* A stream need not have usage, and what was left out is always told. */
+	if (kept && !c->params.include_usage)
+		turns_write(&c->turns, 0, c->turns_dropped, &c->out);
+	if (kept)
+		write_kept(c, &c->out);
 	if (final_usage || c->params.continuous_usage) {
 		buf_puts(&c->out, ",\"usage\":");
 		write_usage(c, &c->out);
@@ -221,7 +238,8 @@ static void send_choice(struct completion *c, int i, const char *finish)
 	c->shape->chunk(c, i, finish, &c->out);
 	c->out.failed = c->out.failed || has_hole(&c->choices[i]);
 	choice_sent(&c->choices[i]);
-	chunk_send(c, false);
+	/* What was kept is the first choice's, and known when it ends. */
+	chunk_send(c, false, finish && i == 0);
 }
 
 static void send_intro(struct completion *c, int i)
@@ -236,7 +254,7 @@ static void send_intro(struct completion *c, int i)
 	c->out.failed = c->out.failed || has_hole(ch);
 	c->shape->intro(c, i, &c->out);
 	if (c->out.failed || c->out.len > before)
-		chunk_send(c, false);
+		chunk_send(c, false, false);
 }
 
 /* ---- Calls of tools ---- */
@@ -322,6 +340,7 @@ static void on_prompt(void *arg, int i, const struct engine_event *ev)
 	struct completion *c = arg;
 	struct completion_choice *ch = &c->choices[i];
 	ch->prompt_seen = true;
+	c->turns_dropped = ev->turns_dropped;
 	if (c->params.return_token_ids)
 		for (size_t k = 0; k < ev->n_tokens; k++)
 			append_id(&ch->prompt_ids, ev->tokens[k]);
@@ -391,7 +410,7 @@ static void stream_end(struct completion *c, const struct failure *f)
 		send_out(c);
 	} else if (c->params.include_usage) {
 		chunk_begin(c);
-		chunk_send(c, true);
+		chunk_send(c, true, false);
 	}
 	static const char last[] = "data: [DONE]\n\n";
 	c->generation = NULL;
@@ -411,6 +430,7 @@ static void reply_whole(struct completion *c)
 	}
 	buf_puts(&body, "],\"usage\":");
 	write_usage(c, &body);
+	write_kept(c, &body);
 	buf_putc(&body, '}');
 	c->generation = NULL;
 	reply_json(c->x, 200, &body);

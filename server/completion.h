@@ -7,6 +7,7 @@
 
 #include "server/generation.h"
 #include "server/params.h"
+#include "server/turns.h"
 
 /* One choice while it grows. The buffers hold what has not been sent yet: everything, when not streaming. */
 struct completion_choice {
@@ -56,6 +57,8 @@ struct completion {
 	int n_choices;
 	bool streaming;	 /* the 200 has been sent */
 	struct buf head; /* start of every chunk, up to the choices */
+	struct turns turns; /* that may be left out, and how many were */
+	int32_t turns_dropped;
 	struct buf out;	 /* scratch */
 	struct completion_choice choices[];
 };

@@ -54,6 +54,7 @@ void generation_set_status(struct generation *g, int status);
  * generation_share_prompt). */
 struct generation_usage {
 	int64_t prompt_tokens, cached_tokens, completion_tokens;
+	struct engine_context_usage context; /* of the first member: no policy until it has ended */
 };
 
 /* Every `n` consecutive members have the same prompt. Default 1. */

@@ -215,12 +215,22 @@ static enum status add_message(struct arena *a, struct value *list, const struct
 	return STATUS_OK;
 }
 
+static bool is_system_role(struct str role)
+{
+	return str_is(role, "system") || str_is(role, "developer");
+}
+
+static bool tells_of_tools(const struct chat_request *c)
+{
+	return c->tools && json_len(c->tools) > 0 && c->tools_as_text;
+}
+
 enum status chat_build(const struct chat_request *c, struct arena **arena, struct value **chat, struct error *err)
 {
 	struct arena *a;
 	struct value *vars, *list;
 	struct json member;
-	bool has_tools = c->tools && json_len(c->tools) > 0, told = !(has_tools && c->tools_as_text);
+	bool has_tools = c->tools && json_len(c->tools) > 0, told = !tells_of_tools(c);
 	void *it = NULL;
 	enum status status = STATUS_OK;
 
@@ -241,7 +251,7 @@ enum status chat_build(const struct chat_request *c, struct arena **arena, struc
 	list = value_list(a);
 	for (size_t i = 0; status == STATUS_OK && i < json_len(c->messages); i++) {
 		struct json message = json_at(c->messages, i), role = json_get(&message, "role");
-		bool is_system = str_is(json_text(&role), "system") || str_is(json_text(&role), "developer");
+		bool is_system = is_system_role(json_text(&role));
 		struct buf none = BUF_INIT;
 		struct json no_calls = {0};
 		/* The first system message tells of the tools; when the first message is none, one is put before it. */
@@ -271,4 +281,14 @@ no_room:
 fail:
 	arena_destroy(a);
 	return status;
+}
+
+enum status chat_give(const struct chat_request *c, struct engine_request *r, struct error *err)
+{
+	r->input = ENGINE_INPUT_CHAT;
+	enum status status = chat_build(c, &r->arena, &r->chat, err);
+	if (status != STATUS_OK || !c->turns)
+		return status;
+	struct json first = json_at(c->messages, 0), role = json_get(&first, "role");
+	return turns_give(c->turns, tells_of_tools(c) && !is_system_role(json_text(&role)), r, err);
 }

@@ -6,6 +6,7 @@
 
 #include "engine/engine.h"
 #include "server/json.h"
+#include "server/turns.h"
 
 struct chat_request {
 	const struct json *messages; /* array of OpenAI chat messages */
@@ -13,6 +14,7 @@ struct chat_request {
 	const struct json *extra;    /* object: more template variables; NULL or absent: none */
 	bool tools_as_text; /* the template knows no tools: see below */
 	bool add_generation_prompt;
+	const struct turns *turns; /* of the messages, which may then be left out; NULL: none may */
 	size_t text_n; /* bytes of the JSON this comes from: bounds the memory it may take */
 };
 
@@ -26,6 +28,9 @@ struct chat_request {
  * their results come from the user, all in the notation that models of the Hermes and Qwen families know.
  */
 enum status chat_build(const struct chat_request *c, struct arena **arena, struct value **chat, struct error *err);
+
+/* Builds the chat of a request, and gives it the turns. */
+enum status chat_give(const struct chat_request *c, struct engine_request *r, struct error *err);
 
 /* Appends the text of a message's content: a string, or text parts joined by newlines. */
 enum status content_text(const struct json *content, struct buf *out, struct error *err);

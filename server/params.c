@@ -1,5 +1,7 @@
 #include "server/params.h"
 
+#include "server/kv_cache.h"
+
 #include <errno.h>
 #include <limits.h>
 #include <stdlib.h>
@@ -260,6 +262,20 @@ static enum status read_cache_salt(struct params *p, const struct json *body, st
 	return p->proto->cache_salt ? STATUS_OK : error_set(err, STATUS_NOMEM, "There is no memory for the request.");
 }
 
+/* As in the Responses API. */
+static enum status read_truncation(struct params *p, const struct json *body, enum params_api api, struct error *err)
+{
+	struct json truncation = json_get(body, "truncation");
+	struct str s = {"disabled", 8};
+	TRY(json_read_text(&truncation, &s, err));
+	p->truncate = str_is(s, "auto");
+	if (!p->truncate && !str_is(s, "disabled"))
+		return json_fail(&truncation, STATUS_INVALID, err, "must be \"auto\" or \"disabled\".");
+	if (p->truncate && api == PARAMS_COMPLETION)
+		return json_fail(&truncation, STATUS_UNSUPPORTED, err, "cannot be \"auto\" here: a raw prompt has no turns to leave out.");
+	return STATUS_OK;
+}
+
 /* What the answer must be: a JSON text, or a call of a tool. */
 static enum status read_form(struct params *p, struct engine *e, const struct json *body, enum params_api api,
 			     struct error *err)
@@ -325,6 +341,8 @@ enum status params_parse(struct params *p, struct engine *e, int32_t tenant, con
 	TRY(read_choices(p, body, api, err));
 	TRY(read_session(p, body, session_header, err));
 	TRY(read_cache_salt(p, body, err));
+	TRY(read_truncation(p, body, api, err));
+	TRY(kv_cache_read(body, engine_info(e), &p->proto->context, &p->tell_kv_cache, err));
 	return read_form(p, e, body, api, err);
 }
 
@@ -357,6 +375,7 @@ struct engine_request *params_request(const struct params *p, struct engine *e, 
 	if (!r)
 		return NULL;
 	r->tenant = from->tenant;
+	r->context = from->context;
 	r->sampling = from->sampling;
 	r->sampling.seed += (uint64_t)choice;
 	r->sampling.bias = copy_array(from->sampling.bias, from->sampling.n_bias, sizeof *from->sampling.bias, &ok);

@@ -20,6 +20,8 @@ struct params {
 	bool stream, include_usage, continuous_usage;
 	bool echo;	       /* COMPLETION */
 	bool return_token_ids; /* COMPLETION and CHAT */
+	bool tell_kv_cache;    /* the answer says what was kept */
+	bool truncate;	       /* CHAT and RESPONSE: the oldest turns may be left out */
 	bool has_temperature, has_top_p, has_max_tokens;
 	struct tools tools; /* CHAT and RESPONSE */
 };

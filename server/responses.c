@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "server/kv_cache.h"
 #include "server/messages.h"
 
 struct response {
@@ -21,6 +22,9 @@ struct response {
 	const char *status;	/* "in_progress", ... */
 	struct failure failure; /* when status is "failed" */
 	struct generation_usage usage;
+	struct turns turns; /* that may be left out, behind n_instructions messages; and how many were */
+	size_t n_instructions;
+	int32_t turns_dropped;
 	bool ran;	/* the prompt was accepted */
 	bool announced; /* created and in_progress have been sent */
 	bool cancelling;
@@ -166,9 +170,11 @@ static void write_usage(struct response *r, struct buf *out)
 	}
 	buf_printf(out,
 		   ",\"usage\":{\"input_tokens\":%lld,\"input_tokens_details\":{\"cached_tokens\":%lld},"
-		   "\"output_tokens\":%lld,\"output_tokens_details\":{\"reasoning_tokens\":0},\"total_tokens\":%lld}",
+		   "\"output_tokens\":%lld,\"output_tokens_details\":{\"reasoning_tokens\":0},\"total_tokens\":%lld",
 		   (long long)u->prompt_tokens, (long long)u->cached_tokens, (long long)u->completion_tokens,
 		   (long long)(u->prompt_tokens + u->completion_tokens));
+	turns_write(&r->turns, r->n_instructions, r->turns_dropped, out);
+	buf_putc(out, '}');
 }
 
 void response_write(struct response *r, struct buf *out)
@@ -209,9 +215,12 @@ void response_write(struct response *r, struct buf *out)
 		buf_append(out, r->q.flat_tools.data, r->q.flat_tools.len);
 	else
 		buf_puts(out, "[]");
-	buf_printf(out, ",\"top_logprobs\":%d,\"top_p\":%.6g,\"truncation\":\"disabled\"",
-		   p->sampling.n_logprobs > 0 ? p->sampling.n_logprobs : 0, (double)p->sampling.top_p);
+	buf_printf(out, ",\"top_logprobs\":%d,\"top_p\":%.6g,\"truncation\":\"%s\"",
+		   p->sampling.n_logprobs > 0 ? p->sampling.n_logprobs : 0, (double)p->sampling.top_p,
+		   r->q.params.truncate ? "auto" : "disabled");
 	write_usage(r, out);
+	if (!is_status(r, "in_progress"))
+		kv_cache_write(out, &r->usage.context, r->q.params.tell_kv_cache);
 	buf_puts(out, ",\"user\":null,\"metadata\":");
 	buf_append(out, r->q.metadata.data, r->q.metadata.len);
 	buf_putc(out, '}');
@@ -444,9 +453,9 @@ static void finish(struct response *r, const char *status, const char *type)
 
 static void on_prompt(void *arg, int i, const struct engine_event *ev)
 {
-	(void)arg;
+	struct response *r = arg;
 	(void)i;
-	(void)ev;
+	r->turns_dropped = ev->turns_dropped;
 }
 
 static void on_begin(void *arg)
@@ -556,7 +565,8 @@ static void write_messages(struct response *r, struct buf *out)
 	buf_putc(out, '{');
 	buf_puts(out, "\"messages\":[");
 	size_t start = out->len;
-	if (r->q.instructions.len && r->q.instructions.data[0] == '"') {
+	r->n_instructions = r->q.instructions.len && r->q.instructions.data[0] == '"';
+	if (r->n_instructions) {
 		buf_puts(out, "{\"role\":\"system\",\"content\":");
 		buf_append(out, r->q.instructions.data, r->q.instructions.len);
 		buf_putc(out, '}');
@@ -596,9 +606,13 @@ static enum status build_prompt(struct response *r, struct engine_request *reque
 					    .tools = &tools,
 					    .tools_as_text = r->q.params.tools.as_text,
 					    .add_generation_prompt = r->q.generate,
+					    .turns = r->q.params.truncate ? &r->turns : NULL,
 					    .text_n = text.len};
-		request->input = ENGINE_INPUT_CHAT;
-		status = chat_build(&chat, &request->arena, &request->chat, err);
+		turns_free(&r->turns); /* of a start that was refused */
+		if (r->q.params.truncate)
+			status = turns_read(&r->turns, &messages, err);
+		if (status == STATUS_OK)
+			status = chat_give(&chat, request, err);
 	}
 	json_doc_free(doc);
 	buf_free(&text);
@@ -653,6 +667,7 @@ void response_destroy(struct response *r)
 	history_unref(r->base);
 	history_unref(r->kept);
 	response_request_free(&r->q);
+	turns_free(&r->turns);
 	tool_parser_destroy(r->parser);
 	buf_free(&r->output);
 	buf_free(&r->found);

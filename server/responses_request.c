@@ -169,16 +169,13 @@ static enum status read_tools(struct response_request *q, const struct json *bod
 /* What this server does not have is refused where ignoring it would change the answer's meaning. */
 static enum status refuse_unsupported(const struct json *body, struct error *err)
 {
-	struct json background = json_get(body, "background"), truncation = json_get(body, "truncation");
+	struct json background = json_get(body, "background");
 	bool in_background = false;
 	static const char *const absent[] = {"conversation", "prompt"};
 
 	TRY(json_read_bool(&background, &in_background, err));
 	if (in_background)
 		return json_fail(&background, STATUS_UNSUPPORTED, err, "is not supported.");
-	if (json_has(&truncation) && !str_is(json_text(&truncation), "disabled"))
-		return json_fail(&truncation, STATUS_UNSUPPORTED, err,
-				 "is not supported: nothing is dropped from a conversation.");
 	for (size_t i = 0; i < sizeof absent / sizeof *absent; i++) {
 		struct json j = json_get(body, absent[i]);
 		if (json_has(&j))

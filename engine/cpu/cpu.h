@@ -17,11 +17,13 @@ struct cpu_base {
 enum status cpu_base_init(struct cpu_base *c, const struct backend_ops *ops, int32_t n_threads);
 void cpu_base_fini(struct cpu_base *c);
 
-/* Constructors, one per row of the table in backend.c. */
+/* Constructors, one per row of the table in backend.c: those of x86-64 and of 64-bit ARM are in builds for them alone. */
 enum status cpu_reference_create(int32_t n_threads, struct backend **out, struct error *err);
 enum status cpu_avx2_create(int32_t n_threads, struct backend **out, struct error *err);
 enum status cpu_avx512_bf16_create(int32_t n_threads, struct backend **out, struct error *err);
 enum status cpu_avx512_create(int32_t n_threads, struct backend **out, struct error *err);
+enum status cpu_neon_create(int32_t n_threads, struct backend **out, struct error *err);
+enum status cpu_neon_dotprod_create(int32_t n_threads, struct backend **out, struct error *err);
 
 /* Entries of the vtable that are the same for all. */
 enum status cpu_mem_alloc(struct backend *b, size_t bytes, void **out);

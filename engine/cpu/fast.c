@@ -1,7 +1,6 @@
 /* The fast backends: weights, matmul and row operations over a table of kernels. Layouts: fast.h. */
 #include "engine/cpu/fast.h"
 
-#include <cpuid.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,6 +9,7 @@ enum {
 	PIECE_BYTES = 256 << 10,      /* smallest share of weights worth handing to a thread */
 	BLOCK_BYTES = 256 << 10,     /* weights that stay in the second-level cache while all rows pass by */
 	INLINE_FLOATS = 8 << 10,     /* row operations below this size are quicker done alone */
+	FINE_TOGETHER = 4,           /* rows whose fine parts a kernel takes as it goes; of more, most have none in a unit where one has */
 };
 
 static struct fast *self(const struct backend *b)
@@ -61,7 +61,7 @@ static enum status weight_create(struct backend *b, const struct weight_desc *de
 	if (!desc->rows_only) {
 		if (pack_layout(w, f->kernels->lanes, f->kernels->tile_floats) != STATUS_OK)
 			goto no_memory;
-		w->tiles = cpu_memory_alloc(w->bytes);
+		w->tiles = memory_heap_alloc(&f->weights, w->bytes);
 		if (!w->tiles)
 			goto no_memory;
 		struct pack_job j = {w, f->kernels->lanes};
@@ -81,9 +81,8 @@ no_memory:
 
 static void weight_destroy(struct backend *b, struct weight *w)
 {
-	(void)b;
 	if (w)
-		cpu_memory_free(w->tiles, w->bytes);
+		memory_heap_free(&self(b)->weights, w->tiles, w->bytes);
 	free(w);
 }
 
@@ -130,7 +129,7 @@ struct matmul_job {
 	int32_t n_mm;
 	bool precise;
 	bool narrow; /* products with BF16 weights take bfloat16s */
-	bool one_group; /* all rows fit one call of a kernel, which takes their fine parts as it goes */
+	bool one_group; /* all rows go into one call of a kernel, which takes their fine parts as it goes */
 };
 
 static int64_t narrow_stride(int64_t n_in)
@@ -311,7 +310,7 @@ static enum status matmul(struct backend *b, const float *x, int64_t n_rows, con
 	}
 	if (quantised) {
 		int64_t group = f->kernels->rows_quant;
-		j.one_group = n_rows <= group;
+		j.one_group = n_rows <= FINE_TOGETHER;
 		enum status s = reserve_act(f, n_rows, j.n_in);
 		if (s != STATUS_OK)
 			return s;
@@ -527,8 +526,7 @@ static const struct backend_ops fast_ops = {
         .scan = cpu_scan,
 };
 
-static enum status fast_create(const struct cpu_kernels *kernels, int32_t n_threads, struct backend **out,
-                               struct error *err)
+enum status fast_create(const struct cpu_kernels *kernels, int32_t n_threads, struct backend **out, struct error *err)
 {
 	struct fast *f = calloc(1, sizeof *f);
 	if (!f)
@@ -547,47 +545,4 @@ fail_plan:
 	free(f);
 fail:
 	return error_set(err, STATUS_NOMEM, "no memory for the backend %s", kernels->name);
-}
-
-/* clang's __builtin_cpu_supports() does not know this name; AVX implies that the system saves the registers. */
-static bool has_f16c(void)
-{
-	unsigned a, b, c, d;
-	return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
-}
-
-enum status cpu_avx2_create(int32_t n_threads, struct backend **out, struct error *err)
-{
-	if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !has_f16c())
-		return error_set(err, STATUS_UNSUPPORTED, "this machine has no AVX2, FMA or F16C, which cpu-avx2 needs");
-	return fast_create(&cpu_kernels_avx2, n_threads, out, err);
-}
-
-static bool has_avx512(void)
-{
-	return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-	       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
-}
-
-/* Likewise not known to every compiler: leaf 7.1, EAX bit 5 (Intel, Architecture Instruction Set Extensions). */
-static bool has_avx512_bf16(void)
-{
-	unsigned a, b, c, d;
-	return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & 1u << 5);
-}
-
-enum status cpu_avx512_bf16_create(int32_t n_threads, struct backend **out, struct error *err)
-{
-	if (!has_avx512() || !has_avx512_bf16())
-		return error_set(err, STATUS_UNSUPPORTED,
-		                 "this machine has no AVX-512 with BW, DQ, VL, VNNI and BF16, which cpu-avx512-bf16 needs");
-	return fast_create(&cpu_kernels_avx512_bf16, n_threads, out, err);
-}
-
-enum status cpu_avx512_create(int32_t n_threads, struct backend **out, struct error *err)
-{
-	if (!has_avx512())
-		return error_set(err, STATUS_UNSUPPORTED,
-		                 "this machine has no AVX-512 with BW, DQ, VL and VNNI, which cpu-avx512 needs");
-	return fast_create(&cpu_kernels_avx512, n_threads, out, err);
 }

@@ -162,13 +162,16 @@ struct cpu_kernels {
 	void (*attn_finish)(const float *acc, float sum, int32_t head_dim, float *out);
 };
 
+/* Those of x86-64 and of 64-bit ARM; a build has either. */
 extern const struct cpu_kernels cpu_kernels_avx2, cpu_kernels_avx512, cpu_kernels_avx512_bf16;
+extern const struct cpu_kernels cpu_kernels_neon, cpu_kernels_neon_dotprod;
 
 struct attn_plan;
 
 struct fast {
 	struct cpu_base base;
 	const struct cpu_kernels *kernels;
+	struct memory_heap weights;           /* tiles of all matrices */
 	int64_t max_in, max_narrow_in;        /* widest matrix so far, and widest of BF16 */
 	struct scratch act;                   /* struct act: quantised activations of the matmul at hand */
 	struct scratch is_fine;               /* uint8_t [n_units][n_rows]: which have a fine part */
@@ -183,6 +186,9 @@ struct fast {
 	const struct rope_params *rope_valid; /* whose table it is; NULL: none yet in this step */
 	struct attn_plan *plan;
 };
+
+/* A backend over kernels whose instructions this machine has (isa.c). */
+enum status fast_create(const struct cpu_kernels *kernels, int32_t n_threads, struct backend **out, struct error *err);
 
 /* fast_attention.c */
 enum status attn_plan_create(struct attn_plan **out);

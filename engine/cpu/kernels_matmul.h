@@ -1,4 +1,4 @@
-/* Matmul kernels over the primitives of one instruction set: included by avx2.c and avx512.c. Layouts: fast.h. */
+/* Matmul kernels over the primitives of one instruction set: included by avx2.c and its like. Layouts: fast.h. */
 #pragma once
 
 #include <stddef.h>
@@ -320,7 +320,7 @@ INLINE void tile_quantised(const struct tile_job *t, int rows, struct form f, bo
 		const char *s = p + super_scale_bytes(f);
 		/* All scales before the planes, so that memory sees one ascending stream. */
 		for (const char *line = p, *end = p + span_scale_bytes(f, n); line < end; line += 64)
-			_mm_prefetch(line, _MM_HINT_T0);
+			__builtin_prefetch(line);
 		struct super super = load_super(p, f);
 		p += span_scale_bytes(f, n);
 		NO_UNROLL /* the loop fits the decoder's cache, eight copies of it do not */

@@ -8,6 +8,7 @@
 #define KV_HOLDER_MAP(X)                                                                                               \
 	X(OTHER, "other")     /* whoever has not said who it is: tests and tools */                                   \
 	X(RUNNING, "running") /* a request that is computed; id: the request's */                                     \
+	X(SESSION, "session") /* a session, for KV of its own (engine/parked.h); id: its serial */                     \
 	X(WAITING, "waiting") /* a queued request, for what it is about to hit; id: the request's */                  \
 	X(INDEX, "index")     /* the prefix index */                                                                  \
 	X(COPY, "copy")       /* a copy that is under way, for its target */

@@ -425,6 +425,8 @@ int32_t kv_prefix_put(struct kv_prefix *p, struct kv_chain *chain, const int32_t
                       const struct kv_use *use)
 {
 	int32_t whole = seq->n_tokens / KV_PAGE_TOKENS, parent = NO_NODE;
+	if (seq->n_dropped > 0)
+		return first < seq->n_leading ? first : seq->n_leading;
 	if (first > whole)
 		first = whole;
 	/* The chain up to `first` ends in the entry of the page before it. */
@@ -463,7 +465,7 @@ bool kv_prefix_put_tail(struct kv_prefix *p, const int32_t *tokens, struct kv_se
 	int32_t i = seq->n_tokens / KV_PAGE_TOKENS, n = seq->n_tokens % KV_PAGE_TOKENS;
 	const int32_t *mine = tokens + i * KV_PAGE_TOKENS;
 	struct kv_key key;
-	if (n == 0 || i == 0 || !p->nodes[seq->pages[i - 1]].present || p->nodes[seq->pages[i]].present)
+	if (n == 0 || i == 0 || seq->n_dropped > 0 || !p->nodes[seq->pages[i - 1]].present || p->nodes[seq->pages[i]].present)
 		return false;
 	p->keys->tail(&p->nodes[seq->pages[i - 1]].key, mine, n, &key);
 	int32_t page = find(p, &key, seq->pages[i - 1], mine, n);
@@ -491,18 +493,22 @@ void kv_weak_free(struct kv_prefix *p, struct kv_weak *weak)
 	for (int32_t i = weak->n_pages > 0 ? kv_weak_alive(p, weak) : 0; i > 0; i--)
 		p->nodes[weak->pages[i - 1].page].n_weak--;
 	free(weak->pages);
+	free(weak->keys);
 	*weak = KV_WEAK_INIT;
 }
 
 void kv_prefix_weaken(struct kv_prefix *p, const struct kv_seq *seq, struct kv_weak *out)
 {
+	int32_t most = seq->n_dropped > 0 ? seq->n_leading : seq->n_pages;
 	kv_weak_free(p, out);
-	out->n_tokens = seq->n_tokens;
+	out->n_tokens = seq->n_dropped > 0 ? most * KV_PAGE_TOKENS : seq->n_tokens;
 	out->pages = calloc((size_t)seq->n_pages + 1, sizeof *out->pages);
-	if (!out->pages)
+	out->keys = calloc((size_t)seq->n_pages + 1, sizeof *out->keys);
+	if (!out->pages || !out->keys)
 		return;
-	while (out->n_pages < seq->n_pages && p->nodes[seq->pages[out->n_pages]].present) {
+	while (out->n_pages < most && p->nodes[seq->pages[out->n_pages]].present) {
 		int32_t page = seq->pages[out->n_pages];
+		out->keys[out->n_pages] = p->nodes[page].key;
 		out->pages[out->n_pages++] = (struct kv_weak_page){page, p->nodes[page].serial};
 		p->nodes[page].n_weak++;
 	}
@@ -567,6 +573,14 @@ bool kv_prefix_name(const struct kv_prefix *p, int32_t page, struct kv_page_name
 	return true;
 }
 
+bool kv_prefix_has(const struct kv_prefix *p, const struct kv_key *key)
+{
+	int32_t page = *bucket_of(p, key);
+	while (page != NO_NODE && memcmp(&p->nodes[page].key, key, sizeof *key) != 0)
+		page = p->nodes[page].hash_next;
+	return page != NO_NODE;
+}
+
 uint64_t kv_prefix_serial(const struct kv_prefix *p, int32_t page)
 {
 	return p->nodes[page].present ? p->nodes[page].serial : 0;
@@ -594,9 +608,32 @@ int32_t kv_prefix_adopt(struct kv_prefix *p, const struct kv_page_name *name, in
 
 /* ---- Eviction ---- */
 
+/*
+ * A sequence that lost pages can hold the end of a chain whose middle nobody holds, and which then has no leaf to begin with. Unlinks what
+ * is held behind such a page; it stays with its holder, who indexes nothing any more. False when there is no such page.
+ */
+static bool open_chain(struct kv_prefix *p)
+{
+	int32_t page = 0, n_pages = kv_pool_n_pages(p->pool);
+	while (page < n_pages && (!p->nodes[page].present || p->nodes[page].held))
+		page++;
+	if (p->stats.n_idle == 0 || page == n_pages)
+		return false;
+	while (p->nodes[page].first_child != NO_NODE) {
+		int32_t leaf = page;
+		while (p->nodes[leaf].first_child != NO_NODE)
+			leaf = p->nodes[leaf].first_child;
+		evict_forget(p->evict, leaf);
+		unlink_node(p, leaf);
+	}
+	return true;
+}
+
 bool kv_prefix_evict(struct kv_prefix *p, int64_t now_ms, enum evict_reason reason)
 {
 	int32_t page = evict_victim(p->evict, now_ms);
+	if (page == EVICT_NONE && open_chain(p))
+		page = evict_victim(p->evict, now_ms);
 	if (page == EVICT_NONE)
 		return false;
 	if (p->leaving) {

@@ -7,7 +7,8 @@
  * predecessor are compared as well: a collision, forged or not, is a miss.
  *
  * The index holds one reference on each page it knows. Its pages form trees (a page's parent is its predecessor);
- * only a leaf that nobody else holds can be evicted, so a chain never loses its middle. Which one, a policy says (evict.h).
+ * only a leaf that nobody else holds can be evicted, so a chain never loses its middle. (The end of a chain that is held by sequences which let go of its
+ * middle is unlinked where nothing else is left to evict, and stays theirs.) Which one, a policy says (evict.h).
  *
  * Every page but the last of a chain is full. A conversation that pauses leaves its last page, full or not, as well (a tail). A
  * sequence can share the beginning of a page whose rest differs from its own; it then copies the page before it writes on
@@ -73,17 +74,21 @@ struct kv_use {
 	uint64_t claim;    /* of the live session that vouches for the pages from now on; 0: none */
 };
 
-/* The pages that a chain had when it was last seen. They may be evicted; a page that comes back is another one. */
+/*
+ * The pages that a chain had when it was last seen. They may be evicted; a page that comes back is another one, and found by its key
+ * (kv_prefix_has(), kv_tiers_where()).
+ */
 struct kv_weak {
 	struct kv_weak_page {
 		int32_t page;
 		uint64_t serial; /* of its entry in the index */
 	} *pages; /* [n_pages] */
+	struct kv_key *keys; /* [n_pages] */
 	int32_t n_pages;
 	int32_t n_tokens; /* that were computed */
 };
 
-#define KV_WEAK_INIT ((struct kv_weak){NULL, 0, 0})
+#define KV_WEAK_INIT ((struct kv_weak){NULL, NULL, 0, 0})
 
 struct kv_prefix;
 
@@ -134,6 +139,9 @@ enum status kv_prefix_get(struct kv_prefix *p, struct kv_chain *chain, const int
 enum status kv_prefix_hold(struct kv_prefix *p, struct kv_chain *chain, const int32_t *tokens, int32_t n,
                            struct kv_seq *seq);
 /*
+ * What follows takes nothing from a sequence that lost pages (kv_seq_drop()), whose KV is not what the tokens alone would give; the pages in front
+ * of the first that left it are what they were.
+ *
  * Indexes the full pages of seq from page `first` on; pages before it are indexed already or the call indexes nothing. A page whose
  * content is indexed under another number is replaced in seq by that one, so that equal prefixes end up sharing memory.
  * Returns the number of leading pages of seq that are indexed now.
@@ -176,6 +184,8 @@ struct kv_page_name {
 void kv_prefix_on_evict(struct kv_prefix *p, void (*leaving)(void *arg, int32_t page, const struct kv_page_name *name), void *arg);
 /* What an indexed page is; false when it is not indexed. */
 bool kv_prefix_name(const struct kv_prefix *p, int32_t page, struct kv_page_name *out);
+/* Whether some page of this key is indexed now. */
+bool kv_prefix_has(const struct kv_prefix *p, const struct kv_key *key);
 /* The serial of a page's entry, another one each time it is indexed; 0: it is not. */
 uint64_t kv_prefix_serial(const struct kv_prefix *p, int32_t page);
 /*

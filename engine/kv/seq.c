@@ -1,6 +1,7 @@
 #include "engine/kv/seq.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 int32_t kv_pages_for(int32_t n_tokens)
 {
@@ -33,20 +34,20 @@ static void set_n_pages(struct kv_seq *s, int32_t n_pages)
 /* The page that the next position falls into is partly filled and visible to another holder. */
 static bool tail_is_shared(const struct kv_pool *pool, const struct kv_seq *s)
 {
-	return s->n_tokens % KV_PAGE_TOKENS != 0 && kv_pool_refs(pool, s->pages[s->n_tokens / KV_PAGE_TOKENS]) > 1;
+	return s->n_tokens % KV_PAGE_TOKENS != 0 && kv_pool_refs(pool, s->pages[kv_seq_places(s) / KV_PAGE_TOKENS]) > 1;
 }
 
 int32_t kv_seq_pages_needed(const struct kv_pool *pool, const struct kv_seq *s, int32_t n)
 {
-	int32_t missing = kv_pages_for(s->n_tokens + n) - s->n_pages;
+	int32_t missing = kv_pages_for(kv_seq_places(s) + n) - s->n_pages;
 	return (missing > 0 ? missing : 0) + (n > 0 && tail_is_shared(pool, s));
 }
 
 enum status kv_seq_prepare(struct kv_pool *pool, struct kv_seq *s, int32_t n)
 {
-	int32_t want = kv_pages_for(s->n_tokens + n);
+	int32_t want = kv_pages_for(kv_seq_places(s) + n);
 	if (n > 0 && tail_is_shared(pool, s)) {
-		int32_t *tail = &s->pages[s->n_tokens / KV_PAGE_TOKENS];
+		int32_t *tail = &s->pages[kv_seq_places(s) / KV_PAGE_TOKENS];
 		int32_t copy = kv_pool_clone(pool, *tail, s->holder);
 		if (copy == KV_NO_PAGE)
 			return STATUS_LIMIT;
@@ -56,7 +57,7 @@ enum status kv_seq_prepare(struct kv_pool *pool, struct kv_seq *s, int32_t n)
 	if (!reserve(s, want))
 		return STATUS_NOMEM;
 	/* A last page that is full is the last no more. */
-	if (s->n_pages > 1 && s->n_pages < want && s->n_tokens == s->n_pages * KV_PAGE_TOKENS)
+	if (s->n_pages > 1 && s->n_pages < want && kv_seq_places(s) == s->n_pages * KV_PAGE_TOKENS)
 		kv_pool_narrow(pool, s->pages[s->n_pages - 1]);
 	while (s->n_pages < want) {
 		int32_t page = kv_pool_get(pool, s->holder);
@@ -72,7 +73,11 @@ enum status kv_seq_prepare(struct kv_pool *pool, struct kv_seq *s, int32_t n)
 
 void kv_seq_truncate(struct kv_pool *pool, struct kv_seq *s, int32_t n_tokens)
 {
-	int32_t keep = kv_pages_for(n_tokens);
+	if (s->n_dropped > 0 && n_tokens < s->dropped_at)
+		n_tokens = s->n_dropped = 0;
+	int32_t keep = kv_pages_for(n_tokens - s->n_dropped * KV_PAGE_TOKENS);
+	if (s->n_notes > keep)
+		s->n_notes = keep;
 	while (s->n_pages > keep) {
 		kv_pool_unref(pool, s->pages[s->n_pages - 1], s->holder);
 		set_n_pages(s, s->n_pages - 1);
@@ -81,12 +86,32 @@ void kv_seq_truncate(struct kv_pool *pool, struct kv_seq *s, int32_t n_tokens)
 		s->n_tokens = n_tokens;
 }
 
+void kv_seq_drop(struct kv_pool *pool, struct kv_seq *s, int32_t first, int32_t n)
+{
+	for (int32_t i = 0; i < n; i++)
+		kv_pool_unref(pool, s->pages[first + i], s->holder);
+	memmove(s->pages + first, s->pages + first + n, (size_t)(s->n_pages - first - n) * sizeof *s->pages);
+	set_n_pages(s, s->n_pages - n);
+	if (s->n_notes > first) {
+		int32_t noted = s->n_notes - first < n ? s->n_notes - first : n;
+		memmove(s->notes + first, s->notes + first + noted, (size_t)(s->n_notes - first - noted) * sizeof *s->notes);
+		s->n_notes -= noted;
+	}
+	if (s->n_dropped == 0 || first < s->n_leading)
+		s->n_leading = first;
+	s->n_dropped += n;
+	s->dropped_at = s->n_tokens;
+}
+
 void kv_seq_release(struct kv_pool *pool, struct kv_seq *s)
 {
 	kv_seq_truncate(pool, s, 0);
 	free(s->pages);
 	s->pages = NULL;
 	s->cap_pages = 0;
+	free(s->notes);
+	s->notes = NULL;
+	s->n_notes = 0;
 }
 
 enum status kv_seq_share(struct kv_pool *pool, struct kv_seq *dst, const struct kv_seq *src, int32_t n_tokens)

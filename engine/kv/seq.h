@@ -2,6 +2,9 @@
  * The KV of one sequence: a block table that holds one reference on each of its pages, and how many positions of it
  * are computed. Sequences share pages by reference; a page that more than one holder can see is never written: it is
  * copied first (kv_seq_prepare). Its references are held in the name of its holder, whom kv_seq_label() changes.
+ *
+ * Pages may leave its middle for good (kv_seq_drop). The table closes behind them, so a position's place in it is the position less what
+ * was dropped, and all that is computed from then on is no longer what the tokens alone would give.
  */
 #pragma once
 
@@ -18,18 +21,36 @@ struct kv_account {
 	int64_t n_pages;
 };
 
+/* What is known of a page in a block table. */
+struct kv_note {
+	int32_t number; /* of the page in the conversation: its first position by KV_PAGE_TOKENS */
+	bool keep;      /* it goes after those that are not */
+	float score;    /* the less, the sooner it goes */
+};
+
 struct kv_seq {
 	int32_t *pages; /* [n_pages], in order of position */
 	int32_t n_pages, cap_pages;
 	int32_t n_tokens; /* positions [0, n_tokens) are computed */
+	int32_t n_dropped;  /* pages that kv_seq_drop() took out */
+	int32_t n_leading;  /* of the pages it has, those in front of all that it took out; means nothing while it took out none */
+	int32_t dropped_at; /* n_tokens when it did so last */
+	struct kv_note *notes; /* [n_notes], of its first pages; their owner writes them and kv_seq_*() keep them with their pages. NULL: none */
+	int32_t n_notes;
 	struct kv_holder holder;    /* of its references */
 	struct kv_account *account; /* charged with n_pages; NULL: nobody is. Stays, like the holder, when the pages leave */
 };
 
-#define KV_SEQ_INIT ((struct kv_seq){NULL, 0, 0, 0, {KV_HOLDER_OTHER, 0}, NULL})
+#define KV_SEQ_INIT ((struct kv_seq){.holder = {KV_HOLDER_OTHER, 0}})
 
 /* Pages that n_tokens positions take. */
 int32_t kv_pages_for(int32_t n_tokens);
+
+/* Where its next position stands in the block table. */
+static inline int32_t kv_seq_places(const struct kv_seq *s)
+{
+	return s->n_tokens - s->n_dropped * KV_PAGE_TOKENS;
+}
 
 /*
  * In a narrow pool two of a sequence's pages have a wide copy, as far as there is room for it: the first, on which attention leans more than
@@ -41,12 +62,17 @@ int32_t kv_pages_for(int32_t n_tokens);
 enum status kv_seq_prepare(struct kv_pool *pool, struct kv_seq *s, int32_t n);
 /* Fresh pages that kv_seq_prepare(n) would take now. */
 int32_t kv_seq_pages_needed(const struct kv_pool *pool, const struct kv_seq *s, int32_t n);
-/* Forgets positions from n_tokens on and gives their pages back. */
+/*
+ * Forgets positions from n_tokens on and gives their pages back. Where pages would be missing, which were there when those positions were
+ * computed (n_tokens < dropped_at), nothing is left at all.
+ */
 void kv_seq_truncate(struct kv_pool *pool, struct kv_seq *s, int32_t n_tokens);
 /* Gives every page back and frees the table; the holder stays. */
 void kv_seq_release(struct kv_pool *pool, struct kv_seq *s);
-/* Makes the empty `dst` share the first n_tokens positions of `src`. */
+/* Makes the empty `dst` share the first n_tokens positions of `src`, of which nothing was dropped. */
 enum status kv_seq_share(struct kv_pool *pool, struct kv_seq *dst, const struct kv_seq *src, int32_t n_tokens);
+/* Gives back n pages from block table entry `first` on, all of them computed and full. */
+void kv_seq_drop(struct kv_pool *pool, struct kv_seq *s, int32_t first, int32_t n);
 /* Adds one full page that is computed already behind the full pages of s, taking a reference; false without memory. */
 bool kv_seq_append(struct kv_pool *pool, struct kv_seq *s, int32_t page);
 /* Everything that s holds, and will hold, is somebody else's. */

@@ -319,7 +319,7 @@ static bool batch_fits(const struct model *m, const struct batch *b)
 		    (int64_t)s->first_position + s->n_rows > (int64_t)s->n_pages * m->layout.page_tokens)
 			return false;
 		for (int32_t j = 0; j < s->n_rows; j++) {
-			if (b->position[next + j] != s->first_position + j)
+			if (b->position[next + j] < s->first_position || b->position[next + j] != b->position[next] + j)
 				return false;
 		}
 		next += s->n_rows;

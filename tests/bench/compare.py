@@ -2,7 +2,8 @@
 """
 Compares Kvasir with llama.cpp and OpenVINO GenAI: same model file, same number of threads, one run.
 
-    compare.py --model FILE [--llama FOLDER] [--openvino PYTHON] [--threads N] [--rounds N] [--device NAME] [--only WORD,...]
+    compare.py --model FILE [--llama FOLDER] [--openvino PYTHON] [--threads N] [--rounds N] [--device NAME] [--only WORD,...] [--int8]
+               [--cpu-time]
 
 The programs take turns, test by test, for some rounds; the median of each counts, and the last column is what the README reports:
 Kvasir's tokens per second over those of the better peer. Absolute figures hold for the machine and the moment only.
@@ -11,6 +12,9 @@ Kvasir's tokens per second over those of the better peer. Absolute figures hold 
 How to build them: PyPI's llama-cpp-python 0.3.36, vendor/llama.cpp, cmake -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON with gcc.
 --openvino names a Python that has `pip install openvino-genai` (2026.4), which loads the GGUF file itself; it does not know all types
 of tensors, nor several sequences here. A peer that takes longer than --patience seconds for a test is given up on.
+--int8 adds, for decoding at a depth, what Kvasir reaches with --kv-dtype int8: OpenVINO keeps KV in bytes unless told otherwise.
+--cpu-time counts the CPU time of each program in place of the time on the wall, on a machine that is busy otherwise; it makes sense
+with one thread only, and there are ratios that two threads do not have, since one thread has more of the memory's speed.
 Prompts are arbitrary tokens. Kvasir's context at a depth is random numbers (what is computed does not depend on them); the peers
 compute theirs, which is not counted.
 """
@@ -54,10 +58,13 @@ print(1000 / metrics.get_tpot().mean if k > 1 else 1000 * n / metrics.get_ttft()
 """
 
 
+environment = dict(os.environ)
+
+
 def run(command, patience=None):
     """What it prints; None when it took too long or failed, with the reason on stderr."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=patience)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=patience, env=environment)
     except subprocess.TimeoutExpired:
         print(f"{command[0]}: given up after {patience} s", file=sys.stderr)
         return None
@@ -117,35 +124,46 @@ def main():
     parser.add_argument("--flash", default="0,1", help="llama.cpp's flash attention: both take twice the time")
     parser.add_argument("--patience", type=float, default=300)
     parser.add_argument("--only", default="", help="only tests whose name has one of these in it")
+    parser.add_argument("--int8", action="store_true", help="decoding at a depth with --kv-dtype int8, too")
+    parser.add_argument("--cpu-time", action="store_true", help="count CPU time; one thread only")
     args = parser.parse_args()
+    if args.cpu_time and args.threads != 1:
+        parser.error("--cpu-time needs --threads 1")
+    if args.cpu_time:
+        environment["LD_PRELOAD"] = str(Path(args.kvasir).resolve().parents[1] / "tests/support/cpu-time.so")
 
     print(f"{Path(args.model).name}, {args.threads} threads, median of {args.rounds}\n")
     print("| tokens/s | Kvasir | of read bandwidth | llama.cpp | OpenVINO | ratio |\n|---|---|---|---|---|---|")
     for name, ours, theirs, shape in TESTS:
         if not any(word in name for word in args.only.split(",")):
             continue
-        speeds = {"kvasir": [], "fraction": [], "llama": [], "openvino": []}
+        variants = {name: ours}
+        if args.int8 and "--depth" in ours:
+            variants[f"{name}, int8 KV"] = [*ours, "--kv-dtype", "int8"]
+        measured = {variant: [] for variant in variants}
+        peers = {"llama": [], "openvino": []}
         given_up = set()
         for _ in range(args.rounds):
-            measured = kvasir(args, ours)
-            if not measured:
+            for variant, arguments in variants.items():
+                measured[variant].append(kvasir(args, arguments))
+            if None in measured[name]:
                 break
-            speeds["kvasir"].append(measured[0])
-            speeds["fraction"].append(measured[1] or 0)
             for peer, measure in (("llama", lambda: llama(args, theirs)), ("openvino", lambda: openvino(args, shape))):
                 speed = None if peer in given_up else measure()
                 if speed:
-                    speeds[peer].append(speed)
+                    peers[peer].append(speed)
                 else:
                     given_up.add(peer)
-        if not speeds["kvasir"]:
+        if None in measured[name]:
             continue  # beyond the model's context
-        median = {key: statistics.median(values) if values else None for key, values in speeds.items()}
+        median = {key: statistics.median(values) if values else None for key, values in peers.items()}
         best = max(median["llama"] or 0, median["openvino"] or 0)
-        fraction = f"{median['fraction']:.0%}" if name.startswith("decode") else ""
-        ratio = f"{median['kvasir'] / best:.2f}" if best else "-"
-        print(f"| {name} | {shown(median['kvasir'])} | {fraction} | {shown(median['llama'])} | {shown(median['openvino'])} | {ratio} |",
-              flush=True)
+        for variant, values in measured.items():
+            speed = statistics.median(value[0] for value in values)
+            fraction = f"{statistics.median(value[1] or 0 for value in values):.0%}" if name.startswith("decode") else ""
+            ratio = f"{speed / best:.2f}" if best else "-"
+            print(f"| {variant} | {shown(speed)} | {fraction} | {shown(median['llama'])} | {shown(median['openvino'])} | {ratio} |",
+                  flush=True)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,11 @@ def build_dir():
     return Path(os.environ.get("KVASIR_BUILD", ROOT / "build"))
 
 
+def runner():
+    """What runs the tools of a build for another machine: KVASIR_RUNNER, e.g. "qemu-aarch64 -cpu max"."""
+    return os.environ.get("KVASIR_RUNNER", "").split()
+
+
 class Report:
     """Counts checks; prints the failed ones, and in the end `N passed, N failed`."""
 
@@ -68,7 +73,7 @@ def score(model, sequences, device="cpu-reference", threads=2, logits=None, **op
     Runs the score tool over lists of token ids; options as its command line has them (chunk=8, together=True, ...).
     Raises Unsupported when this machine lacks what the device needs, RuntimeError when the tool fails for another reason.
     """
-    command = [str(build_dir() / "tests/golden/score"), "--model", str(model), "--device", device, "--threads", str(threads)]
+    command = [*runner(), str(build_dir() / "tests/golden/score"), "--model", str(model), "--device", device, "--threads", str(threads)]
     if logits:
         command += ["--logits", str(logits)]
     for name, value in options.items():

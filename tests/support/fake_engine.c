@@ -361,6 +361,7 @@ struct engine_request *engine_request_create(struct engine *e)
 		return NULL;
 	r->id = engine_next_id(e);
 	r->max_tokens = -1;
+	r->context.start_size = -1;
 	r->sampling = (struct sampling_params){.temperature = 1,
 					       .top_p = 1,
 					       .typical_p = 1,
@@ -381,6 +382,8 @@ void engine_request_destroy(struct engine_request *r)
 	free(r->sampling.bias);
 	free(r->text);
 	free(r->cache_salt);
+	free(r->turn_of);
+	free(r->turn_starts);
 	grammar_unref(r->grammar);
 	free(r->tokens);
 	arena_destroy(r->arena);
@@ -696,6 +699,7 @@ enum status engine_create(const struct engine_options *options, struct engine **
 				       .file_bytes = 4000,
 				       .n_ctx = 1000,
 				       .n_ctx_train = 2000,
+				       .kv_type = "F16",
 				       .n_vocab = FAKE_VOCAB,
 				       .n_embd = 8,
 				       .n_layer = 1,

@@ -10,10 +10,13 @@
 
 #include <cmocka.h>
 
+/* An argument is a pattern, of names with * and ?, for the tests to run. */
 #define UNIT_MAIN(...)                                                                                                 \
-	int main(void)                                                                                                 \
+	int main(int argc, char **argv)                                                                                \
 	{                                                                                                              \
 		const struct CMUnitTest tests[] = {__VA_ARGS__};                                                       \
+		if (argc > 1)                                                                                          \
+			cmocka_set_test_filter(argv[1]);                                                               \
 		return cmocka_run_group_tests(tests, NULL, NULL);                                                      \
 	}
 

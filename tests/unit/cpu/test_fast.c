@@ -7,7 +7,7 @@
 
 #include "tests/unit/cpu/fixture.h"
 
-static const char *const devices[] = {"cpu-avx2", "cpu-avx512", "cpu-avx512-bf16"};
+static const char *const devices[] = {"cpu-avx2", "cpu-avx512", "cpu-avx512-bf16", "cpu-neon", "cpu-neon-dotprod"};
 static uint64_t seed = 11;
 static struct backend *reference;
 

@@ -11,7 +11,7 @@
 
 enum { PAGES = 40, SEQS = 3 };
 
-static const char *const devices[] = {"cpu-reference", "cpu-avx2", "cpu-avx512", "cpu-avx512-bf16"};
+static const char *const devices[] = {"cpu-reference", "cpu-avx2", "cpu-avx512", "cpu-avx512-bf16", "cpu-neon", "cpu-neon-dotprod"};
 static uint64_t seed = 5;
 
 struct side {

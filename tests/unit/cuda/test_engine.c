@@ -60,6 +60,41 @@ static void greedy_answers_over_narrow_kv_are_those_of_the_reference(void **stat
 	assert_string_equal(host_cuda_report(), "");
 }
 
+/* Pages that leave the middle of a conversation: a row's place in the block table and its position are two things. */
+static struct answer ask_streaming(struct engine *e, const char *prompt)
+{
+	struct engine_request *r = engine_request_create(e);
+	assert_non_null(r);
+	uint64_t id = r->id;
+	r->text = strdup(prompt);
+	r->text_n = strlen(prompt);
+	r->max_tokens = 20;
+	r->sampling.temperature = 0;
+	r->ignore_eos = true;
+	r->context = (struct engine_context){.policy = "streaming", .start_size = 4, .recent_size = 48};
+	engine_submit(e, r);
+	struct answer a;
+	await(e, &id, &a, 1);
+	return a;
+}
+
+static void a_window_of_a_conversation_is_that_of_the_reference(void **state)
+{
+	(void)state;
+	char prompt[PROMPT_MAX];
+	long_prompt(prompt);
+	struct engine *cuda = start("cuda-host", 64), *cpu = start("cpu-reference", 64), *chunks = start("cuda-host", 7);
+	struct answer a = ask_streaming(cuda, prompt), b = ask_streaming(cpu, prompt), c = ask_streaming(chunks, prompt);
+	struct answer full = ask(cuda, prompt, 20, 0);
+	assert_same(&a, &b);
+	assert_same(&a, &c);
+	assert_memory_not_equal(a.token, full.token, sizeof *a.token * (size_t)a.n);
+	assert_string_equal(host_cuda_report(), "");
+	engine_destroy(cuda);
+	engine_destroy(cpu);
+	engine_destroy(chunks);
+}
+
 /* Alone in steps of 7 rows, then beside others in large ones: sampled tokens show any difference in the logits' last
  * bits soon. */
 static void answers_do_not_depend_on_steps_or_neighbours(void **state)
@@ -225,6 +260,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_teardown(greedy_answers_are_those_of_the_reference, forget_failures),
 		cmocka_unit_test_teardown(greedy_answers_over_narrow_kv_are_those_of_the_reference, forget_failures),
+		cmocka_unit_test_teardown(a_window_of_a_conversation_is_that_of_the_reference, forget_failures),
 		cmocka_unit_test_teardown(answers_do_not_depend_on_steps_or_neighbours, forget_failures),
 		cmocka_unit_test_teardown(a_lost_device_ends_requests_and_readiness_but_not_the_engine,
 					  forget_failures),

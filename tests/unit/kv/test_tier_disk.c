@@ -615,13 +615,14 @@ static void a_disk_that_stalls_is_given_up(void **state)
 
 enum { KILL_PAGES = 200, KILL_SLOTS = 48 };
 
-/* Puts pages without end, as fast as the disk takes them. */
-static void write_until_killed(struct fixture *f, uint64_t seed)
+/* Puts pages without end, as fast as the disk takes them; each that is taken is a byte for `told`. */
+static void write_until_killed(struct fixture *f, uint64_t seed, int told)
 {
 	struct kv_tier_done done[1];
 	struct kv_tier *t = open_tier(f);
 	for (;;) {
-		tier_put(&f->base, t, (int32_t)(unit_rand(&seed) % KILL_PAGES));
+		if (tier_put(&f->base, t, (int32_t)(unit_rand(&seed) % KILL_PAGES)) == KV_PUT_STORED && write(told, "", 1) < 0)
+			_exit(1);
 		kv_tier_poll(t, done, 1);
 		if (tier_stats(t).n_writing > 4)
 			kv_tier_wait(t, 100);
@@ -658,17 +659,24 @@ static void kill_9_at_any_instant_loses_what_is_in_flight_and_nothing_else(void 
 	for (int k = 0; k < kills; k++) {
 		char path[128];
 		uint64_t child_seed = unit_rand(&seed) | 1;
-		/* Now and then it dies while it makes its files. */
+		int told[2];
+		char taken;
+		/* Now and then it dies while it makes its files, else after it has taken some pages, or more than there is room for. */
 		path_of(&f, path);
 		if (k % 5 == 4)
 			unlink(path);
+		assert_int_equal(pipe(told), 0);
 		pid_t pid = fork();
 		assert_true(pid >= 0);
 		if (pid == 0)
-			write_until_killed(&f, child_seed);
+			write_until_killed(&f, child_seed, told[1]);
+		close(told[1]);
+		for (int n = k % 5 == 4 ? 0 : k % 5 == 3 ? 2 * KILL_SLOTS : 12; n > 0; n--)
+			assert_int_equal(read(told[0], &taken, 1), 1);
 		usleep((useconds_t)(unit_rand(&seed) % 20000));
 		kill(pid, SIGKILL);
 		assert_int_equal(waitpid(pid, NULL, 0), pid);
+		close(told[0]);
 		int32_t n = check_all(&f, &n_corrupt);
 		n_found += n;
 		n_full += n >= KILL_SLOTS - 16;

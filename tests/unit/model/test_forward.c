@@ -320,6 +320,53 @@ static void a_step_without_outputs_still_fills_the_cache(void **state)
 	bench_close(&t);
 }
 
+/* Rotation is relative: a sequence that begins at any position reads the same, as long as its block table says where it stands. */
+static void a_row_stands_where_the_block_table_says_and_turns_by_its_position(void **state)
+{
+	(void)state;
+	static float near[40 * N_VOCAB], far[40 * N_VOCAB];
+	const int32_t table[] = {5, 0, 3};
+	int32_t late[40];
+	struct bench t;
+	bench_open(&t, false);
+	for (int32_t i = 0; i < 40; i++)
+		late[i] = 1000 * KV_PAGE_TOKENS + i;
+	run_chunks(&t, ids, positions, 40, 7, table, near);
+	run_chunks(&t, ids, late, 40, 7, table, far);
+	double most = 0;
+	bool differ = false;
+	for (int32_t i = 0; i < 40 * N_VOCAB; i++) {
+		most = fmax(most, fabs((double)far[i] - (double)near[i]));
+		differ = differ || far[i] != near[i];
+	}
+	assert_true(most < 0.02); /* keys are halves */
+	assert_true(differ);
+	bench_close(&t);
+}
+
+/* Nothing is read of a page that left the table. */
+static void a_page_that_was_dropped_is_not_seen(void **state)
+{
+	(void)state;
+	static float clean[8 * N_VOCAB], damaged[8 * N_VOCAB], all[40 * N_VOCAB];
+	const int32_t whole[] = {2, 4, 6}, rest[] = {2, 6};
+	const int32_t rows[] = {0, 1, 2, 3, 4, 5, 6, 7};
+	struct bench t;
+	float *out;
+	bench_open(&t, false);
+	run_chunks(&t, ids, positions, 40, 40, whole, all);
+	struct batch_seq seq = {0, 8, KV_PAGE_TOKENS, rest, 2};
+	struct batch batch = {8, ids + 32, positions + 32, 1, &seq, 8, rows};
+	assert_int_equal(model_forward(t.m, &batch, t.kv, &out), STATUS_OK);
+	memcpy(clean, out, sizeof clean);
+	memset((char *)t.kv + 4 * t.layout.page_stride, 0xff, t.layout.page_bytes);
+	assert_int_equal(model_forward(t.m, &batch, t.kv, &out), STATUS_OK);
+	memcpy(damaged, out, sizeof damaged);
+	assert_memory_equal(clean, damaged, sizeof clean);
+	assert_memory_not_equal(clean, all + 32 * N_VOCAB, sizeof clean);
+	bench_close(&t);
+}
+
 static void logits_are_read_back_where_device_memory_is_not_the_hosts(void **state)
 {
 	(void)state;
@@ -363,6 +410,7 @@ static void batches_that_do_not_hold_together_are_refused(void **state)
 	REFUSED(token[5] = N_VOCAB);
 	REFUSED(token[5] = -1);
 	REFUSED(position[2] = 3);
+	REFUSED(seq.first_position = 1, seq.n_pages = 2);
 	REFUSED(seq.n_rows = 7);
 	REFUSED(seq.n_rows = 9);
 	REFUSED(seq.first_row = 1);
@@ -563,6 +611,8 @@ int main(void)
 		cmocka_unit_test(logits_do_not_depend_on_chunks_or_pages),
 		cmocka_unit_test(logits_do_not_depend_on_other_sequences_or_outputs),
 		cmocka_unit_test(a_step_without_outputs_still_fills_the_cache),
+		cmocka_unit_test(a_row_stands_where_the_block_table_says_and_turns_by_its_position),
+		cmocka_unit_test(a_page_that_was_dropped_is_not_seen),
 		cmocka_unit_test(logits_are_read_back_where_device_memory_is_not_the_hosts),
 		cmocka_unit_test(batches_that_do_not_hold_together_are_refused),
 		cmocka_unit_test(a_failing_operation_ends_the_step),

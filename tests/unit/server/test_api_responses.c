@@ -167,7 +167,7 @@ static void wrong_requests_are_named(void **state)
 		{"{\"input\":\"a\",\"max_output_tokens\":0}", "max_output_tokens"},
 		{"{\"input\":\"a\",\"tools\":[{\"type\":\"web_search\"}]}", "tools[0].type"},
 		{"{\"input\":\"a\",\"background\":true}", "background"},
-		{"{\"input\":\"a\",\"truncation\":\"auto\"}", "truncation"},
+		{"{\"input\":\"a\",\"truncation\":\"some\"}", "truncation"},
 		{"{\"input\":\"a\",\"text\":{\"format\":{\"type\":\"json_schema\"}}}", "text.format.schema"},
 		{"{\"input\":\"a\",\"conversation\":\"c\"}", "conversation"},
 		{"{\"input\":\"a\",\"previous_response_id\":5}", "previous_response_id"},

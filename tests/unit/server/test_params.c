@@ -99,6 +99,23 @@ static void wrong_values_name_their_parameter(void **state)
 		{"\"response_format\":{\"type\":\"json_object\",\"schema\":1}", "response_format.schema"},
 		{"\"response_format\":{\"type\":\"json_schema\"}", "response_format.json_schema.schema"},
 		{"\"response_format\":\"json\"", "response_format"},
+		{"\"truncation\":\"all\"", "truncation"},
+		{"\"truncation\":true", "truncation"},
+		{"\"kv_cache\":5", "kv_cache"},
+		{"\"kv_cache\":{\"policy\":\"some\"}", "kv_cache.policy"},
+		{"\"kv_cache\":{\"policy\":\"quest\"}", "kv_cache.policy"},
+		{"\"kv_cache\":{\"cache_length_shrink_ratio\":0.96}", "kv_cache.cache_length_shrink_ratio"},
+		{"\"kv_cache\":{\"cache_length_shrink_ratio\":\"0\"}", "kv_cache.cache_length_shrink_ratio"},
+		{"\"kv_cache\":{\"aggregation\":\"sum\"}", "kv_cache.aggregation"},
+		{"\"kv_cache\":{\"policy\":7}", "kv_cache.policy"},
+		{"\"kv_cache\":{\"start_size\":-1}", "kv_cache.start_size"},
+		{"\"kv_cache\":{\"recent_size\":0}", "kv_cache.recent_size"},
+		{"\"kv_cache\":{\"max_cache_size\":2147483648}", "kv_cache.max_cache_size"},
+		{"\"kv_cache\":{\"trigger\":64}", "kv_cache.trigger"},
+		{"\"kv_cache\":{\"trigger\":{\"tokens\":0}}", "kv_cache.trigger.tokens"},
+		{"\"kv_cache\":{\"trigger\":{\"pages\":1}}", "kv_cache.trigger.pages"},
+		{"\"kv_cache\":{\"dtype\":\"int4\"}", "kv_cache.dtype"},
+		{"\"kv_cache\":{\"size\":4}", "kv_cache.size"},
 		{"\"model\":5", "model"},
 	};
 	for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -126,6 +143,8 @@ static void what_cannot_be_done_says_so(void **state)
 	x = post_completion(*state, "\"best_of\":3,\"n\":2");
 	assert_int_equal(http_fake_status(x), 400);
 	assert_json(http_fake_body(x), "error.param", "\"best_of\"");
+	x = post_completion(*state, "\"truncation\":\"auto\"");
+	assert_json(http_fake_body(x), "error.param", "\"truncation\"");
 	x = post_completion(*state, "\"suffix\":\"end\"");
 	assert_json(http_fake_body(x), "error.param", "\"suffix\"");
 	assert_int_equal(http_fake_status(post_completion(*state, "\"best_of\":2,\"n\":2,\"suffix\":\"\"")), 200);
@@ -171,6 +190,8 @@ static void nulls_and_unknown_fields_are_fine(void **state)
 					    "best_of",
 					    "return_token_ids",
 					    "chat_template_kwargs",
+					    "kv_cache",
+					    "truncation",
 					    "parallel_tool_calls",
 					    "something_new"};
 	for (size_t i = 0; i < sizeof nulls / sizeof *nulls; i++) {
@@ -203,6 +224,8 @@ static void values_reach_the_engine(void **state)
 	assert_true(r->sampling.presence_penalty == -1 && r->sampling.frequency_penalty == 1);
 	assert_int_equal(r->sampling.seed, 42);
 	assert_int_equal(r->max_tokens, 5);
+	assert_null(r->context.policy);
+	assert_int_equal(r->context.start_size, -1);
 	assert_int_equal(r->n_stops, 2);
 	assert_true(str_is(r->stops[1], "yz"));
 	assert_int_equal(r->n_stop_tokens, 2);
@@ -315,7 +338,32 @@ static void another_model_is_refused_only_when_strict(void **state)
 }
 
 #define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
-UNIT_MAIN(T(wrong_values_name_their_parameter), T(what_cannot_be_done_says_so), T(nulls_and_unknown_fields_are_fine),
+static void what_is_to_be_kept_reaches_the_engine_and_every_choice(void **state)
+{
+	struct fake_server *s = *state;
+	const struct engine_request *r;
+	assert_int_equal(http_fake_status(post_chat(s, "\"n\":2,\"kv_cache\":{\"policy\":\"streaming\",\"start_size\":0,\"recent_size\":64,"
+						       "\"max_cache_size\":128,\"trigger\":{\"tokens\":256},\"dtype\":null}")),
+			 200);
+	for (size_t i = 0; i < 2; i++) {
+		r = fake_engine_submitted(s->engine, fake_engine_n_submitted(s->engine) - 1 - i);
+		assert_string_equal(r->context.policy, "streaming");
+		assert_int_equal(r->context.start_size, 0);
+		assert_int_equal(r->context.recent_size, 64);
+		assert_int_equal(r->context.max_cache_size, 128);
+		assert_int_equal(r->context.trigger_tokens, 256);
+		assert_false(r->context.by_share);
+	}
+	assert_int_equal(http_fake_status(post_chat(s, "\"kv_cache\":{\"policy\":\"evict\",\"cache_length_shrink_ratio\":0.4,"
+						       "\"aggregation\":\"recency\"}")),
+			 200);
+	r = last(s);
+	assert_string_equal(r->context.policy, "evict");
+	assert_int_equal(r->context.shrink_permille, 400);
+	assert_true(r->context.by_age);
+}
+
+UNIT_MAIN(T(what_is_to_be_kept_reaches_the_engine_and_every_choice), T(wrong_values_name_their_parameter), T(what_cannot_be_done_says_so), T(nulls_and_unknown_fields_are_fine),
 	  T(values_reach_the_engine), T(defaults_are_openais), T(max_completion_tokens_is_max_tokens),
 	  T(each_choice_has_a_seed_of_its_own), T(a_session_comes_from_the_body_or_the_header),
 	  T(only_the_first_choice_writes_to_the_session), T(every_choice_carries_the_cache_salt),

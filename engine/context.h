@@ -1,0 +1,23 @@
+/* What requests ask of context policies, measured against what there is, becomes a policy with sizes in pages. */
+#pragma once
+
+#include "engine/engine.h"
+#include "engine/kv/policy.h"
+
+/* What the engine offers. */
+struct context_bounds {
+	enum kv_policy_kind policy; /* of requests that name none */
+	int32_t max_cache_size;     /* of those that give none, and the most that any may ask for; 0: none, and no bound */
+	int32_t pool_pages;
+	bool can_score;             /* pages can be weighed: score.h */
+};
+
+/*
+ * INVALID (param kv_cache or a field of it) for a combination that cannot be: the error says what is possible. Sizes are rounded to pages: what
+ * has to be kept up, what bounds memory down.
+ */
+enum status context_resolve(const struct context_bounds *bounds, const struct engine_context *asked, struct kv_policy *out, struct error *err);
+/* Whether what is kept has a bound that does not grow with the conversation, so that this need not fit. */
+bool context_is_bounded(const struct engine_options *o, const struct engine_context *asked);
+/* What is left of a sequence under a policy. */
+void context_describe(const struct kv_policy *policy, const struct kv_seq *kv, size_t page_bytes, struct engine_context_usage *out);

@@ -1,0 +1,116 @@
+#include "engine/kv/policy.h"
+
+#include <string.h>
+
+static const char *const names[KV_POLICIES] = {[KV_POLICY_FULL] = "full", [KV_POLICY_STREAMING] = "streaming", [KV_POLICY_EVICT] = "evict"};
+
+const char *kv_policy_name(enum kv_policy_kind kind)
+{
+	return (unsigned)kind < KV_POLICIES ? names[kind] : NULL;
+}
+
+bool kv_policy_find(const char *name, enum kv_policy_kind *out)
+{
+	for (int kind = 0; kind < KV_POLICIES; kind++) {
+		if (strcmp(names[kind], name) == 0) {
+			*out = (enum kv_policy_kind)kind;
+			return true;
+		}
+	}
+	return false;
+}
+
+struct kv_policy kv_policy_streaming(int32_t first_pages, int32_t window_pages, int32_t acts_pages)
+{
+	return (struct kv_policy){
+	        .kind = KV_POLICY_STREAMING,
+	        .first_pages = first_pages,
+	        .last_pages = window_pages,
+	        .most_pages = first_pages + window_pages,
+	        .acts_pages = acts_pages,
+	        .jump_pages = window_pages < 8 ? 1 : window_pages / 8,
+	};
+}
+
+struct kv_policy kv_policy_evict(int32_t first_pages, int32_t last_pages, int32_t most_pages, int32_t dropped_permille, int32_t acts_pages,
+                                 int32_t jump_pages)
+{
+	return (struct kv_policy){
+	        .kind = KV_POLICY_EVICT,
+	        .first_pages = first_pages,
+	        .last_pages = last_pages,
+	        .most_pages = most_pages,
+	        .dropped_permille = dropped_permille,
+	        .acts_pages = acts_pages,
+	        .jump_pages = jump_pages,
+	};
+}
+
+bool kv_policy_same(const struct kv_policy *a, const struct kv_policy *b)
+{
+	return a->kind == b->kind && a->first_pages == b->first_pages && a->last_pages == b->last_pages && a->most_pages == b->most_pages &&
+	       a->dropped_permille == b->dropped_permille && a->by_age == b->by_age && a->acts_pages == b->acts_pages &&
+	       a->jump_pages == b->jump_pages;
+}
+
+/* How many are left of n pages where it acts: it has room until it acts again. */
+static int32_t left_of(const struct kv_policy *p, int32_t n)
+{
+	int32_t least = p->first_pages + p->last_pages, most = p->most_pages == INT32_MAX ? n : p->most_pages - p->jump_pages;
+	if (p->dropped_permille > 0) {
+		int32_t share = (int32_t)(n - ((int64_t)n * p->dropped_permille + 999) / 1000);
+		if (share < least)
+			share = least;
+		most = share < most ? share : most;
+	}
+	return most;
+}
+
+int32_t kv_policy_exact_tokens(const struct kv_policy *p)
+{
+	return p->kind == KV_POLICY_FULL || p->acts_pages > INT32_MAX / KV_PAGE_TOKENS ? INT32_MAX : p->acts_pages * KV_PAGE_TOKENS;
+}
+
+int32_t kv_policy_max_pages(const struct kv_policy *p, int32_t n_tokens)
+{
+	int32_t all = kv_pages_for(n_tokens);
+	if (p->kind == KV_POLICY_FULL || all <= p->acts_pages)
+		return all;
+	int32_t late = left_of(p, all) + p->jump_pages;
+	return late > p->acts_pages ? late : p->acts_pages;
+}
+
+int32_t kv_policy_next(const struct kv_policy *p, int32_t n_tokens)
+{
+	int32_t first = kv_policy_exact_tokens(p);
+	if (n_tokens < first)
+		return first;
+	int64_t jump = (int64_t)p->jump_pages * KV_PAGE_TOKENS;
+	int64_t next = first + ((n_tokens - first) / jump + 1) * jump;
+	return next < INT32_MAX ? (int32_t)next : INT32_MAX;
+}
+
+int32_t kv_policy_due(const struct kv_policy *p, const struct kv_seq *s)
+{
+	int32_t exact = kv_policy_exact_tokens(p);
+	if (s->n_tokens < exact || (s->n_tokens - exact) % (p->jump_pages * KV_PAGE_TOKENS) != 0)
+		return 0;
+	int32_t n = kv_seq_places(s) / KV_PAGE_TOKENS - left_of(p, s->n_tokens / KV_PAGE_TOKENS);
+	return n > 0 ? n : 0;
+}
+
+static bool goes_before(const struct kv_policy *p, const struct kv_note *a, const struct kv_note *b)
+{
+	if (a->keep != b->keep)
+		return b->keep;
+	return !p->by_age && a->score < b->score;
+}
+
+int32_t kv_policy_next_victim(const struct kv_policy *p, const struct kv_seq *s)
+{
+	int32_t best = p->first_pages, end = kv_seq_places(s) / KV_PAGE_TOKENS - p->last_pages;
+	for (int32_t i = best + 1; p->kind == KV_POLICY_EVICT && i < end; i++)
+		if (goes_before(p, &s->notes[i], &s->notes[best]))
+			best = i;
+	return best;
+}

@@ -1,0 +1,66 @@
+/*
+ * Context policies: which of its pages a sequence that grows long keeps in its block table. Pure functions of positions; who drops the pages
+ * is the scheduler (kv_seq_drop).
+ *
+ * A policy acts at fixed positions only, in front of the row that stands there, and what it does there depends on nothing but the
+ * sequence's own positions. So a row sees the same pages however the prompt was cut into chunks, whatever else ran, and whether
+ * earlier turns were computed again or found: the same request has the same answer. Rows in front of the first of these positions see
+ * all there is: their KV is exact, and only theirs may enter the prefix index.
+ *
+ * STREAMING keeps the first pages, on which attention leans whatever they say, and a window of the last ones (Xiao et al., "Efficient
+ * Streaming Language Models with Attention Sinks", 2023), all at their exact positions. The window moves in jumps of an eighth of its
+ * length, so that a prompt can still be computed in chunks.
+ *
+ * EVICT keeps the first pages and a shorter window, and of those between the ones that are worth most (struct kv_note, score.h): at most as
+ * many in all as it has a bound for, and no more than a share of all there were. Pages that are to be kept, as those with a system prompt
+ * and where turns begin, go last.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "engine/base/status.h"
+#include "engine/kv/seq.h"
+
+enum kv_policy_kind { KV_POLICY_FULL, KV_POLICY_STREAMING, KV_POLICY_EVICT, KV_POLICIES };
+
+/* Zeroed: all pages stay. Other policies are made by kv_policy_streaming() and kv_policy_evict(). */
+struct kv_policy {
+	enum kv_policy_kind kind;
+	int32_t first_pages; /* that stay */
+	int32_t last_pages;  /* EVICT: that stay; STREAMING: all others that do */
+	int32_t most_pages;  /* in the block table, once it has acted; INT32_MAX: no bound but the share */
+	int32_t dropped_permille; /* of all pages there were, this many at least go */
+	bool by_age;         /* EVICT: the oldest go first, whatever they are worth */
+	int32_t acts_pages;  /* it acts first when the sequence would have more pages than this */
+	int32_t jump_pages;  /* and again each time it has grown by so many */
+};
+
+/* "full", "streaming", "evict"; NULL past the end. */
+const char *kv_policy_name(enum kv_policy_kind kind);
+/* False when there is none of that name. */
+bool kv_policy_find(const char *name, enum kv_policy_kind *out);
+
+/* Shortest window that can move and still show a row more than its own page. */
+enum { KV_POLICY_MIN_WINDOW = 2 };
+/* first_pages + window_pages stay, once there are acts_pages; window_pages >= KV_POLICY_MIN_WINDOW, acts_pages >= both. */
+struct kv_policy kv_policy_streaming(int32_t first_pages, int32_t window_pages, int32_t acts_pages);
+/* At most most_pages stay, and of those between the first and the last the better ones; it acts each jump_pages from acts_pages on. */
+struct kv_policy kv_policy_evict(int32_t first_pages, int32_t last_pages, int32_t most_pages, int32_t dropped_permille, int32_t acts_pages,
+                                 int32_t jump_pages);
+bool kv_policy_same(const struct kv_policy *a, const struct kv_policy *b);
+
+/* Positions below this are computed as without a policy; INT32_MAX: all. */
+int32_t kv_policy_exact_tokens(const struct kv_policy *p);
+/* The most pages that a sequence of so many tokens ever has in its block table. */
+int32_t kv_policy_max_pages(const struct kv_policy *p, int32_t n_tokens);
+/* The next position behind n_tokens at which it acts: no step goes beyond it. */
+int32_t kv_policy_next(const struct kv_policy *p, int32_t n_tokens);
+/* How many pages have to go before position s->n_tokens is computed. */
+int32_t kv_policy_due(const struct kv_policy *p, const struct kv_seq *s);
+/*
+ * Which page of the block table goes next: STREAMING: the first behind those that stay. EVICT: the one that is worth least, the oldest of
+ * these, of those that may go; all of them have notes.
+ */
+int32_t kv_policy_next_victim(const struct kv_policy *p, const struct kv_seq *s);

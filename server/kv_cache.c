@@ -1,0 +1,125 @@
+#include "server/kv_cache.h"
+
+#include <strings.h>
+
+#define TRY(expr)                                                                                                      \
+	do {                                                                                                           \
+		enum status try_status = (expr);                                                                       \
+		if (try_status != STATUS_OK)                                                                           \
+			return try_status;                                                                             \
+	} while (0)
+
+static enum status read_size(const struct json *field, int64_t min, int32_t *out, struct error *err)
+{
+	int64_t v = *out;
+	TRY(json_read_int(field, min, INT32_MAX, &v, err));
+	*out = (int32_t)v;
+	return STATUS_OK;
+}
+
+static enum status read_policy(const struct json *field, struct engine_context *out, struct error *err)
+{
+	struct str name = json_text(field);
+	struct buf all = BUF_INIT;
+	TRY(json_expect(field, JSON_TEXT, err));
+	for (size_t i = 0; engine_context_policy(i); i++) {
+		if (str_is(name, engine_context_policy(i)))
+			out->policy = engine_context_policy(i);
+		buf_printf(&all, i ? ", %s" : "%s", engine_context_policy(i));
+	}
+	if (!out->policy && json_has(field))
+		json_fail(field, STATUS_INVALID, err, "must be one of: %s.", all.failed ? "?" : all.data);
+	buf_free(&all);
+	return out->policy || !json_has(field) ? STATUS_OK : STATUS_INVALID;
+}
+
+/* Pages have one type, that of the server; whoever depends on it can say so. */
+static enum status check_dtype(const struct json *field, const struct engine_info *info, struct error *err)
+{
+	struct str name = json_text(field);
+	TRY(json_expect(field, JSON_TEXT, err));
+	if (!json_has(field) || (info && name.n == strlen(info->kv_type) && strncasecmp(name.p, info->kv_type, name.n) == 0))
+		return STATUS_OK;
+	return json_fail(field, STATUS_INVALID, err, "must be \"%s\": the KV of all requests is kept as --kv-dtype of the server says.",
+			 info ? info->kv_type : "?");
+}
+
+/* A share, which has to be exact to a thousandth. */
+static enum status read_ratio(const struct json *field, struct engine_context *out, struct error *err)
+{
+	double v = -1;
+	TRY(json_read_number(field, 0, 0.95, &v, err));
+	if (!json_has(field))
+		return STATUS_OK;
+	out->by_share = true;
+	out->shrink_permille = (int32_t)(v * 1000 + 0.5);
+	return STATUS_OK;
+}
+
+static enum status read_aggregation(const struct json *field, struct engine_context *out, struct error *err)
+{
+	struct str s = {NULL, 0};
+	TRY(json_read_text(field, &s, err));
+	out->by_age = str_is(s, "recency");
+	if (s.p && !out->by_age && !str_is(s, "norm_ratio"))
+		return json_fail(field, STATUS_INVALID, err, "must be one of: norm_ratio, recency.");
+	return STATUS_OK;
+}
+
+static enum status read_trigger(const struct json *field, struct engine_context *out, struct error *err)
+{
+	struct json member;
+	void *it = NULL;
+	TRY(json_expect(field, JSON_DICT, err));
+	while (json_has(field) && json_next(field, &it, &member)) {
+		if (strcmp(member.key, "tokens") != 0)
+			return json_fail(&member, STATUS_INVALID, err, "is not known; a policy is triggered by \"tokens\".");
+		TRY(read_size(&member, 1, &out->trigger_tokens, err));
+	}
+	return STATUS_OK;
+}
+
+enum status kv_cache_read(const struct json *body, const struct engine_info *info, struct engine_context *out, bool *given,
+			  struct error *err)
+{
+	struct json field = json_get(body, "kv_cache"), member;
+	void *it = NULL;
+	TRY(json_expect(&field, JSON_DICT, err));
+	*given = json_has(&field);
+	while (*given && json_next(&field, &it, &member)) {
+		const char *key = member.key;
+		if (!strcmp(key, "policy"))
+			TRY(read_policy(&member, out, err));
+		else if (!strcmp(key, "start_size"))
+			TRY(read_size(&member, 0, &out->start_size, err));
+		else if (!strcmp(key, "recent_size"))
+			TRY(read_size(&member, 1, &out->recent_size, err));
+		else if (!strcmp(key, "max_cache_size"))
+			TRY(read_size(&member, 1, &out->max_cache_size, err));
+		else if (!strcmp(key, "cache_length_shrink_ratio"))
+			TRY(read_ratio(&member, out, err));
+		else if (!strcmp(key, "aggregation"))
+			TRY(read_aggregation(&member, out, err));
+		else if (!strcmp(key, "trigger"))
+			TRY(read_trigger(&member, out, err));
+		else if (!strcmp(key, "dtype"))
+			TRY(check_dtype(&member, info, err));
+		else
+			return json_fail(&member, STATUS_INVALID, err,
+					 "is not known; the fields of kv_cache are policy, start_size, recent_size, max_cache_size, "
+					 "cache_length_shrink_ratio, aggregation, trigger and dtype.");
+	}
+	return STATUS_OK;
+}
+
+void kv_cache_write(struct buf *out, const struct engine_context_usage *u, bool asked)
+{
+	if (!u->policy || (!asked && u->policy == engine_context_policy(0)))
+		return;
+	buf_printf(out,
+		   ",\"kv_cache\":{\"policy\":\"%s\",\"tokens_logical\":%d,\"tokens_resident\":%d,\"evicted_tokens\":%d,"
+		   "\"shrink_ratio\":%.6g,\"pages_by_tier\":{\"device\":%d},\"bytes\":%llu}",
+		   u->policy, u->tokens_logical, u->tokens_resident, u->evicted_tokens,
+		   u->tokens_logical > 0 ? (double)u->evicted_tokens / u->tokens_logical : 0.0, u->pages,
+		   (unsigned long long)u->bytes);
+}

@@ -1,0 +1,248 @@
+"""Context policies: how a conversation goes on that is longer than what is kept of it, asked for in kv_cache and told in the answer."""
+import json
+
+import httpx
+import pytest
+
+from daemon import MODEL, SLOW, Daemon
+
+PAGE = 368640  # of SmolLM2-135M in f16: 30 layers, 3 KV heads of 64
+STREAMING = {"policy": "streaming", "start_size": 4, "max_cache_size": 256}
+
+
+def words(n, seed=""):
+    return " ".join(f"{seed}{i} is followed by {i * 7919 % 1000}." for i in range(n))
+
+
+def post(d, path, body, status=200):
+    r = httpx.post(d.url + path, json=body, timeout=120 * SLOW)
+    assert r.status_code == status, r.text
+    return r.json()
+
+
+def complete(d, text, kv=None, n=8, **more):
+    body = {"prompt": text, "max_tokens": n, "temperature": 0, "return_token_ids": True, "ignore_eos": True, **more}
+    if kv is not None:
+        body["kv_cache"] = kv
+    return post(d, "/v1/completions", body)
+
+
+def metric(d, name, **labels):
+    want = [f'{k}="{v}"' for k, v in labels.items()]
+    for line in httpx.get(d.url + "/metrics").text.splitlines():
+        if line.startswith(name + "{") and all(w in line for w in want):
+            return float(line.rsplit(" ", 1)[1])
+    raise AssertionError(f"no {name} {labels}")
+
+
+@pytest.fixture(scope="module")
+def daemon():
+    with Daemon("--kv-memory", 140 * PAGE, "--context", 2000) as d:
+        yield d
+
+
+def test_whoever_does_not_ask_is_not_told(daemon):
+    j = complete(daemon, words(5))
+    assert "kv_cache" not in j
+    j = complete(daemon, words(5), {})
+    kept = j["kv_cache"]
+    assert kept["policy"] == "full" and kept["evicted_tokens"] == 0 and kept["shrink_ratio"] == 0
+    assert kept["tokens_logical"] == kept["tokens_resident"] == j["usage"]["total_tokens"] - 1
+
+
+def test_a_window_as_long_as_the_conversation_gives_the_same_answer(daemon):
+    text = words(20)
+    full, same = complete(daemon, text, n=24), complete(daemon, text, {"policy": "streaming", "max_cache_size": 1024}, n=24)
+    assert same["choices"][0]["token_ids"] == full["choices"][0]["token_ids"]
+    assert same["kv_cache"]["policy"] == "streaming" and same["kv_cache"]["evicted_tokens"] == 0
+
+
+def test_what_is_kept_has_a_bound_in_bytes(daemon):
+    j = complete(daemon, words(60), STREAMING, n=40)
+    kept, n = j["kv_cache"], j["usage"]["total_tokens"]
+    assert n > 600
+    assert kept["tokens_logical"] == n - 1 == kept["tokens_resident"] + kept["evicted_tokens"]
+    assert 224 < kept["tokens_resident"] <= 256
+    assert kept["bytes"] == kept["pages_by_tier"]["device"] * PAGE <= 16 * PAGE
+    assert kept["shrink_ratio"] == pytest.approx(kept["evicted_tokens"] / kept["tokens_logical"], rel=1e-5)
+    assert metric(daemon, "kvasir:context_evicted_tokens_total", policy="streaming") >= kept["evicted_tokens"]
+    assert daemon.kv()["drift_pages"] == 0
+
+
+def test_the_answer_is_the_same_whatever_was_known_before(daemon):
+    text = words(50, "again ")
+    first, second = complete(daemon, text, STREAMING, n=24), complete(daemon, text, STREAMING, n=24)
+    assert first["choices"][0]["token_ids"] == second["choices"][0]["token_ids"]
+    # What is exact is shared: the window's length, and not a token more.
+    assert second["usage"]["prompt_tokens_details"]["cached_tokens"] == 256
+    # An exact conversation takes nothing else of it.
+    assert complete(daemon, text, {})["usage"]["prompt_tokens_details"]["cached_tokens"] == 256
+
+
+def test_a_conversation_goes_on_where_it_ended(daemon):
+    sid = post(daemon, "/v1/sessions", {})["id"]
+    text, cold = words(50, "turns "), None
+    for turn in range(4):
+        j = complete(daemon, text, STREAMING, n=16, session_id=sid)
+        cached = j["usage"]["prompt_tokens_details"]["cached_tokens"]
+        # All of the last turn but for the token that was not computed, and those that are cut otherwise where the texts meet.
+        assert turn == 0 or cached >= length - 4, (turn, cached, length)
+        length = j["usage"]["total_tokens"]
+        assert j["kv_cache"]["bytes"] <= 16 * PAGE
+        if turn == 3:
+            cold = complete(daemon, text, STREAMING, n=16)
+            assert cold["choices"][0]["token_ids"] == j["choices"][0]["token_ids"]
+        text += j["choices"][0]["text"] + f" And turn {turn + 2}: " + words(6, f"t{turn} ")
+    s = httpx.get(daemon.url + f"/v1/sessions/{sid}").json()
+    assert s["kv_cache"]["policy"] == "streaming" and s["kv_cache"]["tokens_logical"] > 700 > 256 >= s["kv_cache"]["tokens_resident"]
+    assert daemon.kv()["parked"]["pages"] > 0
+    assert httpx.delete(daemon.url + f"/v1/sessions/{sid}").status_code < 300
+    assert daemon.kv()["parked"]["pages"] == 0 and daemon.kv()["drift_pages"] == 0
+
+
+def test_evict_removes_a_share_and_keeps_a_bound(daemon):
+    text = words(60, "share ")
+    j = complete(daemon, text, {"policy": "evict", "cache_length_shrink_ratio": 0.5}, n=24)
+    kept = j["kv_cache"]
+    assert kept["policy"] == "evict" and 0.4 < kept["shrink_ratio"] < 0.52
+    assert kept["tokens_resident"] + kept["evicted_tokens"] == kept["tokens_logical"] == j["usage"]["total_tokens"] - 1
+    both = complete(daemon, text, {"policy": "evict", "cache_length_shrink_ratio": 0.3, "max_cache_size": 256}, n=24)
+    assert both["kv_cache"]["bytes"] <= 16 * PAGE
+    none = complete(daemon, text, {"policy": "evict", "cache_length_shrink_ratio": 0}, n=24)
+    assert none["kv_cache"]["evicted_tokens"] == 0
+    assert none["choices"][0]["token_ids"] == complete(daemon, text, n=24)["choices"][0]["token_ids"]
+    # By age it keeps what a window of the same size does.
+    age = complete(daemon, text, {"policy": "evict", "max_cache_size": 272, "aggregation": "recency"}, n=24)
+    window = complete(daemon, text, {"policy": "streaming", "max_cache_size": 272}, n=24)
+    assert age["choices"][0]["token_ids"] == window["choices"][0]["token_ids"]
+    chat = post(daemon, "/v1/chat/completions", {"messages": [{"role": "system", "content": "You know."}, {"role": "user", "content": words(60)}],
+                                                 "max_tokens": 8, "kv_cache": {"policy": "evict", "max_cache_size": 256}})
+    assert chat["kv_cache"]["evicted_tokens"] > 0
+
+
+def test_every_endpoint_takes_it_and_tells(daemon):
+    chat = {"messages": [{"role": "user", "content": words(60)}], "max_tokens": 8, "kv_cache": STREAMING}
+    assert post(daemon, "/v1/chat/completions", chat)["kv_cache"]["evicted_tokens"] > 0
+    response = {"input": words(60), "max_output_tokens": 8, "kv_cache": STREAMING}
+    assert post(daemon, "/v1/responses", response)["kv_cache"]["evicted_tokens"] > 0
+    # Streams tell where the first choice ends.
+    with httpx.stream("POST", daemon.url + "/v1/chat/completions", json={**chat, "stream": True}, timeout=60 * SLOW) as r:
+        chunks = [json.loads(line[6:]) for line in r.iter_lines() if line.startswith("data: {")]
+    told = [c for c in chunks if "kv_cache" in c]
+    assert len(told) == 1 and told[0]["choices"][0]["finish_reason"] == "length"
+    with httpx.stream("POST", daemon.url + "/v1/responses", json={**response, "stream": True}, timeout=60 * SLOW) as r:
+        events = [json.loads(line[6:]) for line in r.iter_lines() if line.startswith("data: {")]
+    assert events[-1]["response"]["kv_cache"]["policy"] == "streaming"
+    assert "kv_cache" not in events[0]["response"]
+
+
+@pytest.mark.parametrize(
+    "kv, param, says",
+    [
+        ({"policy": "snap"}, "kv_cache.policy", "full, streaming, evict"),
+        ({"policy": 1}, "kv_cache.policy", "string"),
+        ({"window": 64}, "kv_cache.window", "max_cache_size"),
+        ({"policy": "evict", "max_cache_size": 512, "aggregation": "sum"}, "kv_cache.aggregation", "norm_ratio"),
+        ({"policy": "streaming", "max_cache_size": 512, "aggregation": "recency"}, "kv_cache.aggregation", "evict"),
+        ({"policy": "evict", "cache_length_shrink_ratio": 1}, "kv_cache.cache_length_shrink_ratio", "0.95"),
+        ({"policy": "evict"}, "kv_cache.max_cache_size", "cache_length_shrink_ratio"),
+        ({"max_cache_size": 64}, "kv_cache.max_cache_size", "full"),
+        ({"policy": "streaming"}, "kv_cache.max_cache_size", "recent_size"),
+        ({"policy": "streaming", "max_cache_size": 16}, "kv_cache.max_cache_size", "48"),
+        ({"policy": "streaming", "recent_size": 0}, "kv_cache.recent_size", ""),
+        ({"policy": "streaming", "recent_size": 256, "max_cache_size": 256}, "kv_cache.recent_size", "256"),
+        ({"policy": "streaming", "max_cache_size": 1 << 30}, "kv_cache.max_cache_size", "2240"),
+        ({"policy": "streaming", "max_cache_size": 64, "trigger": 100}, "kv_cache.trigger", ""),
+        ({"policy": "streaming", "max_cache_size": 64, "trigger": {"entropy": 2}}, "kv_cache.trigger.entropy", "tokens"),
+        ({"policy": "streaming", "max_cache_size": 64, "trigger": {"tokens": 48}}, "kv_cache.trigger.tokens", "64"),
+        ({"dtype": "int4"}, "kv_cache.dtype", "--kv-dtype"),
+        ([], "kv_cache", ""),
+    ],
+)
+def test_what_is_impossible_is_refused_with_what_is_possible(daemon, kv, param, says):
+    for path, body in (
+        ("/v1/completions", {"prompt": "x"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
+        ("/v1/responses", {"input": "x"}),
+    ):
+        e = post(daemon, path, {**body, "kv_cache": kv}, 400)["error"]
+        assert e["param"] == param and says in e["message"] and set(e) == {"message", "type", "param", "code"}
+
+
+def test_the_servers_own_policy_and_bound():
+    with Daemon("--kv-memory", 40 * PAGE, "--context", 4000, "--context-policy", "streaming", "--max-cache-size", 256) as d:
+        j = complete(d, words(80), n=16)
+        assert j["kv_cache"]["policy"] == "streaming", "nothing is left out in silence"
+        assert j["kv_cache"]["tokens_resident"] <= 256
+        assert complete(d, words(5), {"policy": "full"})["kv_cache"]["policy"] == "full"
+        e = post(d, "/v1/completions", {"prompt": words(80), "kv_cache": {"policy": "full"}}, 400)["error"]
+        assert e["code"] == "context_length_exceeded"
+        e = post(d, "/v1/completions", {"prompt": "x", "kv_cache": {"max_cache_size": 512}}, 400)["error"]
+        assert e["param"] == "kv_cache.max_cache_size" and "256" in e["message"]
+
+
+# ---- Whole turns ----
+
+def conversation(turns, seed=""):
+    messages = [{"role": "system", "content": "You are brief. The password is heron."}]
+    for i in range(turns):
+        messages += [{"role": "user", "content": f"{seed} turn {i}: " + words(6)}, {"role": "assistant", "content": f"I see, {i}."}]
+    return messages + [{"role": "user", "content": "What was it about?"}]
+
+
+@pytest.fixture(scope="module")
+def short():
+    with Daemon("--kv-memory", 100 * PAGE, "--context", 600) as d:
+        yield d
+
+
+def test_truncation_leaves_out_the_oldest_turns_and_lists_them(short):
+    messages = conversation(12)
+    e = post(short, "/v1/chat/completions", {"messages": messages, "max_tokens": 16}, 400)["error"]
+    assert e["code"] == "context_length_exceeded", "nothing is left out unless that was asked for"
+    assert post(short, "/v1/chat/completions", {"messages": messages, "max_tokens": 16, "truncation": "disabled"}, 400)
+    j = post(short, "/v1/chat/completions", {"messages": messages, "max_tokens": 16, "truncation": "auto"})
+    cut = j["usage"]["truncated"]
+    assert cut["turns"] >= 1 and cut["messages"] == list(range(1, 1 + 2 * cut["turns"])), "whole turns, never the system message"
+    assert j["usage"]["prompt_tokens"] + 16 <= 600
+    # As if they had never been sent, and one more would not have fitted.
+    rest = [m for i, m in enumerate(messages) if i not in cut["messages"]]
+    same = post(short, "/v1/chat/completions", {"messages": rest, "max_tokens": 16, "temperature": 0})
+    assert same["usage"]["prompt_tokens"] == j["usage"]["prompt_tokens"] and "truncated" not in same["usage"]
+    more = [m for i, m in enumerate(messages) if i not in cut["messages"][2:]]
+    assert post(short, "/v1/chat/completions", {"messages": more, "max_tokens": 16}, 400)["error"]["code"] == "context_length_exceeded"
+    # What fits is left alone.
+    assert "truncated" not in post(short, "/v1/chat/completions", {"messages": conversation(1), "max_tokens": 8, "truncation": "auto"})["usage"]
+
+
+def test_streams_and_responses_list_what_was_left_out(short):
+    body = {"messages": conversation(12), "max_tokens": 4, "truncation": "auto", "stream": True}
+    for options in (None, {"include_usage": True}):
+        with httpx.stream("POST", short.url + "/v1/chat/completions", json={**body, "stream_options": options}, timeout=60 * SLOW) as r:
+            chunks = [json.loads(line[6:]) for line in r.iter_lines() if line.startswith("data: {")]
+        told = [c.get("truncated") or (c.get("usage") or {}).get("truncated") for c in chunks]
+        assert len([t for t in told if t]) == 1 and [t for t in told if t][0]["messages"][0] == 1
+    messages = conversation(12)
+    j = post(short, "/v1/responses", {"instructions": messages[0]["content"], "input": messages[1:], "max_output_tokens": 4, "truncation": "auto"})
+    assert j["truncation"] == "auto" and j["usage"]["truncated"]["messages"][:2] == [0, 1]
+    assert post(short, "/v1/responses", {"input": "x", "max_output_tokens": 4})["truncation"] == "disabled"
+
+
+def test_a_websocket_conversation_goes_on_past_the_context(short):
+    from websockets.sync.client import connect
+
+    previous, cut = None, []
+    with connect(short.ws_url, max_size=None) as ws:
+        for turn in range(8):
+            ws.send(json.dumps({"type": "response.create", "input": f"turn {turn}: " + words(10), "max_output_tokens": 8,
+                                "previous_response_id": previous, "truncation": "auto", "kv_cache": {"policy": "streaming", "recent_size": 512}}))
+            while True:
+                event = json.loads(ws.recv(timeout=60 * SLOW))
+                assert event["type"] not in ("error", "response.failed"), event
+                if event["type"] in ("response.completed", "response.incomplete"):
+                    break
+            response = event["response"]
+            previous = response["id"]
+            assert response["kv_cache"]["policy"] == "streaming"
+            cut.append(response["usage"].get("truncated", {}).get("turns", 0))
+    assert cut[0] == 0 and cut[-1] > 0 and cut == sorted(cut)

@@ -1,0 +1,222 @@
+/* The scheduler under context policies: see sched_fixture.h for the device, which checks what each row sees. */
+#include "tests/unit/engine/sched_fixture.h"
+
+static struct request *add_streaming(struct fixture *f, struct session *s, const int32_t *prompt, int32_t n, int32_t max_tokens,
+                                     struct kv_policy policy)
+{
+	return add_under(f, tenant_find(&f->tenants, 0), s, prompt, n, max_tokens, policy);
+}
+
+static void count_up(int32_t *prompt, int32_t n, int32_t from)
+{
+	for (int32_t i = 0; i < n; i++)
+		prompt[i] = from + i;
+}
+
+static void a_long_conversation_fits_a_small_pool(void **state)
+{
+	(void)state;
+	struct fixture f;
+	static int32_t prompt[3000];
+	setup(&f, 12);
+	count_up(prompt, 3000, 0);
+	struct request *r = add_streaming(&f, NULL, prompt, 2000, 1000, kv_policy_streaming(1, 8, 9));
+	int32_t most = 0, rows = 0;
+	uint64_t id = r->id;
+	while (sched_find(&f.sched, id)) {
+		int32_t n = run_step(&f);
+		assert_true(n > 0);
+		rows += n;
+		r = sched_find(&f.sched, id);
+		most = r && r->kv.n_pages > most ? r->kv.n_pages : most;
+		audit(&f);
+	}
+	assert_int_equal(most, 9);
+	assert_int_equal(rows, 2000 + 1000 - 1);
+	assert_int_equal(f.sched.n_preemptions, 0);
+	assert_index_exact(&f);
+	teardown(&f);
+}
+
+static void a_window_as_long_as_the_conversation_drops_nothing(void **state)
+{
+	(void)state;
+	struct fixture f;
+	int32_t prompt[100];
+	setup(&f, 40);
+	count_up(prompt, 100, 0);
+	struct request *r = add_streaming(&f, NULL, prompt, 100, 60, kv_policy_streaming(1, 9, 10));
+	for (int i = 0; i < 40; i++)
+		run_step(&f);
+	assert_int_equal(r->kv.n_dropped, 0);
+	run_all(&f);
+	assert_int_equal(f.sched.pages_dropped[KV_POLICY_STREAMING], 0);
+	/* And what it computed is everybody's. */
+	r = add(&f, NULL, prompt, 100, 2);
+	run_step(&f);
+	assert_int_equal(r->usage.cached_tokens, 99);
+	run_all(&f);
+	teardown(&f);
+}
+
+static void the_exact_beginning_is_shared_both_ways_and_nothing_else(void **state)
+{
+	(void)state;
+	struct fixture f;
+	int32_t prompt[400];
+	setup(&f, 60);
+	count_up(prompt, 400, 0);
+	struct request *r = add_streaming(&f, NULL, prompt, 400, 20, kv_policy_streaming(1, 7, 8));
+	run_all(&f);
+	assert_index_exact(&f);
+	r = add(&f, NULL, prompt, 400, 1);
+	run_step(&f);
+	assert_int_equal(r->usage.cached_tokens, 8 * PAGE);
+	run_all(&f);
+	/* All of it is known now; but behind 8 pages a row of the policy is another one. */
+	r = add_streaming(&f, NULL, prompt, 400, 20, kv_policy_streaming(1, 7, 8));
+	run_step(&f);
+	assert_int_equal(r->usage.cached_tokens, 8 * PAGE);
+	run_all(&f);
+	assert_index_exact(&f);
+	teardown(&f);
+}
+
+static void the_next_turn_goes_on_where_the_session_ended(void **state)
+{
+	(void)state;
+	struct fixture f;
+	static int32_t turn[2000];
+	const struct kv_policy policy = kv_policy_streaming(1, 8, 9);
+	setup(&f, 40);
+	struct session *s = make_session(&f, "s");
+	count_up(turn, 2000, 0);
+	struct request *r = add_streaming(&f, s, turn, 500, 30, policy);
+	while (r->tokens.n < 529)
+		run_step(&f);
+	memcpy(turn, r->tokens.ids, 529 * sizeof *turn);
+	run_all(&f);
+	assert_int_equal(f.sched.parking.n_parked, 1);
+	assert_int_equal(session_tokens(&f, s), 529 - (529 - 9 * PAGE) / PAGE * PAGE - PAGE);
+	audit(&f);
+	r = add_streaming(&f, s, turn, 600, 5, policy);
+	run_step(&f);
+	assert_int_equal(r->usage.cached_tokens, 529);
+	run_all(&f);
+	assert_int_equal(f.sched.parking.n_resumed, 1);
+	/* An answer that reads otherwise in its last tokens goes on before them; one that differs where pages are gone begins anew. */
+	memcpy(turn, s->parked->tokens.ids, s->parked->tokens.n * sizeof *turn);
+	turn[603] = -1;
+	r = add_streaming(&f, s, turn, 700, 5, policy);
+	run_step(&f);
+	assert_int_equal(r->usage.cached_tokens, 603);
+	run_all(&f);
+	turn[300] = -1;
+	r = add_streaming(&f, s, turn, 700, 5, policy);
+	run_step(&f);
+	assert_int_equal(r->usage.cached_tokens, 9 * PAGE);
+	run_all(&f);
+	/* Another policy is another conversation. */
+	r = add_streaming(&f, s, turn, 700, 5, kv_policy_streaming(1, 9, 10));
+	run_step(&f);
+	assert_int_equal(r->usage.cached_tokens, 9 * PAGE);
+	run_all(&f);
+	assert_index_exact(&f);
+	teardown(&f);
+}
+
+static void what_sessions_have_parked_makes_room(void **state)
+{
+	(void)state;
+	struct fixture f;
+	static int32_t prompt[600];
+	const struct kv_policy policy = kv_policy_streaming(1, 8, 9);
+	setup(&f, 40);
+	for (int i = 0; i < 4; i++) {
+		char id[8];
+		snprintf(id, sizeof id, "s%d", i);
+		count_up(prompt, 400, 10000 * i);
+		add_streaming(&f, make_session(&f, id), prompt, 400, 10, policy);
+		run_all(&f);
+		/* No more than half of the pool. */
+		assert_true(f.sched.parking.n_pages <= 20);
+		audit(&f);
+	}
+	assert_int_equal(f.sched.parking.n_dropped, 2);
+	add_fresh(&f, NULL, 600, 20);
+	run_all(&f);
+	assert_int_equal(f.sched.parking.n_pages, 0);
+	assert_int_equal(f.sched.parking.n_dropped, 4);
+	/* A session that lost it computes it again. */
+	count_up(prompt, 500, 30000);
+	struct request *r = add_streaming(&f, f.sessions.heap[0], prompt, 500, 2, policy);
+	run_step(&f);
+	assert_true(r->usage.cached_tokens < 9 * PAGE);
+	run_all(&f);
+	teardown(&f);
+}
+
+/* Sessions under all kinds of policies beside exact ones, in a pool that is too small for them. */
+static void random_mixes_leave_nothing_lossy_in_the_index(void **state)
+{
+	(void)state;
+	struct fixture f;
+	struct session *s[6];
+	uint64_t rng = 777;
+	const struct kv_policy policies[] = {{0}, kv_policy_evict(1, 4, 12, 0, 12, 1), kv_policy_streaming(1, 2, 3), kv_policy_streaming(1, 5, 9),
+	                                     kv_policy_evict(1, 2, INT32_MAX, 600, 7, 4), kv_policy_streaming(2, 16, 18)};
+	setup(&f, 56);
+	for (int i = 0; i < 6; i++) {
+		char id[8];
+		snprintf(id, sizeof id, "s%d", i);
+		s[i] = make_session(&f, id);
+	}
+	for (int round = 0; round < 8000; round++) {
+		if (unit_rand(&rng) % 4 == 0 && f.sched.n_waiting < 6) {
+			static int32_t prompt[1500];
+			int who = (int)(unit_rand(&rng) % 7);
+			struct kv_policy policy = policies[unit_rand(&rng) % 8 == 0 ? (int)(unit_rand(&rng) % 6) : who % 6];
+			int32_t most = policy.kind == KV_POLICY_FULL || policy.most_pages == INT32_MAX ? 300 : 600, n = 1 + (int32_t)(unit_rand(&rng) % (uint64_t)most);
+			int32_t family = who < 6 ? who / 2 : (int32_t)(unit_rand(&rng) % 3), cut = (int32_t)(unit_rand(&rng) % 700);
+			for (int32_t i = 0; i < n; i++)
+				prompt[i] = i < cut ? family * 1000 + i : (int32_t)(unit_rand(&rng) % 1000) + 10000;
+			/* Mostly the conversation goes on, some of its last words put otherwise. */
+			const struct parked *parked = who < 6 ? s[who]->parked : NULL;
+			if (parked && parked->tokens.n < 1000 && unit_rand(&rng) % 4) {
+				int32_t keep = (int32_t)parked->tokens.n - (int32_t)(unit_rand(&rng) % 4);
+				memcpy(prompt, parked->tokens.ids, (size_t)keep * sizeof *prompt);
+				n = keep + 1 + (int32_t)(unit_rand(&rng) % 100);
+				for (int32_t i = keep; i < n; i++)
+					prompt[i] = (int32_t)(unit_rand(&rng) % 1000) + 10000;
+				policy = parked->policy;
+			}
+			add_under(&f, tenant_find(&f.tenants, 0), who < 6 ? s[who] : NULL, prompt, n, (int32_t)(unit_rand(&rng) % 100), policy);
+		}
+		if (unit_rand(&rng) % 16 == 0) {
+			struct request *r = sched_find(&f.sched, 1 + unit_rand(&rng) % f.next_id);
+			if (r)
+				finish(&f, r);
+		}
+		if (unit_rand(&rng) % 64 == 0)
+			kv_prefix_evict(f.prefix, clock_now_ms(&now), EVICT_FOR_PROMPT);
+		run_step(&f);
+		assert_index_exact(&f);
+		if (round % 16 == 0)
+			audit(&f);
+	}
+	run_all(&f);
+	audit(&f);
+	assert_true(f.sched.pages_dropped[KV_POLICY_STREAMING] > 1000);
+	assert_true(f.sched.pages_dropped[KV_POLICY_EVICT] > 1000);
+	assert_true(f.sched.parking.n_resumed > 20);
+	assert_true(f.sched.parking.n_dropped > 20);
+	assert_true(f.sched.n_preemptions > 5);
+	teardown(&f);
+}
+
+UNIT_MAIN(cmocka_unit_test(a_long_conversation_fits_a_small_pool),
+          cmocka_unit_test(a_window_as_long_as_the_conversation_drops_nothing),
+          cmocka_unit_test(the_exact_beginning_is_shared_both_ways_and_nothing_else),
+          cmocka_unit_test(the_next_turn_goes_on_where_the_session_ended),
+          cmocka_unit_test(what_sessions_have_parked_makes_room),
+          cmocka_unit_test(random_mixes_leave_nothing_lossy_in_the_index))
