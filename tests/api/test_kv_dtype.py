@@ -58,7 +58,7 @@ def test_a_narrow_cache_holds_half_as_many_again(kind, page):
 def test_narrow_pages_go_down_and_come_back_as_they_are(page):
     disk = tempfile.mkdtemp(prefix="kvasir-narrow-")
     try:
-        with Daemon("--kv-memory", 32 * page, "--context", 500, "--kv-dtype", "int8", "--kv-ram", "64M", "--kv-disk", f"{disk}:64M") as d:
+        with Daemon("--kv-memory", 32 * page, "--context", 400, "--kv-dtype", "int8", "--kv-ram", "64M", "--kv-disk", f"{disk}:64M") as d:
             mine = prompt(0, 300)
             first, _ = complete(d, mine)
             for i in range(4):
