@@ -88,7 +88,7 @@ struct tile_job {
 	const int32_t *n_fine; /* [n_units] with it: rows that have one */
 	int64_t unit;          /* one unit only: which, */
 	const int32_t *row;    /* [rows] whose rows these are, */
-	float *sums;           /* [..][lanes] and the sums to add to, by row */
+	float *sums;           /* [..][lanes] and the sums to add to, by row; all units: [rows][lanes] to add in the end, or NULL */
 	int64_t n_in;          /* float formats */
 	const float *x;        /* [rows][n_in] */
 	const uint16_t *narrow; /* BF16: [rows][n_in rounded up to even] the same as bfloat16, or NULL: x counts */
@@ -174,12 +174,13 @@ struct fast {
 	int64_t max_in, max_narrow_in;        /* widest matrix so far, and widest of BF16 */
 	struct scratch act;                   /* struct act: quantised activations of the matmul at hand */
 	struct scratch is_fine;               /* uint8_t [n_units][n_rows]: which have a fine part */
-	struct scratch fine;                  /* struct act [n_units][n_rows]: the fine parts of a unit, all or those of n_fine rows ... */
+	/* Their fine parts, for each block of rows; [n_rows] are those of a block. */
+	struct scratch fine;                  /* struct act [n_units][n_rows]: of a unit, all or those of n_fine rows ... */
 	struct scratch fine_row;              /* int32_t [n_units][n_rows]: ... which are these, ascending */
 	struct scratch n_fine;                /* int32_t [n_units] */
-	struct scratch fine_unit;             /* int32_t [n_fine_units]: units that have such rows, ascending */
-	int32_t n_fine_units;
-	struct scratch fine_sums;             /* float [n_threads][n_rows][lanes] */
+	struct scratch fine_unit;             /* int32_t [n_units]: units that have such rows, ascending, */
+	struct scratch n_fine_units;          /* int32_t: and how many there are */
+	struct scratch fine_sums;             /* float [n_threads][rows of a block at most][lanes] */
 	struct scratch narrow;                /* uint16_t [n_rows][n_in rounded up to even], likewise */
 	struct scratch rope_table;            /* float [n_rows][n_dims], in the order kernels->rope takes */
 	const struct rope_params *rope_valid; /* whose table it is; NULL: none yet in this step */

@@ -178,6 +178,8 @@ INLINE void store_outputs(const struct tile_job *t, int row, int at, vf v)
 		v = vf_add(v, vf_load_n(t->bias + at, n));
 	if (t->accumulate)
 		v = vf_add(v, vf_load_n(y, n));
+	if (t->sums)
+		v = vf_add(v, vf_load(t->sums + row * LANES));
 	vf_store_n(y, v, n);
 }
 
