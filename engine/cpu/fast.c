@@ -1,6 +1,8 @@
 /* The fast backends: weights, matmul and row operations over a table of kernels. Layouts: fast.h. */
 #include "engine/cpu/fast.h"
 
+#include "engine/cpu/amx.h"
+
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -43,6 +45,18 @@ static void pack_range(void *arg, int64_t begin, int64_t end, int thread)
 	pack_tiles(j->w, j->lanes, begin, end);
 }
 
+/* Whether products with it go through the tiles of AMX, unless they are to be precise. */
+static bool takes_amx(const struct fast *f, const struct weight *w)
+{
+	return f->amx && (!pack_is_float(w->format) || w->format->type == QUANT_BF16);
+}
+
+/* Whether they take activations as bfloat16s. */
+static bool takes_narrow(const struct fast *f, const struct weight *w)
+{
+	return takes_amx(f, w) || (w->format->type == QUANT_BF16 && f->kernels->narrow);
+}
+
 static enum status weight_create(struct backend *b, const struct weight_desc *desc, struct weight **out,
                                  struct error *err)
 {
@@ -70,7 +84,7 @@ static enum status weight_create(struct backend *b, const struct weight_desc *de
 		cpu_memory_cool(desc->data, cpu_row_bytes(desc) * (size_t)desc->n_out);
 	}
 	f->max_in = desc->n_in > f->max_in ? desc->n_in : f->max_in;
-	if (desc->format->type == QUANT_BF16 && f->kernels->narrow && desc->n_in > f->max_narrow_in)
+	if (takes_narrow(f, w) && desc->n_in > f->max_narrow_in)
 		f->max_narrow_in = desc->n_in;
 	*out = w;
 	return STATUS_OK;
@@ -130,7 +144,7 @@ struct matmul_job {
 	const struct matmul *mm;
 	int32_t n_mm;
 	bool precise;
-	bool narrow; /* products with BF16 weights take bfloat16s */
+	bool narrow; /* those products that can take bfloat16s do */
 	bool one_group; /* all rows fit one call of a kernel, which takes their fine parts as it goes */
 	int64_t block_rows; /* rows whose fine parts are listed together */
 };
@@ -159,17 +173,28 @@ static struct fine_block fine_block(const struct matmul_job *j, int64_t block)
 	};
 }
 
-static int64_t narrow_stride(int64_t n_in)
+/* Of rows of bfloat16s: what the products read. */
+static int64_t narrow_stride(const struct fast *f, int64_t n_in)
 {
-	return (n_in + 1) & ~INT64_C(1);
+	return f->amx ? amx_stride(n_in) : (n_in + 1) & ~INT64_C(1);
+}
+
+/* Elements of n_rows such rows. */
+static int64_t narrow_room(const struct fast *f, int64_t n_rows, int64_t n_in)
+{
+	return (f->amx ? amx_rows(n_rows) : n_rows) * narrow_stride(f, n_in);
 }
 
 static void narrow_rows(void *arg, int64_t begin, int64_t end, int thread)
 {
 	const struct matmul_job *j = arg;
 	(void)thread;
-	for (int64_t row = begin; row < end; row++)
-		j->f->kernels->narrow(j->x + row * j->n_in, j->n_in, (uint16_t *)j->f->narrow.p + row * narrow_stride(j->n_in));
+	const int64_t stride = narrow_stride(j->f, j->n_in);
+	for (int64_t row = begin; row < end; row++) {
+		uint16_t *out = (uint16_t *)j->f->narrow.p + row * stride;
+		j->f->kernels->narrow(j->x + row * j->n_in, j->n_in, out);
+		memset(out + j->n_in, 0, (size_t)(stride - j->n_in) * sizeof *out);
+	}
 }
 
 /* Items are groups of rows_quant rows. */
@@ -264,7 +289,7 @@ static void aim(const struct matmul_job *j, const struct matmul *mm, int64_t t, 
 	const struct weight *w = mm->weight;
 	out->act = (const struct act *)j->f->act.p + row * w->n_units;
 	out->x = j->x + row * j->n_in;
-	out->narrow = j->narrow ? (const uint16_t *)j->f->narrow.p + row * narrow_stride(j->n_in) : NULL;
+	out->narrow = j->narrow ? (const uint16_t *)j->f->narrow.p + row * narrow_stride(j->f, j->n_in) : NULL;
 	out->y = mm->y + row * w->desc.n_out + t * w->tile_outs;
 }
 
@@ -288,11 +313,34 @@ static void multiply_block(const struct matmul_job *j, const struct matmul *mm, 
 	}
 }
 
+/* Tiles [begin, end) of one product for all rows, by AMX. */
+static void multiply_amx(const struct matmul_job *j, const struct matmul *mm, int64_t begin, int64_t end, int thread)
+{
+	const struct fast *f = j->f;
+	struct amx_job job = {
+	        .weight = mm->weight,
+	        .begin = begin,
+	        .end = end,
+	        .n_rows = j->n_rows,
+	        .x = f->narrow.p,
+	        .stride = amx_stride(j->n_in),
+	        .y = mm->y,
+	        .bias = mm->bias,
+	        .accumulate = mm->accumulate,
+	        .scratch = (char *)f->amx_scratch.p + (size_t)thread * amx_scratch_bytes(f->max_narrow_in),
+	};
+	f->amx->product(&job);
+}
+
 /* Tiles [begin, end) of one product for all rows. */
 static void multiply_tiles(const struct matmul_job *j, const struct matmul *mm, int64_t begin, int64_t end, int thread)
 {
 	const struct weight *w = mm->weight;
 	const struct cpu_kernels *k = j->f->kernels;
+	if (takes_amx(j->f, w) && !j->precise) {
+		multiply_amx(j, mm, begin, end, thread);
+		return;
+	}
 	int64_t some = (int64_t)(BLOCK_BYTES / w->tile_bytes) + 1;
 	float *sums = (float *)j->f->fine_sums.p + (int64_t)thread * BLOCK_ROWS * k->lanes;
 	for (; begin < end; begin += some) {
@@ -348,8 +396,12 @@ static enum status reserve_act(struct fast *f, int64_t n_rows, int64_t n_in)
 
 static enum status reserve_narrow(struct fast *f, int64_t n_rows, int64_t n_in)
 {
-	size_t bytes = (size_t)n_rows * (size_t)narrow_stride(n_in) * sizeof(uint16_t);
-	return n_in == 0 || scratch_grow(&f->narrow, bytes) ? STATUS_OK : STATUS_NOMEM;
+	if (n_in == 0)
+		return STATUS_OK;
+	size_t n_threads = (size_t)threads_count(f->base.threads);
+	bool ok = scratch_grow(&f->narrow, (size_t)narrow_room(f, n_rows, n_in) * sizeof(uint16_t)) &&
+	          (!f->amx || scratch_grow(&f->amx_scratch, n_threads * amx_scratch_bytes(f->max_narrow_in)));
+	return ok ? STATUS_OK : STATUS_NOMEM;
 }
 
 static enum status matmul(struct backend *b, const float *x, int64_t n_rows, const struct matmul *mm, int32_t n_mm)
@@ -365,11 +417,14 @@ static enum status matmul(struct backend *b, const float *x, int64_t n_rows, con
 		const struct weight *w = mm[i].weight;
 		if (!w->tiles || w->desc.n_in != j.n_in)
 			return STATUS_INVALID;
-		quantised |= !pack_is_float(w->format);
-		j.narrow |= w->format->type == QUANT_BF16 && f->kernels->narrow;
 		j.precise |= mm[i].precise;
 		n_tiles += w->n_tiles;
 		tile_bytes = (int64_t)w->tile_bytes > tile_bytes ? (int64_t)w->tile_bytes : tile_bytes;
+	}
+	for (int32_t i = 0; i < n_mm; i++) {
+		const struct weight *w = mm[i].weight;
+		j.narrow |= !j.precise && takes_narrow(f, w);
+		quantised |= !pack_is_float(w->format) && (j.precise || !takes_amx(f, w));
 	}
 	if (quantised) {
 		int64_t group = f->kernels->rows_quant;
@@ -383,7 +438,6 @@ static enum status matmul(struct backend *b, const float *x, int64_t n_rows, con
 		threads_for(f->base.threads, n_blocks * (j.n_in / UNIT), row_grain(min_i64(n_rows, j.block_rows)), refine_units, &j);
 		list_fine_units(&j);
 	}
-	j.narrow &= !j.precise;
 	if (j.narrow) {
 		enum status s = reserve_narrow(f, n_rows, j.n_in);
 		if (s != STATUS_OK)
@@ -537,15 +591,16 @@ static void info(const struct backend *b, struct backend_info *out)
 {
 	const struct fast *f = self(b);
 	*out = (struct backend_info){
-	        .name = f->kernels->name,
+	        .name = f->amx ? f->amx->name : f->kernels->name,
 	        .n_threads = threads_count(f->base.threads),
 	        .host_memory = true,
 	        .kv_order = {.known = true, .pairs = true, .keys = f->kernels->kv_keys, .values = f->kernels->kv_values},
 	        .kv_type = f->kernels->kv_type,
 	        .narrow_kv = true,
 	};
-	for (size_t i = 0; i + 1 < sizeof out->detail && f->kernels->detail[i]; i++)
-		out->detail[i] = f->kernels->detail[i];
+	const char *detail = f->amx ? f->amx->detail : f->kernels->detail;
+	for (size_t i = 0; i + 1 < sizeof out->detail && detail[i]; i++)
+		out->detail[i] = detail[i];
 }
 
 static void destroy(struct backend *b)
@@ -562,6 +617,7 @@ static void destroy(struct backend *b)
 	scratch_free(&f->n_fine_units);
 	scratch_free(&f->fine_sums);
 	scratch_free(&f->narrow);
+	scratch_free(&f->amx_scratch);
 	scratch_free(&f->rope_table);
 	free(f);
 }
@@ -592,12 +648,14 @@ static const struct backend_ops fast_ops = {
         .scan = cpu_scan,
 };
 
-enum status fast_create(const struct cpu_kernels *kernels, int32_t n_threads, struct backend **out, struct error *err)
+enum status fast_create(const struct cpu_kernels *kernels, const struct amx_kernels *amx, int32_t n_threads, struct backend **out,
+                        struct error *err)
 {
 	struct fast *f = calloc(1, sizeof *f);
 	if (!f)
 		goto fail;
 	f->kernels = kernels;
+	f->amx = amx;
 	if (attn_plan_create(&f->plan) != STATUS_OK)
 		goto fail_plan;
 	if (cpu_base_init(&f->base, &fast_ops, n_threads) != STATUS_OK)
