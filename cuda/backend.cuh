@@ -115,13 +115,18 @@ struct cuda_backend {
 	const struct batch *batch; /* NULL outside */
 	enum status step_status;
 	struct upload upload;
-	size_t token, position, row_seq, seq_table, table; /* offsets into it */
+	size_t token, position, row_seq, seq_table, table, slots; /* offsets into it */
 	struct attention_plan plan;
 	struct growing halves_x, halves_scale, partial, rope;
 	int halves_rows, halves_stride;
 	/* Whose halves halves_x has: made beside the floats by whatever wrote them. NULL: nobody's. */
 	const float *halves_of;
 	int halves_n, halves_dim;
+	/* Narrow KV: the pool's wide copies, from reserve(), or NULL; and vectors that were no numbers, a uint32_t of which so many are
+	 * in wide->n_not_finite already. */
+	struct kv_wide *wide;
+	struct growing not_finite, packed;
+	uint32_t n_not_finite;
 	/* What rope.p has, so that one table serves all layers of a step. */
 	const float *rope_freq;
 	float rope_magnitude;
@@ -131,6 +136,11 @@ struct cuda_backend {
 	struct rope_args rope_args;
 	struct graphs graphs;
 };
+
+inline struct cuda_backend *self(struct backend *b)
+{
+	return reinterpret_cast<struct cuda_backend *>(b);
+}
 
 /*
  * OK, or a status, with a line in the log that says what failed. NOMEM: memory. DEVICE: the device is lost. INTERNAL:
@@ -152,6 +162,8 @@ void upload_free(struct upload *u);
 enum status settle(struct cuda_backend *b, const char *what);
 /* Sends the batch, and the attention plan if the last step's heads are this one's. */
 enum status step_upload(struct cuda_backend *b, const struct batch *batch);
+/* Counts what this step, which has ended, has stored that is no number. */
+enum status step_count(struct cuda_backend *b);
 /* The plan for these heads, made and sent if step_upload() has not. */
 enum status plan_attention(struct cuda_backend *b, int n_head, int n_head_kv, int head_dim);
 
@@ -163,6 +175,16 @@ template <typename T> T *uploaded(const struct cuda_backend *b, size_t offset)
 {
 	return reinterpret_cast<T *>(b->upload.device + offset);
 }
+
+/* ---- pages: copy_pages() for any number of them, and the page_pack, page_unpack and scan of backend.h (backend_pages.cu) ---- */
+
+enum status page_copy(struct backend *backend, void *kv, const struct kv_layout *l, const int32_t *from, const int32_t *to,
+		      int32_t n);
+enum status page_pack(struct backend *backend, const void *kv, const struct kv_layout *l, int32_t page, enum kv_form form,
+		      void *host, bool *packed);
+enum status page_unpack(struct backend *backend, void *kv, const struct kv_layout *l, int32_t page, enum kv_form form,
+			const void *host);
+enum status scan(struct backend *backend, const void *p, size_t bytes, uint64_t *sum);
 
 /* ---- weights.cu ---- */
 

@@ -3,7 +3,7 @@
  * order in which they are called; the host waits in step_end(), mem_read(), mem_write() and sync() alone.
  *
  * Determinism. A row's results do not depend on the rows beside it nor on how its prompt was cut into chunks: see
- * product.cu and attention.cu. They differ from the CPU's: activations are halves in products (eleven bits of each
+ * product.cu and attention.cuh. They differ from the CPU's: activations are halves in products (eleven bits of each
  * element; `precise` makes no difference), sums are floats.
  */
 #include "cuda/operations.cuh"
@@ -15,11 +15,6 @@
 
 namespace GPU_NS
 {
-
-static struct cuda_backend *self(struct backend *b)
-{
-	return reinterpret_cast<struct cuda_backend *>(b);
-}
 
 /* ---- Errors ---- */
 
@@ -40,8 +35,7 @@ enum status check(struct cuda_backend *b, cudaError_t e, const char *what)
 	return e == cudaErrorMemoryAllocation ? STATUS_NOMEM : b->lost ? STATUS_DEVICE : STATUS_INTERNAL;
 }
 
-/* For what cannot wait for the end of the step: everything before it is queued. */
-static enum status catch_up(struct cuda_backend *b)
+enum status catch_up(struct cuda_backend *b)
 {
 	TRY(graph_leave(b));
 	return begin(b);
@@ -147,6 +141,17 @@ static enum status reserve(struct backend *backend, int32_t max_rows, int32_t ma
 		return STATUS_UNSUPPORTED;
 	}
 	stage_free(b);
+	if (b->wide != layout->wide) {
+		graphs_forget(b); /* the uploaded arrays lie otherwise with wide copies */
+		b->wide = NULL;
+		if (layout->wide) {
+			TRY(grow(b, &b->not_finite, sizeof(uint32_t)));
+			TRY(check(b, cudaMemsetAsync(b->not_finite.p, 0, b->not_finite.bytes, b->stream),
+				  "clearing memory"));
+			b->n_not_finite = 0;
+		}
+		b->wide = layout->wide;
+	}
 	TRY(grow_halves(b, max_rows, max_width));
 	return grow(b, &b->rope,
 		    static_cast<size_t>(max_rows) * static_cast<size_t>(layout->head_dim / 2) * sizeof(float2));
@@ -173,6 +178,8 @@ static enum status step_end(struct backend *backend)
 	latch(b, graph_end(b));
 	begin(b);
 	latch(b, settle(b, "computing a step"));
+	if (!b->lost)
+		latch(b, step_count(b));
 	b->batch = NULL;
 	/* While a graph was recorded nobody could ask whether a failure was the device's end. */
 	return b->lost ? STATUS_DEVICE : b->step_status;
@@ -252,6 +259,8 @@ static void copy_layout(struct kv_layout *to, const struct kv_layout *from)
 	to->type = from->type;
 	to->page_bytes = from->page_bytes;
 	to->page_stride = from->page_stride;
+	to->form = from->form;
+	to->wide = from->wide;
 }
 
 static enum status kv_write(struct backend *backend, void *kv, const struct kv_layout *l, int32_t layer, const float *k,
@@ -308,17 +317,6 @@ static enum status sample(struct backend *backend, float *logits, int32_t n_voca
 	return step_sample(b, logits, n_vocab, stride, rows, n, tokens);
 }
 
-static enum status page_copy(struct backend *backend, void *kv, const struct kv_layout *l, const int32_t *from,
-			     const int32_t *to, int32_t n)
-{
-	struct cuda_backend *b = self(backend);
-	TRY(catch_up(b));
-	return latch(
-		b,
-		check(b, copy_pages(static_cast<uint8_t *>(kv), l->page_stride, l->page_bytes, from, to, n, b->stream),
-		      "copying pages"));
-}
-
 /* ---- Life ---- */
 
 static void info(const struct backend *backend, struct backend_info *out)
@@ -326,7 +324,9 @@ static void info(const struct backend *backend, struct backend_info *out)
 	const struct cuda_backend *b = reinterpret_cast<const struct cuda_backend *>(backend);
 	*out = {};
 	out->name = GPU_DEVICE_NAME;
+	out->kv_order = {true, false, KV_OPERAND_KEYS, KV_OPERAND_VALUES};
 	out->kv_type = QUANT_F16;
+	out->narrow_kv = true;
 	memcpy(out->detail, b->detail, sizeof out->detail);
 }
 
@@ -343,6 +343,8 @@ static void destroy(struct backend *backend)
 	cudaFree(b->halves_scale.p);
 	cudaFree(b->partial.p);
 	cudaFree(b->rope.p);
+	cudaFree(b->not_finite.p);
+	cudaFree(b->packed.p);
 	while (b->allocations) {
 		struct allocation *a = b->allocations;
 		b->allocations = a->next;
@@ -381,7 +383,10 @@ static struct backend_ops make_ops()
 	o.gather_rows = gather_rows;
 	o.sample = sample;
 	o.page_copy = page_copy;
+	o.page_pack = page_pack;
+	o.page_unpack = page_unpack;
 	o.sync = sync;
+	o.scan = scan;
 	o.last_failure = last_failure;
 	return o;
 }

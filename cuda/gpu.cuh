@@ -40,6 +40,8 @@
  *              not read; cp_async_commit(); cp_async_wait<N>() leaves the N latest groups pending. What arrived is this thread's
  *              alone until a barrier. Below sm_80 copies are plain loads and bf16 products use FMA: correct, not fast.
  *              dp4a(a, b, c): four signed bytes each.
+ *              Where GPU_HAS_FP8 is defined (sm_89 and later), fp8_to_halves() and fp8_from_float() are instructions; elsewhere, on the host
+ *              too, kv_narrow.cuh has them in software.
  *
  * Streams of the host build run what is queued only when somebody waits (or at random moments, see host_cuda/control.h), so a
  * missing cudaStreamSynchronize shows. A library call that has no kernel (cuBLASLt) is a function with an #ifdef KVASIR_HOST_CUDA

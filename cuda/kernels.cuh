@@ -87,8 +87,6 @@ cudaError_t rms_norm(const float *x, int64_t n, int dim, const float *gain, floa
 cudaError_t swiglu(float *gate, const float *up, int n_rows, int dim, const struct halves &h, cudaStream_t stream);
 /* rows, from and to: host memory, free after the call. */
 cudaError_t gather_rows(const float *x, int dim, const int32_t *rows, int n, float *out, cudaStream_t stream);
-cudaError_t copy_pages(uint8_t *kv, size_t page_stride, size_t page_bytes, const int32_t *from, const int32_t *to,
-		       int n, cudaStream_t stream);
 
 /* A step's rows as the kernels see them, made by step_begin. */
 struct step_rows {
@@ -96,6 +94,7 @@ struct step_rows {
 	const int32_t *row_seq;	  /* [n_rows] */
 	const int32_t *seq_table; /* [n_seqs] where a sequence's block table begins in `table` */
 	const int32_t *table;
+	const int32_t *slots; /* beside `table`: where each page's wide copy is, or -1; NULL: none has one */
 	int n_rows;
 };
 
@@ -115,11 +114,20 @@ struct rope_args {
 	const float2 *table;
 };
 
+/* Pages of one layer. */
+struct kv_place {
+	enum kv_form form;
+	size_t page_stride;
+	size_t layer_offset;			/* bytes from a page's beginning to the layer */
+	size_t wide_offset, wide_stride;	/* of wide copies: from the slab's beginning, and of one */
+	size_t wide_layer_offset;		/* as layer_offset, in a wide copy */
+};
+
 struct kv_args {
 	uint8_t *kv; /* the pool's slab, or NULL: nothing is stored */
-	size_t page_stride;
-	size_t layer_offset; /* bytes from a page's beginning to the layer */
-	const float *v;	     /* [n_rows][n_head_kv][head_dim] */
+	struct kv_place place;
+	const float *v;	      /* [n_rows][n_head_kv][head_dim] */
+	uint32_t *not_finite; /* counts vectors that are stored as what is no number; NULL: they are not counted */
 };
 
 /* Rotates q and k in place, then stores k and v in their pages. */
@@ -149,13 +157,13 @@ struct merge_item {
 
 struct attention_args {
 	const uint8_t *kv;
-	size_t page_stride, layer_offset;
+	struct kv_place place;
 	int n_head, n_head_kv, head_dim;
 	float scale;
 	const float *q;	 /* [n_rows][n_head][head_dim] */
 	float *out;	 /* likewise */
 	struct halves h; /* the same in halves, scale 1; x NULL: not wanted */
-	const int32_t *seq_table, *table;
+	const int32_t *seq_table, *table, *slots; /* as in step_rows */
 	const struct attention_item *parts; /* one split of the keys each, their results to be merged */
 	int n_parts;
 	const struct attention_item *whole; /* all keys, by tiles of rows */
@@ -171,6 +179,29 @@ int whole_rows(int n_head, int n_head_kv, int head_dim);
 /* head_dim must be a multiple of 8 up to 256, and a KV head serve at most 64 query heads. */
 bool attention_supports(int n_head, int n_head_kv, int head_dim);
 cudaError_t attention(const struct attention_args &a, cudaStream_t stream);
+
+/* ---- Pages (pages.cu) ---- */
+
+/* from[i] to to[i], at most PAGE_LIST_MAX: bytes of them from the slab's beginning. */
+enum { PAGE_LIST_MAX = 128 };
+
+struct page_list {
+	size_t from[PAGE_LIST_MAX], to[PAGE_LIST_MAX];
+};
+
+cudaError_t copy_pages(uint8_t *kv, size_t page_bytes, const struct page_list &list, int n, cudaStream_t stream);
+
+/*
+ * A page in f16 and its narrow form as kv_codec_pack() (engine/kv/tier_codec.h) has it. packed: [vectors] scales, then [vectors][head_dim] codes;
+ * *odd becomes nonzero when the page has values without such a form, and is not touched otherwise.
+ */
+cudaError_t pack_page(enum kv_form form, const uint8_t *page, int n_layer, int n_head_kv, int head_dim, uint8_t *packed,
+		      uint32_t *odd, cudaStream_t stream);
+cudaError_t unpack_page(enum kv_form form, const uint8_t *packed, int n_layer, int n_head_kv, int head_dim, uint8_t *page,
+			cudaStream_t stream);
+
+/* Adds the sum of the 64-bit words of [p, p + bytes) to *sum; bytes is a multiple of 4096. */
+cudaError_t scan(const uint8_t *p, size_t bytes, unsigned long long *sum, cudaStream_t stream);
 
 /* ---- Sampling (sample.cu) ---- */
 

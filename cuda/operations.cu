@@ -60,6 +60,7 @@ static struct step_rows step_rows(const struct cuda_backend *b)
 	r.row_seq = uploaded<int32_t>(b, b->row_seq);
 	r.seq_table = uploaded<int32_t>(b, b->seq_table);
 	r.table = uploaded<int32_t>(b, b->table);
+	r.slots = b->wide ? uploaded<int32_t>(b, b->slots) : NULL;
 	r.n_rows = b->batch->n_rows;
 	return r;
 }
@@ -185,17 +186,30 @@ static enum status do_rope(struct cuda_backend *b, float *q, int32_t n_head, flo
 	return STATUS_OK;
 }
 
-static size_t layer_offset(const struct kv_layout *l, int32_t layer)
+static struct kv_place kv_place(const struct kv_layout *l, int32_t layer)
 {
-	return static_cast<size_t>(layer) * 2 * static_cast<size_t>(l->n_head_kv) * static_cast<size_t>(l->head_dim) *
-	       static_cast<size_t>(l->page_tokens) * sizeof(__half);
+	const size_t per_layer = l->page_bytes / static_cast<size_t>(l->n_layer);
+	struct kv_place p = {l->form, l->page_stride, static_cast<size_t>(layer) * per_layer, 0, 0, 0};
+	if (l->wide) {
+		p.wide_offset = l->wide->offset;
+		p.wide_stride = l->wide->stride;
+		p.wide_layer_offset = static_cast<size_t>(layer) * (l->wide->bytes / static_cast<size_t>(l->n_layer));
+	}
+	return p;
+}
+
+/* Wide copies are looked up at step_begin, so they must be those that reserve() has seen. */
+static bool takes(const struct cuda_backend *b, const struct kv_layout *l, int32_t n_head)
+{
+	return attention_supports(n_head, l->n_head_kv, l->head_dim) && l->type == QUANT_F16 &&
+	       (l->form == KV_FORM_F16 || l->wide == b->wide);
 }
 
 static enum status do_kv_write(struct cuda_backend *b, void *kv, const struct kv_layout *l, int32_t layer,
 			       const float *k, const float *v)
 {
 	struct rope_args r = b->rope_args;
-	if (!attention_supports(l->n_head_kv, l->n_head_kv, l->head_dim))
+	if (!takes(b, l, l->n_head_kv))
 		return latch(b, STATUS_UNSUPPORTED);
 	if (b->rope_waits && (r.k != k || r.n_head_kv != l->n_head_kv || r.head_dim != l->head_dim))
 		TRY(begin(b));
@@ -208,7 +222,8 @@ static enum status do_kv_write(struct cuda_backend *b, void *kv, const struct kv
 		r.head_dim = l->head_dim;
 	}
 	b->rope_waits = false;
-	const struct kv_args a = {static_cast<uint8_t *>(kv), l->page_stride, layer_offset(l, layer), v};
+	const struct kv_args a = {static_cast<uint8_t *>(kv), kv_place(l, layer), v,
+				  l->wide ? static_cast<uint32_t *>(b->not_finite.p) : NULL};
 	return launched(b, rope_and_store(r, a, step_rows(b), b->stream), "storing keys and values");
 }
 
@@ -216,14 +231,13 @@ static enum status do_attention(struct cuda_backend *b, const void *kv, const st
 				const float *q, int32_t n_head, float scale, float *out)
 {
 	TRY(begin(b));
-	if (!attention_supports(n_head, l->n_head_kv, l->head_dim))
+	if (!takes(b, l, n_head))
 		return latch(b, STATUS_UNSUPPORTED);
 	TRY(latch(b, plan_attention(b, n_head, l->n_head_kv, l->head_dim)));
 	const struct attention_plan *plan = &b->plan;
 	struct attention_args a = {};
 	a.kv = static_cast<const uint8_t *>(kv);
-	a.page_stride = l->page_stride;
-	a.layer_offset = layer_offset(l, layer);
+	a.place = kv_place(l, layer);
 	a.n_head = n_head;
 	a.n_head_kv = l->n_head_kv;
 	a.head_dim = l->head_dim;
@@ -238,6 +252,7 @@ static enum status do_attention(struct cuda_backend *b, const void *kv, const st
 		wrote(b, out, static_cast<int64_t>(b->batch->n_rows) * n_head * l->head_dim);
 	a.seq_table = uploaded<int32_t>(b, b->seq_table);
 	a.table = uploaded<int32_t>(b, b->table);
+	a.slots = b->wide ? uploaded<int32_t>(b, b->slots) : NULL;
 	a.parts = uploaded<struct attention_item>(b, plan->parts);
 	a.n_parts = plan->n_parts;
 	a.whole = uploaded<struct attention_item>(b, plan->whole);

@@ -75,6 +75,8 @@ enum status execute_matmul(struct cuda_backend *b, const float *x, int64_t n_row
 			   int32_t n_mm);
 /* Does what rope() has put off. Everything else that touches the stream begins with this. */
 enum status begin(struct cuda_backend *b);
+/* For what cannot wait for the end of the step: everything before it is queued. */
+enum status catch_up(struct cuda_backend *b);
 /* The floats at p changed: halves made of them are stale. */
 void wrote(struct cuda_backend *b, const float *p, int64_t n);
 /* What fails within a step fails the step. */

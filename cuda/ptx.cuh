@@ -181,6 +181,24 @@ __device__ __forceinline__ void mma_s8(int (&d)[4], const uint32_t (&a)[4], cons
 #endif
 }
 
+/* E4M3: Ada and later. Two codes as halves, and a float as the nearest code, within the largest. */
+#if __CUDA_ARCH__ >= 890
+#define GPU_HAS_FP8
+__device__ __forceinline__ uint32_t fp8_to_halves(uint32_t pair)
+{
+	uint32_t halves;
+	asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(static_cast<unsigned short>(pair)));
+	return halves;
+}
+
+__device__ __forceinline__ uint32_t fp8_from_float(float x)
+{
+	unsigned short pair;
+	asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(x));
+	return pair & 0xffu;
+}
+#endif
+
 /* `valid` false: zeros are written and the source is not read. */
 template <int bytes, typename T> __device__ __forceinline__ void cp_async(T *dst, const void *src, bool valid = true)
 {

@@ -3,7 +3,7 @@
  * A row is the work of one block or warp, in an order that depends on its length alone.
  */
 #include "cuda/block.cuh"
-#include "cuda/kv_page.cuh"
+#include "cuda/kv_narrow.cuh"
 
 namespace GPU_NS
 {
@@ -190,7 +190,61 @@ cudaError_t rope_table(const float *inv_freq, float magnitude, int pairs, const 
 
 enum { HEAD_THREADS = 64 };
 
+/* A key and a value of a head, which a block has, in f16: keys, values: the head's in the page. */
+__device__ __forceinline__ void store_halves(const float *k, const float *v, int head_dim, int token, uint8_t *keys,
+					     uint8_t *values)
+{
+	for (int i = threadIdx.x; i < head_dim / 8; i += HEAD_THREADS) {
+		union {
+			__half2 h[4];
+			uint4 u;
+		} key;
+		for (int j = 0; j < 4; j++)
+			key.h[j] = __floats2half2_rn(k[8 * i + 2 * j], k[8 * i + 2 * j + 1]);
+		stg<uint4>(keys + key_offset(head_dim, token, 8 * i), key.u);
+	}
+	for (int d = threadIdx.x; d < head_dim; d += HEAD_THREADS)
+		stg<__half>(values + value_offset(head_dim, token, d), __float2half_rn(v[d]));
+}
+
+/* The same as codes, in the head's block. */
+template <enum kv_form form>
+__device__ __forceinline__ void store_codes(const float *k, const float *v, int head_dim, int token, uint8_t *block,
+					    uint32_t *not_finite, shared_span<float> scratch)
+{
+	float largest[2] = {0, 0};
+	for (int d = threadIdx.x; d < head_dim; d += HEAD_THREADS) {
+		largest[0] = fmaxf(largest[0], magnitude(k[d]));
+		largest[1] = fmaxf(largest[1], magnitude(v[d]));
+	}
+	const struct narrow_scale ks = narrow_scale_of<form>(block_max<HEAD_THREADS>(largest[0], scratch));
+	const struct narrow_scale vs = narrow_scale_of<form>(block_max<HEAD_THREADS>(largest[1], scratch));
+	/* Times zero, what is no number would stay none. */
+	const auto code = [](float x, const struct narrow_scale &s) {
+		return code_of<form>(s.scale == s.scale ? __fmul_rn(x, s.inverse) : 0.0f);
+	};
+	uint8_t *keys = block + codes_offset(head_dim, 0), *values = block + codes_offset(head_dim, 1);
+	for (int i = threadIdx.x; i < head_dim / 8; i += HEAD_THREADS) {
+		uint32_t four[2] = {0, 0};
+		for (int j = 0; j < 8; j++)
+			four[j / 4] |= code(k[8 * i + j], ks) << j % 4 * 8;
+		stg<uint2>(keys + key_code_offset(head_dim, token, 8 * i),
+			   {four[0] ^ page_code_flip<form>, four[1] ^ page_code_flip<form>});
+	}
+	for (int d = threadIdx.x; d < head_dim; d += HEAD_THREADS)
+		stg<uint8_t>(values + value_code_offset(head_dim, token, d),
+			     static_cast<uint8_t>(code(v[d], vs) ^ page_code_flip<form>));
+	if (threadIdx.x > 0)
+		return;
+	stg<float>(block + scale_offset(0, token), ks.scale);
+	stg<float>(block + scale_offset(1, token), vs.scale);
+	const uint32_t n = (ks.scale != ks.scale) + (vs.scale != vs.scale);
+	if (n > 0 && not_finite)
+		atomicAdd(not_finite, n);
+}
+
 /* A block is a head of a row: query heads first, then KV heads. */
+template <enum kv_form form>
 __global__ void __launch_bounds__(HEAD_THREADS)
 	rotate_and_store(struct rope_args r, struct kv_args kv, struct step_rows rows)
 {
@@ -210,36 +264,38 @@ __global__ void __launch_bounds__(HEAD_THREADS)
 	if (!is_key || !kv.kv)
 		return;
 	__syncthreads();
-	const int position = rows.position[row];
-	const int32_t page = rows.table[rows.seq_table[rows.row_seq[row]] + position / PAGE_TOKENS];
-	uint8_t *data = kv.kv + static_cast<size_t>(page) * kv.page_stride + kv.layer_offset;
-	uint8_t *keys = data + head_offset(r.n_head_kv, head_dim, 0, head);
-	uint8_t *values = data + head_offset(r.n_head_kv, head_dim, 1, head);
+	const int position = rows.position[row], token = position % PAGE_TOKENS;
+	const int entry = rows.seq_table[rows.row_seq[row]] + position / PAGE_TOKENS;
+	const struct kv_place &at = kv.place;
 	const float *v = kv.v + (static_cast<size_t>(row) * r.n_head_kv + head) * head_dim;
-	const int token = position % PAGE_TOKENS;
-	for (int i = threadIdx.x; i < head_dim / 8; i += HEAD_THREADS) {
-		union {
-			__half2 h[4];
-			uint4 u;
-		} key;
-		for (int j = 0; j < 4; j++)
-			key.h[j] = __floats2half2_rn(x[8 * i + 2 * j], x[8 * i + 2 * j + 1]);
-		stg<uint4>(keys + key_offset(head_dim, token, 8 * i), key.u);
+	uint8_t *layer = kv.kv + static_cast<size_t>(rows.table[entry]) * at.page_stride + at.layer_offset;
+	if constexpr (form != KV_FORM_F16) {
+		GPU_SHARED(float, scratch, HEAD_THREADS / 32);
+		store_codes<form>(x, v, head_dim, token, layer + head * narrow_bytes(head_dim), kv.not_finite, scratch);
+		const int32_t slot = rows.slots ? rows.slots[entry] : -1;
+		if (slot < 0)
+			return;
+		layer = kv.kv + at.wide_offset + static_cast<size_t>(slot) * at.wide_stride + at.wide_layer_offset;
 	}
-	for (int d = threadIdx.x; d < head_dim; d += HEAD_THREADS)
-		stg<__half>(values + value_offset(head_dim, token, d), __float2half_rn(v[d]));
+	store_halves(x, v, head_dim, token, layer + head_offset(r.n_head_kv, head_dim, 0, head),
+		     layer + head_offset(r.n_head_kv, head_dim, 1, head));
 }
 
 cudaError_t rope_and_store(const struct rope_args &r, const struct kv_args &kv, const struct step_rows &rows,
 			   cudaStream_t stream)
 {
-	const int heads = (r.q ? r.n_head : 0) + (r.k ? r.n_head_kv : 0);
-	GPU_LAUNCH(rotate_and_store, dim3(static_cast<unsigned>(rows.n_rows), static_cast<unsigned>(heads)),
-		   dim3(HEAD_THREADS), 0, stream, r, kv, rows);
+	const unsigned heads = static_cast<unsigned>((r.q ? r.n_head : 0) + (r.k ? r.n_head_kv : 0));
+	const dim3 grid(static_cast<unsigned>(rows.n_rows), heads), block(HEAD_THREADS);
+	if (kv.place.form == KV_FORM_INT8)
+		GPU_LAUNCH((rotate_and_store<KV_FORM_INT8>), grid, block, 0, stream, r, kv, rows);
+	else if (kv.place.form == KV_FORM_FP8_E4M3)
+		GPU_LAUNCH((rotate_and_store<KV_FORM_FP8_E4M3>), grid, block, 0, stream, r, kv, rows);
+	else
+		GPU_LAUNCH((rotate_and_store<KV_FORM_F16>), grid, block, 0, stream, r, kv, rows);
 	return cudaGetLastError();
 }
 
-/* ---- Copies whose lists are the host's: they travel with the launch ---- */
+/* ---- Rows, listed by the host: the list travels with the launch ---- */
 
 struct row_list {
 	int32_t row[LIST_MAX];
@@ -261,39 +317,6 @@ cudaError_t gather_rows(const float *x, int dim, const int32_t *rows, int n, flo
 		memcpy(list.row, rows + first, static_cast<size_t>(some) * sizeof *rows);
 		GPU_LAUNCH(gather, dim3(static_cast<unsigned>(some)), dim3(ROW_THREADS), 0, stream, x, dim, list,
 			   out + static_cast<size_t>(first) * dim);
-		const cudaError_t e = cudaGetLastError();
-		if (e != cudaSuccess)
-			return e;
-	}
-	return cudaSuccess;
-}
-
-enum { PAGE_LIST_MAX = LIST_MAX / 2, PAGE_BLOCKS = 16 };
-
-struct page_list {
-	int32_t from[PAGE_LIST_MAX], to[PAGE_LIST_MAX];
-};
-
-__global__ void __launch_bounds__(ROW_THREADS)
-	copy_listed_pages(uint8_t *kv, size_t page_stride, size_t page_bytes, struct page_list list)
-{
-	const uint8_t *from = kv + static_cast<size_t>(list.from[blockIdx.x]) * page_stride;
-	uint8_t *to = kv + static_cast<size_t>(list.to[blockIdx.x]) * page_stride;
-	for (size_t i = (static_cast<size_t>(blockIdx.y) * ROW_THREADS + threadIdx.x) * 16; i < page_bytes;
-	     i += static_cast<size_t>(gridDim.y) * ROW_THREADS * 16)
-		stg<uint4>(to + i, ld_global<uint4>(from + i));
-}
-
-cudaError_t copy_pages(uint8_t *kv, size_t page_stride, size_t page_bytes, const int32_t *from, const int32_t *to,
-		       int n, cudaStream_t stream)
-{
-	for (int first = 0; first < n; first += PAGE_LIST_MAX) {
-		struct page_list list = {};
-		const int some = n - first < PAGE_LIST_MAX ? n - first : static_cast<int>(PAGE_LIST_MAX);
-		memcpy(list.from, from + first, static_cast<size_t>(some) * sizeof *from);
-		memcpy(list.to, to + first, static_cast<size_t>(some) * sizeof *to);
-		GPU_LAUNCH(copy_listed_pages, dim3(static_cast<unsigned>(some), PAGE_BLOCKS), dim3(ROW_THREADS), 0,
-			   stream, kv, page_stride, page_bytes, list);
 		const cudaError_t e = cudaGetLastError();
 		if (e != cudaSuccess)
 			return e;

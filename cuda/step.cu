@@ -262,7 +262,7 @@ enum status step_upload(struct cuda_backend *b, const struct batch *batch)
 		b->graphs.key = {batch->n_rows, rounded(static_cast<int>(n_pages)), 0};
 		n_pages = static_cast<size_t>(b->graphs.key.n_pages);
 	}
-	enum status s = upload_room(b, (3 * n_rows + n_seqs + n_pages) * sizeof(int32_t) + 128);
+	enum status s = upload_room(b, (3 * n_rows + n_seqs + 2 * n_pages) * sizeof(int32_t) + 128);
 	if (s != STATUS_OK)
 		return s;
 	int32_t *token = put<int32_t>(b, n_rows, &b->token);
@@ -270,6 +270,7 @@ enum status step_upload(struct cuda_backend *b, const struct batch *batch)
 	int32_t *row_seq = put<int32_t>(b, n_rows, &b->row_seq);
 	int32_t *seq_table = put<int32_t>(b, n_seqs, &b->seq_table);
 	int32_t *table = put<int32_t>(b, n_pages, &b->table);
+	int32_t *slots = b->wide ? put<int32_t>(b, n_pages, &b->slots) : NULL;
 	if (batch->token)
 		memcpy(token, batch->token, n_rows * sizeof *token);
 	memcpy(position, batch->position, n_rows * sizeof *position);
@@ -279,6 +280,8 @@ enum status step_upload(struct cuda_backend *b, const struct batch *batch)
 		const size_t n = static_cast<size_t>(ceil_div(q->first_position + q->n_rows, KV_PAGE_TOKENS));
 		seq_table[i] = static_cast<int32_t>(n_pages);
 		memcpy(table + n_pages, q->block_table, n * sizeof *table);
+		for (size_t k = 0; slots && k < n; k++)
+			slots[n_pages + k] = b->wide->slot[q->block_table[k]];
 		n_pages += n;
 		for (int r = 0; r < q->n_rows; r++)
 			row_seq[q->first_row + r] = static_cast<int32_t>(i);
@@ -289,6 +292,19 @@ enum status step_upload(struct cuda_backend *b, const struct batch *batch)
 			return s;
 	}
 	return send(b);
+}
+
+enum status step_count(struct cuda_backend *b)
+{
+	uint32_t n;
+	if (!b->wide)
+		return STATUS_OK;
+	TRY(check(b, cudaMemcpyAsync(&n, b->not_finite.p, sizeof n, cudaMemcpyDeviceToHost, b->stream),
+		  "counting what is no number"));
+	TRY(settle(b, "counting what is no number"));
+	b->wide->n_not_finite += n - b->n_not_finite; /* modulo 2^32 */
+	b->n_not_finite = n;
+	return STATUS_OK;
 }
 
 /* ---- Sampling ---- */

@@ -12,11 +12,6 @@ namespace GPU_NS
 
 static constexpr size_t STAGE_BYTES = 16u << 20;
 
-static struct cuda_backend *self(struct backend *b)
-{
-	return reinterpret_cast<struct cuda_backend *>(b);
-}
-
 void stage_free(struct cuda_backend *b)
 {
 	cudaStreamSynchronize(b->stream);

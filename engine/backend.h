@@ -75,6 +75,9 @@ enum kv_block_order {
 	KV_BY_DIM,         /* [head_dim][token] */
 	KV_BY_DIM_PAIRS,   /* [head_dim / 2][token][2]; when head_dim is odd, then [token] of the last */
 	KV_BY_TOKEN_PAIRS, /* [page_tokens / 2][head_dim][2] */
+	/* As tensor cores take them: cuda/kv_page.cuh. head_dim is a multiple of 8. */
+	KV_OPERAND_KEYS,
+	KV_OPERAND_VALUES,
 };
 
 struct kv_order {
@@ -180,7 +183,11 @@ struct backend_ops {
 	/* Bytes of device memory the weight takes beyond the mapped file. */
 	size_t (*weight_bytes)(const struct backend *b, const struct weight *w);
 
-	/* Brackets a step; the batch and its arrays stay valid and unchanged in between. max_rows bounds scratch memory. */
+	/*
+	 * Brackets a step; the batch and its arrays stay valid and unchanged in between. max_rows bounds scratch memory. Steps over
+	 * narrow pages use the layout of the last reserve(), whose `wide` stays valid until the next one or destroy(), and does not change
+	 * within a step.
+	 */
 	enum status (*reserve)(struct backend *b, int32_t max_rows, int32_t max_width, const struct kv_layout *layout);
 	enum status (*step_begin)(struct backend *b, const struct batch *batch);
 	/* Waits; a failure of any operation since step_begin shows here, and that the device is lost rather than another. */
@@ -222,6 +229,14 @@ struct backend_ops {
 	/* Copies whole pages within the slab: to[i] = from[i]; the pairs do not overlap. */
 	enum status (*page_copy)(struct backend *b, void *kv, const struct kv_layout *layout, const int32_t *from,
 	                         const int32_t *to, int32_t n);
+	/*
+	 * Writes a page of an exact layout in a narrow form to host memory: bit for bit as kv_codec_pack() has it (engine/kv/tier_codec.h),
+	 * whose result is *packed. page_unpack() is the way back. Both wait. NULL where the host does it as well.
+	 */
+	enum status (*page_pack)(struct backend *b, const void *kv, const struct kv_layout *layout, int32_t page, enum kv_form form,
+	                         void *host, bool *packed);
+	enum status (*page_unpack)(struct backend *b, void *kv, const struct kv_layout *layout, int32_t page, enum kv_form form,
+	                           const void *host);
 	enum status (*sync)(struct backend *b);
 	/*
 	 * Reads device memory [p, p + bytes) once, as fast as the device can, and sums its 64-bit words: what a benchmark calls

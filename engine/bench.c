@@ -70,6 +70,9 @@ static enum status check(const struct engine_bench_params *p, struct error *err)
 		st = check_list("runs", &p->runs, 1, 1, ENGINE_BENCH_RUNS_MAX, err);
 	if (st != STATUS_OK)
 		return st;
+	enum kv_form form;
+	if (!kv_form_find(p->kv_type ? p->kv_type : "f16", &form))
+		return error_set_param(err, STATUS_INVALID, "kv-dtype", "kv-dtype: \"%.64s\" is none of f16, int8 and fp8_e4m3", p->kv_type);
 	if (p->n_depths == 0)
 		return error_set_param(err, STATUS_INVALID, "depth", "depth: at least one is needed");
 	if (p->n_prefill == 0 && (p->decode_tokens == 0 || p->n_batches == 0))
@@ -90,7 +93,8 @@ static enum status step(struct bench *b, int32_t n_seqs, int32_t at, int32_t n, 
 		b->output[s] = s * n + n - 1;
 		for (int32_t i = 0; i < n; i++) {
 			b->position[s * n + i] = at + i;
-			b->token[s * n + i] = (int32_t)((int64_t)(at + i) * 7919 % n_vocab); /* any will do */
+			/* Any will do, but sequences have different ones, as they would: rows that are alike are quicker. */
+			b->token[s * n + i] = (int32_t)(((int64_t)(at + i) * 7919 + (int64_t)s * 104729) % n_vocab);
 		}
 	}
 	return model_forward(b->model, &batch, b->kv, &logits);
@@ -330,6 +334,10 @@ static enum status prepare_kv(struct bench *b, struct error *err)
 {
 	const struct engine_bench_params *p = b->params;
 	const struct model_params *m = model_params(b->model);
+	enum kv_form form = KV_FORM_F16;
+	struct backend_info device;
+	kv_form_find(p->kv_type ? p->kv_type : "f16", &form);
+	b->backend->ops->info(b->backend, &device);
 	b->n_seqs = 1;
 	for (size_t i = 0; i < p->n_batches; i++)
 		b->n_seqs = p->batch[i] > b->n_seqs ? p->batch[i] : b->n_seqs;
@@ -339,6 +347,10 @@ static enum status prepare_kv(struct bench *b, struct error *err)
 		                       m->n_ctx_train);
 	if (kv_layout_for(b->backend, &b->layout, m->n_layer, m->n_head_kv, m->head_dim) != STATUS_OK)
 		return error_set(err, STATUS_UNSUPPORTED, "the model's KV geometry is not supported");
+	if (form != KV_FORM_F16 && !device.narrow_kv)
+		return error_set_param(err, STATUS_UNSUPPORTED, "kv-dtype", "the device %s cannot keep KV as %s", device.name, p->kv_type);
+	if (form != KV_FORM_F16)
+		kv_layout_narrow(&b->layout, form);
 	size_t n = (size_t)b->n_seqs * (size_t)b->n_pages;
 	if (n > INT32_MAX || __builtin_mul_overflow(n, b->layout.page_stride, &b->kv_bytes) ||
 	    b->backend->ops->mem_alloc(b->backend, b->kv_bytes, &b->kv) != STATUS_OK)

@@ -202,6 +202,9 @@ void engine_detokenize(struct engine *e, uint64_t id, const int32_t *ids, size_t
 
 /* ---- Sessions ---- */
 
+/* Where pages are that have left the device, the nearest first. */
+enum engine_tier_kind { ENGINE_TIER_RAM, ENGINE_TIER_DISK, ENGINE_TIER_REMOTE, ENGINE_TIER_KINDS };
+
 struct engine_session_info {
 	char id[ENGINE_SESSION_ID_MAX + 1];
 	int64_t age_ms, idle_ms;     /* since creation, since the last heartbeat or request */
@@ -213,6 +216,11 @@ struct engine_session_info {
 	int32_t max_tokens;          /* that it may hold KV for; 0: no limit */
 	int32_t n_tokens;            /* tokens of its last request whose KV is there */
 	int32_t n_pages;
+	/*
+	 * Where the pages of its last request are, or of the one that runs: on the device (those that others have computed again as well), in
+	 * the nearest tier that has them, or nowhere, to be computed again.
+	 */
+	int32_t pages_device, pages_tier[ENGINE_TIER_KINDS], pages_lost;
 	int32_t pages_exclusive;     /* of them, those that no other session or generation uses */
 	int32_t pages_indexed;       /* of them, those that the prefix index holds */
 	int64_t references;          /* on its pages, by whomever */
@@ -394,7 +402,7 @@ struct engine_tier {
 };
 
 struct engine_tiers {
-	struct engine_tier tier[3];
+	struct engine_tier tier[ENGINE_TIER_KINDS];
 	int32_t n;
 	uint64_t fetches, fetches_cancelled; /* requests that waited for pages from tiers */
 	int32_t fetching;
@@ -540,6 +548,7 @@ struct engine_bench_params {
 	size_t n_batches;
 	int32_t runs;           /* of each test */
 	bool random_kv;         /* fill the context with random keys and values instead of computing them: quick, and the same work to read */
+	const char *kv_type;    /* how KV is kept, as in engine_options; no page has a copy in f16 beside it */
 };
 
 struct engine_bench_info {

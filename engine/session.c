@@ -339,6 +339,22 @@ static void describe_page(const struct session_table *t, const struct kv_pool *p
 	out->pages_exclusive += refs - indexed + (t->prefix ? kv_prefix_n_weak(t->prefix, page) : 0) == own;
 }
 
+/* Where its pages are, of which the first `alive` never left; those of a request that runs are all on the device. */
+static void describe_places(const struct session_table *t, const struct session *s, int32_t alive, struct engine_session_info *out)
+{
+	out->pages_device = out->n_pages;
+	for (int32_t i = alive; !s->running && i < s->kv.n_pages; i++) {
+		const struct kv_key *key = &s->kv.keys[i];
+		int tier = KV_TIER_KINDS;
+		if (kv_prefix_has(t->prefix, key))
+			out->pages_device++;
+		else if (t->tiers && (tier = (int)kv_tiers_where(t->tiers, key)) < KV_TIER_KINDS)
+			out->pages_tier[tier]++;
+		else
+			out->pages_lost++;
+	}
+}
+
 /* The pages of its running request, or what is left in the index of those of its last one. */
 static void describe_pages(const struct session_table *t, const struct session *s, const struct kv_pool *pool,
                            struct engine_session_info *out)
@@ -356,6 +372,7 @@ static void describe_pages(const struct session_table *t, const struct session *
 		for (int32_t i = 0; i < out->n_pages; i++)
 			describe_page(t, pool, s->kv.pages[i].page, 1, out);
 	}
+	describe_places(t, s, alive, out);
 	out->kv_bytes = (uint64_t)out->n_pages * kv_pool_layout(pool)->page_stride;
 	out->positions_unused = out->n_pages * KV_PAGE_TOKENS - out->n_tokens;
 }

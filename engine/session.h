@@ -17,6 +17,7 @@
 #include "engine/base/list.h"
 #include "engine/engine.h"
 #include "engine/kv/prefix.h"
+#include "engine/kv/tiers.h"
 #include "engine/tenant.h"
 
 struct request;
@@ -41,6 +42,7 @@ struct session {
 struct session_table {
 	const struct clock *clock;
 	struct kv_prefix *prefix;     /* NULL: sessions without KV */
+	struct kv_tiers *tiers;       /* below it; NULL, as session_table_init() leaves it: none */
 	int64_t heartbeat_ms, ttl_ms; /* defaults and upper bounds */
 	int32_t max_sessions;
 	int32_t max_tokens; /* of a session's requests, default and upper bound; 0: no limit */

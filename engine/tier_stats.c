@@ -1,5 +1,10 @@
 /* The figures of the tiers, as the server sees them. */
+#include <assert.h>
+
 #include "engine/engine_internal.h"
+
+static_assert((int)KV_TIER_RAM == ENGINE_TIER_RAM && (int)KV_TIER_DISK == ENGINE_TIER_DISK && (int)KV_TIER_REMOTE == ENGINE_TIER_REMOTE,
+              "both count the tiers in one order");
 
 static struct engine_tier describe(const struct kv_tiers_stats *s, enum kv_tier_kind kind)
 {

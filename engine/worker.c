@@ -858,7 +858,7 @@ static enum status start(struct worker *w, struct error *err)
 	w->chosen = calloc(n, sizeof *w->chosen);
 	if (!w->part_logits || !w->part_token || !w->choice || !w->chosen)
 		return error_set(err, STATUS_NOMEM, "no memory for the outputs of a step");
-	w->sched.tiers = e->tiers;
+	w->sched.tiers = w->sessions.tiers = e->tiers;
 	if (e->tiers) {
 		calibrate_prefill(e, &w->sched);
 		if (o->kv_disk_dir)

@@ -7,7 +7,7 @@
 #include "engine/engine.h"
 
 struct args {
-	char *model, *device, *prefill, *depth, *batch;
+	char *model, *device, *prefill, *depth, *batch, *kv_dtype;
 	int64_t decode, threads, runs;
 	bool random_kv, json;
 };
@@ -19,6 +19,7 @@ static const struct option rows[] = {
 	OPTION_ROW_STRING(struct args, depth, "depth", "0", "tokens of context before each test"),
 	OPTION_ROW_STRING(struct args, batch, "batch", "1", "sequences that decode together"),
 	OPTION_ROW_INT(struct args, runs, "runs", 3, 1, ENGINE_BENCH_RUNS_MAX, "runs of each test, of which the median counts"),
+	OPTION_ROW_STRING(struct args, kv_dtype, "kv-dtype", "f16", "as the server's: f16, int8 or fp8_e4m3"),
 	OPTION_ROW_STRING(struct args, device, "device", "cpu", "backend"),
 	OPTION_ROW_INT(struct args, threads, "threads", 0, 0, 4096, "compute threads; 0: one per physical core"),
 	OPTION_ROW_BOOL(struct args, random_kv, "random-kv", "fill the context with random numbers: quick, and as much to read"),
@@ -88,6 +89,7 @@ static void json_info(void *arg, const struct engine_bench_info *info)
 	put_key_string(&o->head, "backend", info->backend);
 	put_key_string(&o->head, "backend_detail", info->detail);
 	buf_printf(&o->head, ",\"threads\":%d", info->n_threads);
+	put_key_string(&o->head, "kv_dtype", o->args->kv_dtype);
 	put_key_string(&o->head, "context", o->args->random_kv ? "random" : "computed");
 	buf_puts(&o->head, ",\"read_bandwidth\":");
 	if (info->memory_bytes_per_s > 0) {
@@ -251,6 +253,7 @@ int cli_bench(int argc, char **argv)
 		.n_batches = batch.n,
 		.runs = (int32_t)args.runs,
 		.random_kv = args.random_kv,
+		.kv_type = args.kv_dtype,
 	};
 	status = run(&args, &params);
 out:

@@ -28,6 +28,8 @@ struct generation {
 	int64_t start_ns;
 	int status;
 	const char *why; /* of a cancellation, for the log */
+	const char *code; /* of the failure that it ended with; NULL: none */
+	char param[64];
 	int32_t tenant;
 	char method[8], path[64], peer[64], request_id[80], session[ENGINE_SESSION_ID_MAX + 1];
 	struct member members[];
@@ -180,6 +182,10 @@ static void write_log(const struct generation *g)
 	log_num(&l, "total_ms", (double)total_ns / 1e6);
 	log_num(&l, "tokens_per_s", decode_ns > 0 ? (double)u.completion_tokens * 1e9 / (double)decode_ns : 0);
 	log_text(&l, "finish", cancelled ? g->why : finish ? finish : "error");
+	if (g->code) {
+		log_text(&l, "code", g->code);
+		log_text(&l, "param", g->param[0] ? g->param : "-");
+	}
 	log_text(&l, "cancelled", cancelled ? "true" : "false");
 	log_text(&l, "key", app_key_name(g->app, g->tenant));
 	log_text(&l, "session", g->session[0] ? g->session : "-");
@@ -212,6 +218,8 @@ static void fail(struct generation *g, const struct failure *f)
 	/* Once output has begun the client has a 200, but the log shows how it ended. */
 	if (!g->status || !g->stopping)
 		g->status = failure_http(f);
+	g->code = failure_code(f);
+	copy(g->param, sizeof g->param, f->param);
 	cancel_members(g);
 	ops->ended(g->arg, f, g->began);
 }

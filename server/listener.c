@@ -146,26 +146,24 @@ static void poll_sockets(struct listener *l, bool on)
 
 /* ---- Starting ---- */
 
-/*
- * A connection needs up to three descriptors. The soft limit is often 1024; it is raised as far as the hard limit
- * allows. A limit in the billions, as containers have it, is lowered: libwebsockets allocates by it.
- */
-static void set_descriptor_limit(const struct config *config)
+int listener_allow_descriptors(const struct config *config)
 {
 	struct rlimit limit;
 	rlim_t want = (rlim_t)config->max_connections * 3 + 1024;
 	rlim_t most = want > (1 << 20) ? want : (1 << 20);
 	if (getrlimit(RLIMIT_NOFILE, &limit) != 0)
-		return;
-	if (limit.rlim_cur >= want && limit.rlim_cur <= most)
-		return;
-	limit.rlim_cur = limit.rlim_cur < want ? want : most;
-	if (limit.rlim_max != RLIM_INFINITY && limit.rlim_cur > limit.rlim_max) {
-		log_msg(LOG_WARN, "descriptors", "%lld connections need %lld descriptors, but the hard limit is %lld",
-			(long long)config->max_connections, (long long)want, (long long)limit.rlim_max);
-		limit.rlim_cur = limit.rlim_max;
+		return (int)want;
+	if (limit.rlim_cur < want || limit.rlim_cur > most) {
+		limit.rlim_cur = limit.rlim_cur < want ? want : most;
+		if (limit.rlim_max != RLIM_INFINITY && limit.rlim_cur > limit.rlim_max) {
+			log_msg(LOG_WARN, "descriptors", "%lld connections need %lld descriptors, but the hard limit is %lld",
+				(long long)config->max_connections, (long long)want, (long long)limit.rlim_max);
+			limit.rlim_cur = limit.rlim_max;
+		}
+		if (setrlimit(RLIMIT_NOFILE, &limit) != 0)
+			getrlimit(RLIMIT_NOFILE, &limit);
 	}
-	setrlimit(RLIMIT_NOFILE, &limit);
+	return (int)(limit.rlim_cur < want ? limit.rlim_cur : want);
 }
 
 static enum status bind_one(struct listener *l, const struct addrinfo *a, bool only_v6, struct error *err)
@@ -260,7 +258,6 @@ enum status listener_start(uv_loop_t *loop, const struct config *config, const s
 	uv_timer_init(loop, &l->pause);
 	l->pause.data = l;
 	l->pending = 2;
-	set_descriptor_limit(config);
 
 	enum status status = listener_reload_tls(l, err);
 	if (status != STATUS_OK)

@@ -18,6 +18,12 @@ struct listener_stats {
 	uint64_t accepted, refused, dropped_slow;
 };
 
+/*
+ * A connection needs up to three descriptors: the client's, and a pair between us and the library behind it. Raises the soft limit,
+ * which often is 1024, as far as the hard limit allows, and lowers one in the billions, as containers have it: libwebsockets allocates
+ * by it. Returns how many descriptors there will be at most. Before the first thread.
+ */
+int listener_allow_descriptors(const struct config *config);
 /* Listens on config.host:config.port. Errors name the address. The config must outlive the listener. */
 enum status listener_start(uv_loop_t *loop, const struct config *config, const struct http_app *http,
 			   const struct ws_app *ws, struct listener **out, struct error *err);

@@ -188,15 +188,54 @@ static void write_kv(struct buf *out, const char *model, const struct engine_kv 
 	    model, (double)kv->drift_pages);
 }
 
-/* One row per figure, one series per tier. */
+/* A figure that several things have, each of which is a structure. */
+struct figure {
+	const char *name, *type, *help;
+	size_t offset; /* within the structure */
+	enum { I32, I64, U64, REAL, BOOL } kind;
+};
+
+static double read_figure(const struct figure *f, const void *thing)
+{
+	const void *at = (const char *)thing + f->offset;
+	switch (f->kind) {
+	case I32: return *(const int32_t *)at;
+	case I64: return (double)*(const int64_t *)at;
+	case U64: return (double)*(const uint64_t *)at;
+	case REAL: return *(const double *)at;
+	case BOOL: return *(const bool *)at;
+	}
+	return 0;
+}
+
+/* Things of `size` bytes each, [n], with their names. */
+struct things {
+	const char *label;
+	const char *const *names;
+	const void *first;
+	size_t size;
+	int32_t n;
+};
+
+/* A family for each figure, and in it a series for each thing. */
+static void write_figures(struct buf *out, const char *model, const struct things *t, const struct figure *figures, size_t n)
+{
+	for (size_t i = 0; t->n > 0 && i < n; i++) {
+		head(out, figures[i].name, figures[i].type, figures[i].help);
+		for (int32_t k = 0; k < t->n; k++) {
+			buf_printf(out, "%s{", figures[i].name);
+			label(out, "model_name", model);
+			buf_putc(out, ',');
+			label(out, t->label, t->names[k]);
+			buf_printf(out, "} %.17g\n", read_figure(&figures[i], (const char *)t->first + (size_t)k * t->size));
+		}
+	}
+}
+
 static void write_tiers(struct buf *out, const char *model, const struct engine_tiers *t)
 {
-	static const struct {
-		const char *name, *type, *help;
-		size_t offset;
-		enum { TIER_I32, TIER_U64, TIER_REAL, TIER_BOOL } kind;
-	} rows[] = {
-#define TIER(name, type, kind, member, help) {"kvasir:tier_" name, type, help, offsetof(struct engine_tier, member), TIER_##kind}
+#define TIER(name, type, kind, member, help) {"kvasir:tier_" name, type, help, offsetof(struct engine_tier, member), kind}
+	static const struct figure figures[] = {
 		TIER("pages", "gauge", I32, pages, "KV pages in a tier below the pool."),
 		TIER("bytes", "gauge", U64, used_bytes, "Bytes they take."),
 		TIER("limit_bytes", "gauge", U64, cap_bytes, "Bytes the tier may take."),
@@ -209,40 +248,28 @@ static void write_tiers(struct buf *out, const char *model, const struct engine_
 		TIER("fetched_total", "counter", U64, fetched, "Pages that came back and joined the prefix index."),
 		TIER("absent_total", "counter", U64, absent, "Pages that a tier others use was asked for and did not have."),
 		TIER("corrupt_total", "counter", U64, corrupt, "Pages whose stored bytes were not what was put."),
-		TIER("unpaid_total", "counter", U64, dropped[ENGINE_TIER_DROP_UNPAID], "Pages dropped since they are computed sooner than fetched."),
+		TIER("unpaid_total", "counter", U64, dropped[ENGINE_TIER_DROP_UNPAID],
+		     "Pages dropped since they are computed sooner than fetched."),
 		TIER("busy_total", "counter", U64, dropped[ENGINE_TIER_DROP_BUSY], "Pages dropped for want of a buffer."),
 		TIER("rate_total", "counter", U64, dropped[ENGINE_TIER_DROP_RATE], "Pages dropped for the bound on writes."),
 		TIER("written_bytes_total", "counter", U64, bytes_written, "Bytes written."),
 		TIER("read_bytes_total", "counter", U64, bytes_read, "Bytes read."),
 		TIER("read_bytes_per_second", "gauge", REAL, read_bytes_per_s, "Measured speed of reading."),
 		TIER("write_bytes_per_second", "gauge", REAL, write_bytes_per_s, "Measured speed of writing."),
-#undef TIER
 	};
-	for (size_t i = 0; t->n > 0 && i < sizeof rows / sizeof *rows; i++) {
-		head(out, rows[i].name, rows[i].type, rows[i].help);
-		for (int32_t k = 0; k < t->n; k++) {
-			const char *at = (const char *)&t->tier[k] + rows[i].offset;
-			double v = rows[i].kind == TIER_I32   ? *(const int32_t *)at
-				   : rows[i].kind == TIER_U64 ? (double)*(const uint64_t *)(const void *)at
-				   : rows[i].kind == TIER_REAL ? *(const double *)(const void *)at
-							       : *(const bool *)at;
-			char extra[32];
-			snprintf(extra, sizeof extra, "tier=\"%s\"", t->tier[k].kind);
-			series(out, rows[i].name, model, extra);
-			buf_printf(out, "%.17g\n", v);
-		}
-	}
+#undef TIER
+	const char *names[ENGINE_TIER_KINDS];
+	for (int32_t k = 0; k < t->n; k++)
+		names[k] = t->tier[k].kind;
+	write_figures(out, model, &(struct things){"tier", names, t->tier, sizeof *t->tier, t->n}, figures,
+		      sizeof figures / sizeof *figures);
 }
 
 /* As many series as there are API keys, which are few and named by the operator. */
 static void write_keys(struct buf *out, const struct metrics_gauges *g)
 {
-	static const struct {
-		const char *name, *type, *help;
-		size_t offset;
-		enum { I32, I64, U64 } kind;
-	} rows[] = {
 #define KEY(name, type, kind, member, help) {"kvasir:key_" name, type, help, offsetof(struct engine_tenant_usage, member), kind}
+	static const struct figure figures[] = {
 		KEY("running", "gauge", I32, n_running, "Generations of an API key that take part in steps."),
 		KEY("waiting", "gauge", I32, n_waiting, "Generations of an API key that wait for their first step."),
 		KEY("sessions", "gauge", I32, n_sessions, "Sessions of an API key."),
@@ -254,22 +281,10 @@ static void write_keys(struct buf *out, const struct metrics_gauges *g)
 		KEY("cached_tokens_total", "counter", U64, cached_tokens, "Of these, tokens found in the cache."),
 		KEY("generation_tokens_total", "counter", U64, generated_tokens, "Tokens generated for an API key."),
 		KEY("refused_total", "counter", U64, refused, "Requests and sessions that a limit of an API key refused."),
-#undef KEY
 	};
-	for (size_t i = 0; g->n_keys > 0 && i < sizeof rows / sizeof *rows; i++) {
-		head(out, rows[i].name, rows[i].type, rows[i].help);
-		for (int32_t k = 0; k < g->n_keys; k++) {
-			const char *at = (const char *)&g->keys[k] + rows[i].offset;
-			double v = rows[i].kind == I32	 ? *(const int32_t *)(const void *)at
-				   : rows[i].kind == I64 ? (double)*(const int64_t *)(const void *)at
-							 : (double)*(const uint64_t *)(const void *)at;
-			buf_printf(out, "%s{", rows[i].name);
-			label(out, "model_name", g->model);
-			buf_putc(out, ',');
-			label(out, "key", g->key_names[k]);
-			buf_printf(out, "} %.17g\n", v);
-		}
-	}
+#undef KEY
+	write_figures(out, g->model, &(struct things){"key", g->key_names, g->keys, sizeof *g->keys, g->n_keys}, figures,
+		      sizeof figures / sizeof *figures);
 }
 
 static void write_model(struct buf *out, const char *model, const struct engine_info *info)

@@ -14,7 +14,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <unistd.h>
 #include <uv.h>
 
@@ -68,6 +67,7 @@ static void announce(struct server *s)
 	const struct engine_info *info = engine_info(s->engine);
 	const char *host = s->config->host;
 	bool bare_ipv6 = strchr(host, ':') && host[0] != '[';
+	struct engine_stats stats;
 	struct buf b = BUF_INIT;
 	buf_printf(&b, "kvasir %s is ready\n", KVASIR_VERSION);
 	buf_printf(&b, "  listening  http%s://%s%s%s:%d\n", s->config->tls_cert ? "s" : "", bare_ipv6 ? "[" : "", host, bare_ipv6 ? "]" : "",
@@ -81,6 +81,15 @@ static void announce(struct server *s)
 	buf_printf(&b, "  KV cache   %lld tokens in ", (long long)info->n_pages * info->page_tokens);
 	show_size(&b, info->kv_bytes);
 	buf_printf(&b, " (%d pages of %d)\n", info->n_pages, info->page_tokens);
+	engine_stats(s->engine, &stats);
+	for (int32_t i = 0; i < stats.tiers.n; i++) {
+		const struct engine_tier *t = &stats.tiers.tier[i];
+		buf_printf(&b, "%s%s%s", i ? ", " : "  below it   ", t->kind, t->cap_bytes ? " " : "");
+		if (t->cap_bytes) /* a server's is its own affair */
+			show_size(&b, t->cap_bytes);
+	}
+	if (stats.tiers.n)
+		buf_putc(&b, '\n');
 	if (info->chat_template_error)
 		buf_printf(&b, "  chat       not available: %s\n", info->chat_template_error);
 	if (b.data)
@@ -222,23 +231,6 @@ static void on_reload(uv_signal_t *handle, int signo)
 		log_msg(LOG_INFO, "reload", "SIGHUP: there is nothing to read again");
 }
 
-/*
- * A connection has up to three descriptors: ask for all that the system allows. Returns the number above which there will
- * be none.
- */
-static int raise_file_limit(const struct config *config)
-{
-	struct rlimit r;
-	int64_t most = config->max_connections * 3 + 1024;
-	if (getrlimit(RLIMIT_NOFILE, &r) != 0)
-		return (int)most;
-	if (r.rlim_cur < r.rlim_max) {
-		r.rlim_cur = r.rlim_max;
-		setrlimit(RLIMIT_NOFILE, &r);
-	}
-	return getrlimit(RLIMIT_NOFILE, &r) == 0 && r.rlim_cur < (rlim_t)most ? (int)r.rlim_cur : (int)most;
-}
-
 static void listener_figures(void *listener, int32_t *connections, int32_t *websockets)
 {
 	struct listener_stats stats;
@@ -358,7 +350,7 @@ enum status server_run(const struct config *config, struct error *err)
 	log_level_parse(config->log_level, &level);
 	log_set_level(level);
 	signal(SIGPIPE, SIG_IGN);
-	int n_descriptors = raise_file_limit(config);
+	int n_descriptors = listener_allow_descriptors(config);
 	block_signals(SIG_BLOCK);
 	if (config->chat_template) {
 		s.status = cli_chat_template(config->chat_template, &template, err);

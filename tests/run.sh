@@ -12,18 +12,20 @@
 #   api       the daemon with real clients
 #   deploy    what deploy/ holds: balancers, unit, manifests, dashboard (--full: also the image, and a bare Debian)
 #   soak      1,000 requests (--full: 30 minutes of them) with random cancels and failed allocations leave nothing behind
-#   sanitize  unit and API tests under ASan and UBSan; with --full a million random operations on the KV cache
-#   clang     clang builds it all, warnings are errors
-#   cuda      the kernels for every GPU by nvcc, with gates on what it made of them; the API on the emulated GPU, and while it fails
-#             (--full: at every call of the CUDA runtime)
+#   sanitize  unit tests under ASan and UBSan, and the API tests of what parses, moves and frees memory (--full: all of them, the emulated
+#             GPU's as well, and a million random operations on the KV cache)
+#   clang     clang builds it all, warnings are errors (--full: optimised, and its unit tests)
+#   cuda      the kernels by nvcc for two GPUs (--full: for all), with gates on what it made of them; the API on the emulated GPU, and
+#             while it fails (--full: at every call of the CUDA runtime; and all of tests/gpu/check.sh)
 #   aarch64   what is built for 64-bit ARM, under QEMU: the CPU backends against the reference, and a tiny model against NumPy
 #             (--full: all tests of the CPU backends)
-#   fuzz      each parser for a minute
+#   fuzz      each parser for 15 seconds (--full: for 10 minutes)
 #   tsan      unit and API tests under TSan (slow)
 #   clients   clients from PyPI as published, the chat page in Chromium, load (slow)
 #
 # KVASIR_TEST_MODEL names the model file (else it is fetched into .cache/), KVASIR_SHARED the folder of golden files
-# (default: ../shared beside the repository), KVASIR_JOBS how many compilers and tests run at once.
+# (default: ../shared beside the repository), KVASIR_JOBS how many compilers and tests run at once. What the suites took, of time and of
+# processor time, is said in the end: all of it but the slow ones in under 15 minutes on two idle cores.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 2
 
@@ -54,12 +56,20 @@ cache=$PWD/.cache
 logs=$cache/test-logs
 mkdir -p "$logs"
 export KVASIR_SHARED=${KVASIR_SHARED:-$(cd .. && pwd)/shared}
+# With ccache, builds share what they have in common.
+export CCACHE_BASEDIR=${CCACHE_BASEDIR:-$PWD} CCACHE_NOHASHDIR=1
 
 passed=0
 failed=0
 skipped=0
 tally() { passed=$((passed + $1)); failed=$((failed + $2)); skipped=$((skipped + $3)); }
 heading() { printf '\n==== %s (%(%H:%M:%S)T)\n' "$1" -1; }
+# Seconds of processor time that what has run so far took; what still runs in the background is not among them.
+processor_s() {
+	local stat
+	read -ra stat <"/proc/$$/stat"
+	echo $(((stat[15] + stat[16]) / $(getconf CLK_TCK)))
+}
 skip() { echo "SKIP $1: $2"; tally 0 0 1; }
 
 # Runs a command as test NAME: one pass or one failure, with the end of its output when it fails.
@@ -94,14 +104,66 @@ summed() {
 	fi
 }
 
-# build DIR [MESON OPTIONS]: sets the directory up once, then builds.
+# build DIR [MESON OPTIONS]: sets the directory up once, then builds. When that is going on already, waits for it.
 build() {
-	local dir=$1
+	local dir=$1 name lock status=0
+	name=$(basename "$dir")
 	shift
+	exec {lock}>"$logs/$name.lock"
+	flock "$lock"
 	if [ ! -f "$dir/build.ninja" ]; then
-		check "setup-$(basename "$dir")" meson setup -Dwerror=true -Dcuda=disabled "$@" "$dir" || return 1
+		check "setup-$name" meson setup -Dwerror=true -Dcuda=disabled "$@" "$dir" || status=1
 	fi
-	check "build-$(basename "$dir")" ninja -j "$jobs" -C "$dir"
+	[ "$status" -ne 0 ] || check "build-$name" ninja -j "$jobs" -C "$dir" || status=1
+	exec {lock}>&-
+	return "$status"
+}
+
+# The builds that suites have for themselves. Everyday ones leave out what is slow to compile and tested elsewhere.
+asan="build-asan"
+[ "$full" = no ] || asan="build-asan-full"
+build_noserver() { build build-noserver -Dserver=disabled -Dtests=disabled; }
+build_sanitize() {
+	local host_cuda=disabled
+	[ "$full" = no ] || host_cuda=auto
+	build "$asan" -Dbuildtype=debugoptimized -Db_sanitize=address,undefined -Db_lundef=false -Dhost_cuda=$host_cuda
+}
+build_tsan() { build build-tsan -Dbuildtype=debugoptimized -Db_sanitize=thread -Db_lundef=false; }
+build_clang() {
+	if [ "$full" = yes ]; then
+		CC=clang CXX=clang++ build build-clang
+	else # what clang warns of does not depend on optimisation
+		CC=clang CXX=clang++ build build-clang-plain -Dbuildtype=plain -Doptimization=0
+	fi
+}
+build_cuda() {
+	if [ "$full" = yes ]; then
+		build build-cuda -Dserver=disabled -Dtests=disabled -Dcuda=enabled
+	else # the oldest, and the one with instructions of its own
+		build build-cuda-two -Dserver=disabled -Dtests=disabled -Dcuda=enabled -Dgpu_arch=75,90a
+	fi
+}
+build_fuzz() {
+	local lock
+	exec {lock}>"$logs/build-fuzz.lock"
+	flock "$lock"
+	tests/fuzz/run.sh --build >"$logs/build-fuzz.log" 2>&1
+	exec {lock}>&-
+}
+nvcc() { command -v nvcc || echo /usr/local/cuda/bin/nvcc; }
+
+# What later suites need is built meanwhile, with the processor time that nobody else wants: many tests wait more than they compute. Each
+# suite then says how its build went.
+build_ahead() {
+	local suite
+	renice -n 19 "$BASHPID"
+	for suite in "${suites[@]}"; do
+		case $suite in
+		noserver | sanitize | tsan) "build_$suite" ;;
+		clang | fuzz) ! command -v clang || "build_$suite" ;;
+		cuda) [ ! -x "$(nvcc)" ] || build_cuda ;;
+		esac
+	done
 }
 
 # The unit tests of a build; one count per test program.
@@ -154,10 +216,19 @@ model() {
 	[ -n "$KVASIR_TEST_MODEL" ] || echo "no model: tests/tools/fetch_models.py failed (see $logs/model.log)"
 }
 
-api_tests() { # NAME BUILD
+# pytest with the program of a build. Files are shared out to as many workers as there are jobs, each with daemons of its own.
+tests_with() { # NAME BUILD ARGUMENTS...
+	local name=$1 build=$2
+	shift 2
+	KVASIR_FULL=${KVASIR_FULL:-no} KVASIR_BIN=$PWD/$build/server/kvasir summed "$name" "$cache/venv/bin/python" -m pytest -q -rfEs --tb=short \
+		-p no:cacheprovider --color=no --durations=10 "$@"
+}
+
+# Those that compare times have the machine to themselves.
+api_tests() { # NAME BUILD FILES...
 	need_python "$1" || return
-	KVASIR_BIN=$PWD/$2/server/kvasir summed "$1" "$cache/venv/bin/python" -m pytest -q -rfEs --tb=short -p no:cacheprovider \
-		--color=no --durations=5 tests/api
+	tests_with "$1" "$2" -n "$jobs" --dist loadfile -m "not alone" "${@:3}"
+	tests_with "$1-alone" "$2" -m alone "${@:3}"
 }
 
 suite_includes() { summed includes tests/check_includes.sh; }
@@ -165,7 +236,7 @@ suite_includes() { summed includes tests/check_includes.sh; }
 suite_readme() { build build >/dev/null && check readme tests/check_readme.sh build/server/kvasir; }
 
 suite_noserver() {
-	build build-noserver -Dserver=disabled -Dtests=disabled || return
+	build_noserver || return
 	check noserver-version build-noserver/server/kvasir version
 	if ldd build-noserver/server/kvasir | grep -E 'libuv|libmicrohttpd|libwebsockets'; then
 		echo "FAIL noserver-libraries: the program needs a network library"
@@ -201,13 +272,12 @@ suite_golden() {
 	done
 }
 
-suite_api() { build build && api_tests api build; }
+suite_api() { build build && api_tests api build tests/api; }
 
 suite_deploy() {
 	build build || return
 	need_python deploy tests/deploy/requirements.txt || return
-	KVASIR_FULL=$full KVASIR_BIN=$PWD/build/server/kvasir summed deploy "$cache/venv/bin/python" -m pytest -q -rfEs --tb=short \
-		-p no:cacheprovider --color=no --durations=5 tests/deploy
+	KVASIR_FULL=$full tests_with deploy build tests/deploy
 }
 
 suite_soak() {
@@ -216,8 +286,7 @@ suite_soak() {
 	local how=(--requests 1000)
 	[ "$full" = no ] || how=(--minutes 30)
 	KVASIR_BIN=$PWD/build/server/kvasir summed soak "$cache/venv/bin/python" tests/api/soak.py "${how[@]}"
-	[ "$full" = no ] || KVASIR_FULL=yes KVASIR_BIN=$PWD/build/server/kvasir summed faults "$cache/venv/bin/python" -m pytest -q -rfEs \
-		--tb=short -p no:cacheprovider --color=no tests/api/test_faults.py
+	[ "$full" = no ] || KVASIR_FULL=yes tests_with faults build tests/api/test_faults.py
 }
 
 # The KV rooms and a whole engine, at a million operations (--full); the unit tests do a tenth.
@@ -230,20 +299,22 @@ long_soak() { # NAME BUILD
 }
 
 suite_sanitize() {
-	build build-asan -Dbuildtype=debugoptimized -Db_sanitize=address,undefined -Db_lundef=false || return
+	local files=(tests/api)
+	[ "$full" = yes ] || files=(tests/api/test_{cancel,errors,faults,log,sessions,tenants,tls,tools,transfer,transport,transport_ws,websocket}.py)
+	build_sanitize || return
 	export ASAN_OPTIONS=detect_stack_use_after_return=1:strict_string_checks=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
-	unit_tests sanitize-unit build-asan 4
-	long_soak sanitize build-asan
-	KVASIR_TEST_SLOW=6 api_tests sanitize-api build-asan
+	unit_tests sanitize-unit "$asan" 4
+	long_soak sanitize "$asan"
+	KVASIR_TEST_SLOW=6 api_tests sanitize-api "$asan" "${files[@]}"
 	unset ASAN_OPTIONS UBSAN_OPTIONS
 }
 
 suite_tsan() {
-	build build-tsan -Dbuildtype=debugoptimized -Db_sanitize=thread -Db_lundef=false || return
+	build_tsan || return
 	export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1
 	unit_tests tsan-unit build-tsan 8
 	long_soak tsan build-tsan
-	KVASIR_TEST_SLOW=12 api_tests tsan-api build-tsan
+	KVASIR_TEST_SLOW=12 api_tests tsan-api build-tsan tests/api
 	unset TSAN_OPTIONS
 }
 
@@ -259,7 +330,7 @@ suite_clients() {
 		fi
 		cp tests/requirements-full.txt "$stamp"
 	fi
-	KVASIR_FULL=yes KVASIR_BIN=$PWD/build/server/kvasir summed clients "$dir/bin/python" -m pytest -q -rfEs --tb=short \
+	KVASIR_FULL=yes KVASIR_BIN=$PWD/build/server/kvasir summed clients "$dir/bin/python" -m pytest -q -rfEs --tb=short --durations=10 \
 		-p no:cacheprovider --color=no tests/api/test_clients.py tests/api/test_page.py tests/api/test_metrics.py tests/api/test_load.py
 }
 
@@ -271,20 +342,23 @@ need_clang() {
 
 suite_clang() {
 	need_clang clang || return
-	CC=clang CXX=clang++ build build-clang && unit_tests clang-unit build-clang
+	build_clang || return
+	[ "$full" = no ] || unit_tests clang-unit build-clang
 }
 
 # What nvcc compiles runs on no GPU here, and must say so; what runs here is the same source on the CPU. Without nvcc only that.
 suite_cuda() {
-	local nvcc model=$cache/models/random-cuda.gguf
-	nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
-	if [ -x "$nvcc" ]; then
-		if build build-cuda -Dserver=disabled -Dtests=disabled -Dcuda=enabled; then
+	local model=$cache/models/random-cuda.gguf dir=build-cuda-two files=(tests/api/test_{device,errors,openai,websocket}.py)
+	if [ "$full" = yes ]; then
+		dir=build-cuda files=(tests/api/test_{openai,device,errors,kv,quirks,sessions,websocket}.py)
+	fi
+	if [ -x "$(nvcc)" ]; then
+		if build_cuda; then
 			need_cuobjdump
-			summed cuda-resources python3 tests/cuda/check_resources.py build-cuda/cuda/*.resources
-			summed cuda-sass python3 tests/cuda/check_sass.py "${KVASIR_CUOBJDUMP:-cuobjdump}" build-cuda/cuda/product.o \
-				build-cuda/cuda/attention.o
-			check cuda-no-gpu no_gpu build-cuda/server/kvasir
+			summed cuda-resources python3 tests/cuda/check_resources.py "$dir"/cuda/*.resources
+			summed cuda-sass python3 tests/cuda/check_sass.py "${KVASIR_CUOBJDUMP:-cuobjdump}" "$dir/cuda/product.o" \
+				"$dir/cuda/attention.o"
+			check cuda-no-gpu no_gpu "$dir/server/kvasir"
 		fi
 	else
 		skip cuda-nvcc "nvcc is not installed"
@@ -298,11 +372,10 @@ suite_cuda() {
 	mkdir -p "$cache/models"
 	check cuda-model "$cache/venv/bin/python" tests/tools/make_model.py "$model" --type Q4_K --layers 1 --embd 256 --ff 256 --heads 4 \
 		--kv-heads 2 --ctx 8192 --chat-template chatml --tied || return
-	check cuda-check-sh tests/gpu/check.sh --build build --device cuda-host --small
+	[ "$full" = no ] || check cuda-check-sh tests/gpu/check.sh --build build --device cuda-host --small
 	check cuda-check-sh-stops stops_at_what_is_wrong
-	KVASIR_TEST_MODEL=$model KVASIR_TEST_DEVICE=cuda-host KVASIR_TEST_SLOW=6 KVASIR_BIN=$PWD/build/server/kvasir summed cuda-api \
-		"$cache/venv/bin/python" -m pytest -q -rfEs --tb=short -p no:cacheprovider --color=no --durations=5 -m "not trained" \
-		tests/api/test_{openai,device,errors,kv,quirks,sessions,websocket}.py
+	KVASIR_TEST_MODEL=$model KVASIR_TEST_DEVICE=cuda-host KVASIR_TEST_SLOW=6 tests_with cuda-api build -n "$jobs" --dist loadfile \
+		-m "not trained" "${files[@]}"
 	[ "$full" = no ] || KVASIR_CUDA_SWEEP=1 check cuda-every-failure build/tests/unit/test-cuda-failures
 }
 
@@ -393,20 +466,39 @@ suite_aarch64() {
 
 suite_fuzz() {
 	need_clang fuzz || return
-	local seconds=60
+	local seconds=15
 	[ "$full" = no ] || seconds=600
+	build_fuzz # what is wrong with it is said below
 	KVASIR_JOBS=$jobs summed fuzz tests/fuzz/run.sh "$seconds"
 }
 
 model
 export KVASIR_TEST_MODEL=${KVASIR_TEST_MODEL:-}
 start=$SECONDS
+took=''
+ahead=''
+trap '[ -z "$ahead" ] || kill -- "-$ahead" 2>/dev/null' EXIT
+note() { took+=$(printf '%-10s %6d %6d' "$1" $((SECONDS - before)) $(($(processor_s) - processor)))$'\n'; }
+
+if [ ${#suites[@]} -gt 1 ]; then
+	before=$SECONDS processor=$(processor_s)
+	heading build
+	build build
+	note build
+	set -m # a group of its own, to be ended as a whole
+	build_ahead >/dev/null 2>&1 &
+	ahead=$!
+	set +m
+fi
 for suite in "${suites[@]}"; do
-	before=$SECONDS
+	before=$SECONDS processor=$(processor_s)
 	heading "$suite"
 	"suite_$suite"
-	echo "$suite took $((SECONDS - before)) s"
+	note "$suite"
 done
-printf '\nall took %d s; logs are in %s\n' $((SECONDS - start)) "$logs"
+before=$SECONDS processor=$(processor_s)
+[ -z "$ahead" ] || { wait "$ahead"; ahead=''; note '(builds)'; }
+printf '\n%-10s %6s %6s\n%s' suite 's' 'cpu s' "$took"
+printf '\nall took %d s, and %d s of processor time; logs are in %s\n' $((SECONDS - start)) "$(processor_s)" "$logs"
 echo "$passed passed, $failed failed, $skipped skipped"
 [ "$failed" -eq 0 ]

@@ -41,7 +41,7 @@ INLINE void tile_end(void) { _tile_release(); }
 
 #include "engine/cpu/kernels_amx.h"
 
-const struct amx_kernels amx_kernels = {"cpu-amx", "AMX with BF16; AVX-512 F, BW, DQ, VL, VNNI, BF16", product};
+const struct amx_kernels amx_kernels = {"cpu-amx", "AMX with BF16; AVX-512 F, BW, DQ, VL, VNNI, VBMI, BF16", product};
 
 #else
 

@@ -65,4 +65,4 @@ static void tile_dot_bf16(int c, int a, int b)
 
 #include "engine/cpu/kernels_amx.h"
 
-const struct amx_kernels amx_kernels_emulated = {"cpu-amx-emulated", "emulated tiles, for tests; AVX-512 F, BW, DQ, VL, VNNI, BF16", product};
+const struct amx_kernels amx_kernels_emulated = {"cpu-amx-emulated", "emulated tiles, for tests; AVX-512 F, BW, DQ, VL, VNNI, VBMI, BF16", product};

@@ -8,5 +8,5 @@
 
 #define TABLE cpu_kernels_avx512_bf16
 #define TABLE_NAME "cpu-avx512-bf16"
-#define TABLE_DETAIL "AVX-512 F, BW, DQ, VL, VNNI, BF16"
+#define TABLE_DETAIL "AVX-512 F, BW, DQ, VL, VNNI, VBMI, BF16"
 #include "engine/cpu/kernels_table.h"

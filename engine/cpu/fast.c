@@ -13,6 +13,7 @@ enum {
 	ACT_BYTES = 512 << 10,       /* beside quantised activations of a block of rows, */
 	BLOCK_ROWS = 256,            /* which has this many rows at most, so that a tile's sums of their fine parts stay in the first */
 	INLINE_FLOATS = 8 << 10,     /* row operations below this size are quicker done alone */
+	FINE_TOGETHER = 4,           /* rows whose fine parts a kernel takes as it goes; of more, most have none in a unit where one has */
 };
 
 static struct fast *self(const struct backend *b)
@@ -76,7 +77,7 @@ static enum status weight_create(struct backend *b, const struct weight_desc *de
 	if (!desc->rows_only) {
 		if (pack_layout(w, f->kernels->lanes, f->kernels->tile_floats) != STATUS_OK)
 			goto no_memory;
-		w->tiles = cpu_memory_alloc(w->bytes);
+		w->tiles = memory_heap_alloc(&f->weights, w->bytes);
 		if (!w->tiles)
 			goto no_memory;
 		struct pack_job j = {w, f->kernels->lanes};
@@ -96,9 +97,8 @@ no_memory:
 
 static void weight_destroy(struct backend *b, struct weight *w)
 {
-	(void)b;
 	if (w)
-		cpu_memory_free(w->tiles, w->bytes);
+		memory_heap_free(&self(b)->weights, w->tiles, w->bytes);
 	free(w);
 }
 
@@ -145,7 +145,7 @@ struct matmul_job {
 	int32_t n_mm;
 	bool precise;
 	bool narrow; /* those products that can take bfloat16s do */
-	bool one_group; /* all rows fit one call of a kernel, which takes their fine parts as it goes */
+	bool one_group; /* all rows go into one call of a kernel, which takes their fine parts as it goes */
 	int64_t block_rows; /* rows whose fine parts are listed together */
 };
 
@@ -428,7 +428,7 @@ static enum status matmul(struct backend *b, const float *x, int64_t n_rows, con
 	}
 	if (quantised) {
 		int64_t group = f->kernels->rows_quant;
-		j.one_group = n_rows <= group;
+		j.one_group = n_rows <= FINE_TOGETHER;
 		enum status s = reserve_act(f, n_rows, j.n_in);
 		if (s != STATUS_OK)
 			return s;

@@ -172,6 +172,7 @@ struct fast {
 	struct cpu_base base;
 	const struct cpu_kernels *kernels;
 	const struct amx_kernels *amx;        /* NULL: none */
+	struct memory_heap weights;           /* tiles of all matrices */
 	int64_t max_in, max_narrow_in;        /* widest matrix so far, and widest of BF16 */
 	struct scratch act;                   /* struct act: quantised activations of the matmul at hand */
 	struct scratch is_fine;               /* uint8_t [n_units][n_rows]: which have a fine part */

@@ -24,28 +24,43 @@ enum { QK_PAGES = 4 / PAGE_VECTORS }; /* pages whose scores are computed togethe
 /* A block of positions: where its pages' K and V of one head are, and what to fetch meanwhile. */
 struct block {
 	const uint16_t *k[BLOCK_PAGES], *v[BLOCK_PAGES];
+	const float *k_scale, *v_scale; /* [ATTN_BLOCK] of each position's K and V; NULL: all are 1 */
+	const struct unpacker *unpacker; /* kernels_narrow.h: K and V are codes */
 	struct fetcher fetch;
 };
 
-/* Scores of n positions become weights relative to the new maximum, in their place; what was summed before is scaled to it. */
-static void softmax_block(float *score, int n, float *max, float *sum, float *acc, int32_t head_dim)
+/* Queries i .. of a job over the first n_tokens positions of a block. */
+typedef void attend_fn(const struct attn_job *j, int i, int n_tokens, struct block *b);
+
+/*
+ * Scores of n positions, times k_scale, become weights relative to the new maximum, times v_scale, in their place; what was summed before is
+ * scaled to that maximum. Scales beyond the n positions may be anything.
+ */
+static void softmax_block(float *score, int n, const float *k_scale, const float *v_scale, float *max, float *sum, float *acc,
+                          int32_t head_dim)
 {
 	enum { N = ATTN_BLOCK / LANES };
 	const vf lowest = vf_set1(-INFINITY);
 	vf s[N], top = lowest, total = vf_zero();
 	for (int k = 0; k < N; k++) {
 		int left = n - k * LANES;
-		s[k] = left >= LANES ? vf_load(score + k * LANES) : lowest;
-		if (left > 0 && left < LANES)
-			s[k] = vf_first(vf_load(score + k * LANES), lowest, left);
+		s[k] = lowest;
+		if (left > 0) {
+			s[k] = vf_load(score + k * LANES);
+			s[k] = k_scale ? vf_mul(s[k], vf_load(k_scale + k * LANES)) : s[k];
+			s[k] = left < LANES ? vf_first(s[k], lowest, left) : s[k];
+		}
 		top = vf_max(top, s[k]);
 	}
 	float new_max = vf_hmax(top);
 	new_max = new_max > *max ? new_max : *max;
 	for (int k = 0; k < N; k++) {
 		vf w = exp2_vf(vf_sub(s[k], vf_set1(new_max)));
-		store_weights(score, k, w);
+		int left = n - k * LANES;
 		total = vf_add(total, w);
+		if (v_scale && left > 0)
+			w = vf_mul(w, left < LANES ? vf_load_n(v_scale + k * LANES, left) : vf_load(v_scale + k * LANES));
+		store_weights(score, k, w);
 	}
 	if (new_max != *max) {
 		float factor[LANES];
@@ -71,7 +86,7 @@ INLINE void attend_block(const struct attn_job *j, int n_queries, int i, int n, 
 	for (; page < n_pages; page++)
 		qk(n_queries, 1, q, b->k + page, dim, score + page * KV_PAGE_TOKENS, &f);
 	for (int m = 0; m < n_queries; m++)
-		softmax_block(score + m * ATTN_BLOCK, n, j->max + i + m, j->sum + i + m, acc + (int64_t)m * dim, dim);
+		softmax_block(score + m * ATTN_BLOCK, n, b->k_scale, b->v_scale, j->max + i + m, j->sum + i + m, acc + (int64_t)m * dim, dim);
 	for (; at + 4 * LANES <= dim; at += 4 * LANES)
 		pv(n_queries, 4, 0, weight, b->v, n, dim, at, acc, &f);
 	for (; at + LANES <= dim; at += LANES)
@@ -105,15 +120,16 @@ static int find_pages(const struct attn_job *j, int32_t at, int32_t end, const u
 	return n;
 }
 
-/* All queries of head `head` over the block at position `at`. */
-static void attend_head(const struct attn_job *j, int head, int32_t at, struct block *b)
-{
-	static void (*const attend[])(const struct attn_job *, int, int, struct block *) = {
-	        NULL,     attend_1, attend_2, attend_3,
+static attend_fn *const attend_wide[] = {
+        NULL,     attend_1, attend_2, attend_3,
 #if QK_QUERIES > 3
-	        attend_4, attend_5, attend_6,
+        attend_4, attend_5, attend_6,
 #endif
-	};
+};
+
+/* All queries of head `head` over the block at position `at`. attend[n] takes n of them, up to QK_QUERIES or all there are. */
+static void attend_head(const struct attn_job *j, int head, int32_t at, struct block *b, attend_fn *const *attend)
+{
 	int i = 0;
 	while (i < j->n_queries && j->limit[i] <= at)
 		i++;
@@ -146,7 +162,7 @@ static void attn_run(const struct attn_job *j)
 				b.k[p] = base[p] + 2 * head * k_size;
 				b.v[p] = b.k[p] + k_size;
 			}
-			attend_head(j, head, at, &b);
+			attend_head(j, head, at, &b, attend_wide);
 		}
 		n_pages = f->n_pages;
 	}

@@ -1,14 +1,22 @@
 /*
- * Attention over narrow KV (narrow.h; the codes of keys are [head_dim][16]): a block of a page becomes what the kernels of wide pages read, in
- * the first-level cache, just before it is computed with. Included by the sources of each instruction set, behind kernels_attention.h.
+ * Attention over narrow KV (narrow.h; the codes of keys are [head_dim][16], those of values [16][head_dim]): the codes of a page become
+ * what the kernels of wide pages read, in the first-level cache, just before they are computed with. Scales stay apart: scores are
+ * multiplied by those of keys, weights by those of values, so codes are exact as halves and as bfloat16s. Where few queries share a KV
+ * head and codes are looked up, they go into the products as they are looked up: the products are the same. Included by the sources of
+ * each instruction set, behind kernels_attention.h.
  */
 #pragma once
 
 #include "engine/cpu/kernels_attention.h"
 #include "engine/cpu/narrow.h"
 
-/* What a code is worth, times 2^8 for E4M3: its bits are those of a half whose exponent is 8 too small, subnormal ones included. */
-INLINE vf narrow_values(enum kv_form form, const uint8_t *code)
+/* What a code becomes is too small by this: a half has the bits of E4M3 with an exponent that is 8 too small, subnormal ones included. */
+INLINE float code_unit(enum kv_form form)
+{
+	return form == KV_FORM_INT8 ? 1 : 256;
+}
+
+INLINE vf code_values(enum kv_form form, const uint8_t *code)
 {
 	if (form == KV_FORM_INT8) {
 		float x[LANES];
@@ -23,72 +31,226 @@ INLINE vf narrow_values(enum kv_form form, const uint8_t *code)
 }
 
 #ifdef __AVX512BF16__
-/* n bfloat16s of a, each followed by one of b. */
-INLINE void store_pairs(uint16_t *to, vf a, vf b, int n)
+/*
+ * The bfloat16s that codes become, by table: the code's lower seven bits (of int8, those of its magnitude) say the two bytes but for the
+ * sign, which is the code's highest bit. The instructions look 64 codes up at once, where conversions make 16.
+ */
+struct unpacker {
+	vb low[2], high[2];
+	vb keys, values; /* the order in which 64 codes are looked up, so that vb_zip_first() and _last() make ascending pairs */
+};
+
+static void unpacker_init(enum kv_form form, struct unpacker *u)
 {
-	uint16_t x[LANES], y[LANES];
-	vf_store_bf16_n(x, a, LANES);
-	vf_store_bf16_n(y, b, LANES);
-	for (int i = 0; i < n; i++) {
-		to[2 * i] = x[i];
-		to[2 * i + 1] = y[i];
+	uint8_t low[128], high[128], keys[64], values[64];
+	for (int i = 0; i < 128; i += LANES) {
+		uint8_t code[LANES];
+		uint16_t x[LANES];
+		for (int k = 0; k < LANES; k++)
+			code[k] = (uint8_t)(i + k);
+		vf_store_bf16_n(x, code_values(form, code), LANES);
+		for (int k = 0; k < LANES; k++) {
+			low[i + k] = (uint8_t)x[k];
+			high[i + k] = (uint8_t)(x[k] >> 8);
+		}
 	}
+	for (int i = 0; i < 64; i++) {
+		/* Element `at` of the 64 stands at i: eight of the first half, eight of the second, in turns. */
+		int at = i % 16 / 8 * 32 + i / 16 * 8 + i % 8, pair = at / 2, second = at % 2;
+		keys[i] = (uint8_t)(pair / 16 * 32 + second * 16 + pair % 16); /* of [4 dimensions][16] */
+		values[i] = (uint8_t)(second * 32 + pair);                     /* of [2 tokens][32] */
+	}
+	for (int i = 0; i < 2; i++) {
+		u->low[i] = vb_load(low + 64 * i);
+		u->high[i] = vb_load(high + 64 * i);
+	}
+	u->keys = vb_load(keys);
+	u->values = vb_load(values);
+}
+
+/* out[0], out[1]: the bfloat16s of 64 codes. */
+INLINE void look_up(const struct unpacker *u, enum kv_form form, vb codes, vb order, vb *out)
+{
+	codes = vb_permute(order, codes);
+	vb index = form == KV_FORM_INT8 ? vb_abs(codes) : codes;
+	vb low = vb_look_up(index, u->low), high = vb_or_and(vb_look_up(index, u->high), codes, vb_set1(-128));
+	out[0] = vb_zip_first(low, high);
+	out[1] = vb_zip_last(low, high);
 }
 
 /* K and V as kernels_pages_bf16.h has them. */
-INLINE void narrow_unpack(enum kv_form form, const struct narrow_block *from, int32_t head_dim, uint16_t *to)
+INLINE void unpack_page(const struct unpacker *u, enum kv_form form, const struct narrow_block *from, int32_t head_dim, uint16_t *to)
 {
-	const float unit = form == KV_FORM_INT8 ? 1 : 256;
 	const int64_t n = (int64_t)head_dim * KV_PAGE_TOKENS;
-	const uint8_t *v = from->code + n;
-	const vf scale = vf_mul(vf_load(from->k_scale), vf_set1(unit)), zero = vf_zero();
-	int32_t d = 0;
-	for (; d + 1 < head_dim; d += 2)
-		store_pairs(to + (int64_t)d * LANES, vf_mul(narrow_values(form, from->code + (int64_t)d * LANES), scale),
-		            vf_mul(narrow_values(form, from->code + (int64_t)(d + 1) * LANES), scale), LANES);
-	if (d < head_dim)
-		vf_store_bf16_n(to + (int64_t)d * LANES, vf_mul(narrow_values(form, from->code + (int64_t)d * LANES), scale), LANES);
+	const uint8_t *k = from->code, *v = from->code + n;
+	vb pair[2];
+	int64_t i = 0;
+	for (; i + 64 <= n; i += 64) {
+		look_up(u, form, vb_load(k + i), u->keys, pair);
+		vb_store(to + i, pair[0]);
+		vb_store(to + i + 32, pair[1]);
+	}
+	if (i + 32 <= n) {
+		look_up(u, form, vb_load_bytes_n(k + i, 32), u->keys, pair);
+		vb_store(to + i, pair[0]);
+		i += 32;
+	}
+	if (i < n)
+		vf_store_bf16_n(to + i, code_values(form, k + i), LANES);
 	to += n;
-	for (int t = 0; t < KV_PAGE_TOKENS; t += 2) {
-		const uint8_t *row[2] = {v + (int64_t)t * head_dim, v + (int64_t)(t + 1) * head_dim};
-		for (d = 0; d < head_dim; d += LANES) {
-			int count = head_dim - d < LANES ? head_dim - d : LANES;
-			vf x[2] = {zero, zero};
-			for (int i = 0; i < 2; i++) {
-				uint8_t code[LANES] = {0};
-				memcpy(code, row[i] + d, (size_t)count);
-				x[i] = vf_mul(narrow_values(form, code), vf_set1(from->v_scale[t + i] * unit));
-			}
-			store_pairs(to + (int64_t)t * head_dim + 2 * d, x[0], x[1], count);
+	for (int t = 0; t < KV_PAGE_TOKENS; t += 2, v += 2 * head_dim, to += 2 * head_dim) {
+		int32_t d = 0;
+		for (; d + 32 <= head_dim; d += 32) {
+			vb codes = vb_halves(vb_load_bytes_n(v + d, 32), vb_load_bytes_n(v + head_dim + d, 32));
+			look_up(u, form, codes, u->values, pair);
+			vb_store(to + 2 * d, pair[0]);
+			vb_store(to + 2 * d + 32, pair[1]);
+		}
+		if (d < head_dim) {
+			int left = head_dim - d;
+			vb codes = vb_halves(vb_load_bytes_n(v + d, left), vb_load_bytes_n(v + head_dim + d, left));
+			look_up(u, form, codes, u->values, pair);
+			vb_store_bytes_n(to + 2 * d, pair[0], left < 16 ? 4 * left : 64);
+			if (left > 16)
+				vb_store_bytes_n(to + 2 * d + 32, pair[1], 4 * (left - 16));
 		}
 	}
 }
 _Static_assert((int)LANES == (int)KV_PAGE_TOKENS, "the keys of a page in one dimension are a vector");
-#else
-/* K [head_dim][16] and V [16][head_dim] as halves. */
-INLINE void narrow_unpack(enum kv_form form, const struct narrow_block *from, int32_t head_dim, uint16_t *to)
+
+/* ---- Products with codes: qk() and pv() of kernels_pages_bf16.h, whose k and v are the codes of pages ---- */
+
+enum { CODE_QUERIES = 4, CODE_DIMS = 64 }; /* head_dim is a multiple of CODE_DIMS */
+
+INLINE void qk_codes(const struct unpacker *u, enum kv_form form, int n_queries, int n_pages, const kv_factor *q, const uint16_t *const *k,
+                     int32_t head_dim, float *score, struct fetcher *f)
 {
-	const float unit = form == KV_FORM_INT8 ? 1 : 256;
-	const int64_t n = (int64_t)head_dim * KV_PAGE_TOKENS;
-	const uint8_t *v = from->code + n;
-	vf scale[PAGE_VECTORS];
-	for (int p = 0; p < PAGE_VECTORS; p++)
-		scale[p] = vf_mul(vf_load(from->k_scale + p * LANES), vf_set1(unit));
-	for (int64_t i = 0; i < n; i += LANES)
-		vf_store_half(to + i, vf_mul(narrow_values(form, from->code + i), scale[i / LANES % PAGE_VECTORS]));
-	to += n;
-	for (int t = 0; t < KV_PAGE_TOKENS; t++) {
-		float s = from->v_scale[t] * unit;
-		int32_t d = 0;
-		for (; d + LANES <= head_dim; d += LANES)
-			vf_store_half(to + (int64_t)t * head_dim + d, vf_mul(narrow_values(form, v + (int64_t)t * head_dim + d), vf_set1(s)));
-		if (d < head_dim) {
-			uint8_t rest[LANES] = {0};
-			memcpy(rest, v + (int64_t)t * head_dim + d, (size_t)(head_dim - d));
-			vf_store_half_n(to + (int64_t)t * head_dim + d, vf_mul(narrow_values(form, rest), vf_set1(s)), head_dim - d);
+	vf sum[CODE_QUERIES][4];
+	UNROLL
+	for (int i = 0; i < n_queries; i++)
+		UNROLL
+		for (int p = 0; p < n_pages; p++)
+			sum[i][p] = vf_zero();
+	for (int32_t d = 0; d < head_dim; d += 4) {
+		fetch(f, 4);
+		UNROLL
+		for (int p = 0; p < n_pages; p++) {
+			vb pair[2];
+			look_up(u, form, vb_load((const uint8_t *)k[p] + d * KV_PAGE_TOKENS), u->keys, pair);
+			UNROLL
+			for (int half = 0; half < 2; half++)
+				UNROLL
+				for (int i = 0; i < n_queries; i++)
+					sum[i][p] = vf_dot_bf16(sum[i][p], pair[half], q + i * FACTOR_STRIDE(head_dim) + d + 2 * half);
 		}
 	}
+	UNROLL
+	for (int i = 0; i < n_queries; i++)
+		UNROLL
+		for (int p = 0; p < n_pages; p++)
+			vf_store(score + i * ATTN_BLOCK + p * LANES, sum[i][p]);
 }
+
+/* Four vectors of dimensions from `at` on. A token behind the n has weight zero, and codes are numbers whatever they are. */
+INLINE void pv_codes(const struct unpacker *u, enum kv_form form, int n_queries, const kv_factor *weight, const uint16_t *const *v, int n,
+                     int32_t head_dim, int32_t at, float *acc, struct fetcher *f)
+{
+	vf sum[CODE_QUERIES][4];
+	UNROLL
+	for (int i = 0; i < n_queries; i++)
+		UNROLL
+		for (int k = 0; k < 4; k++)
+			sum[i][k] = vf_load(acc + i * head_dim + at + k * LANES);
+	for (int t = 0; t < n; t += 2) {
+		const uint8_t *codes = (const uint8_t *)v[t / KV_PAGE_TOKENS] + (int64_t)(t % KV_PAGE_TOKENS) * head_dim + at;
+		fetch(f, 4);
+		UNROLL
+		for (int half = 0; half < 2; half++) {
+			vb value[2];
+			look_up(u, form, vb_load_halves(codes + 32 * half, codes + head_dim + 32 * half), u->values, value);
+			UNROLL
+			for (int i = 0; i < n_queries; i++)
+				UNROLL
+				for (int k = 0; k < 2; k++)
+					sum[i][2 * half + k] = vf_dot_bf16(sum[i][2 * half + k], value[k], weight + i * FACTOR_STRIDE(ATTN_BLOCK) + t);
+		}
+	}
+	UNROLL
+	for (int i = 0; i < n_queries; i++)
+		UNROLL
+		for (int k = 0; k < 4; k++)
+			vf_store(acc + i * head_dim + at + k * LANES, sum[i][k]);
+}
+
+/* attend_block() over codes. */
+INLINE void attend_codes(const struct attn_job *j, enum kv_form form, int n_queries, int i, int n, struct block *b)
+{
+	const int32_t dim = j->head_dim;
+	const kv_factor *q = (const kv_factor *)j->q + i * FACTOR_STRIDE(dim);
+	const struct unpacker u = *b->unpacker;
+	float *score = j->score + (int64_t)i * ATTN_BLOCK, *acc = j->acc + (int64_t)i * dim;
+	int n_pages = (n + KV_PAGE_TOKENS - 1) / KV_PAGE_TOKENS, page = 0;
+	struct fetcher f = b->fetch;
+	for (; page + QK_PAGES <= n_pages; page += QK_PAGES)
+		qk_codes(&u, form, n_queries, QK_PAGES, q, b->k + page, dim, score + page * KV_PAGE_TOKENS, &f);
+	for (; page < n_pages; page++)
+		qk_codes(&u, form, n_queries, 1, q, b->k + page, dim, score + page * KV_PAGE_TOKENS, &f);
+	for (int m = 0; m < n_queries; m++)
+		softmax_block(score + m * ATTN_BLOCK, n, b->k_scale, b->v_scale, j->max + i + m, j->sum + i + m, acc + (int64_t)m * dim, dim);
+	for (int32_t at = 0; at < dim; at += CODE_DIMS)
+		pv_codes(&u, form, n_queries, (const kv_factor *)(const void *)score, b->v, n, dim, at, acc, &f);
+	b->fetch = f;
+}
+
+#define ATTEND_CODES(form, n)                                                                                          \
+	static void attend_##form##_##n(const struct attn_job *j, int i, int n_tokens, struct block *b)                \
+	{                                                                                                              \
+		attend_codes(j, KV_FORM_##form, n, i, n_tokens, b);                                                    \
+	}
+ATTEND_CODES(INT8, 1)
+ATTEND_CODES(INT8, 2)
+ATTEND_CODES(INT8, 3)
+ATTEND_CODES(INT8, 4)
+ATTEND_CODES(FP8_E4M3, 1)
+ATTEND_CODES(FP8_E4M3, 2)
+ATTEND_CODES(FP8_E4M3, 3)
+ATTEND_CODES(FP8_E4M3, 4)
+
+/* What takes the codes of a job's pages; NULL: they are unpacked first. */
+static attend_fn *const *attend_codes_of(const struct attn_job *j, enum kv_form form)
+{
+	static attend_fn *const by_form[][CODE_QUERIES + 1] = {
+	        {NULL, attend_INT8_1, attend_INT8_2, attend_INT8_3, attend_INT8_4},
+	        {NULL, attend_FP8_E4M3_1, attend_FP8_E4M3_2, attend_FP8_E4M3_3, attend_FP8_E4M3_4},
+	};
+	return j->n_queries <= CODE_QUERIES && j->head_dim % CODE_DIMS == 0 ? by_form[form == KV_FORM_FP8_E4M3] : NULL;
+}
+#else
+struct unpacker {
+	char nothing;
+};
+
+static void unpacker_init(enum kv_form form, struct unpacker *u)
+{
+	(void)form;
+	u->nothing = 0;
+}
+
+static attend_fn *const *attend_codes_of(const struct attn_job *j, enum kv_form form)
+{
+	(void)j, (void)form;
+	return NULL;
+}
+
+/* K [head_dim][16] and V [16][head_dim] as halves. */
+INLINE void unpack_page(const struct unpacker *u, enum kv_form form, const struct narrow_block *from, int32_t head_dim, uint16_t *to)
+{
+	const int64_t n = 2 * (int64_t)head_dim * KV_PAGE_TOKENS; /* in the order of the codes */
+	(void)u;
+	for (int64_t i = 0; i < n; i += LANES)
+		vf_store_half(to + i, code_values(form, from->code + i));
+}
+_Static_assert((int)KV_PAGE_TOKENS % (int)LANES == 0, "codes are whole vectors");
 #endif
 
 static void narrow_store(enum kv_form form, const float *k, const float *v, int32_t head_dim, int32_t token, struct narrow_block *to)
@@ -97,31 +259,97 @@ static void narrow_store(enum kv_form form, const float *k, const float *v, int3
 	to->v_scale[token] = narrow_pack(form, v, head_dim, to->code + (int64_t)head_dim * (KV_PAGE_TOKENS + token), 1);
 }
 
-static void attn_run_narrow(const struct attn_job *j)
+/* The page that stands for positions from `at` on: its block of the job's first KV head, or its wide copy's; `wide` says which. */
+static const char *narrow_page(const struct attn_job *j, int32_t at, bool *wide)
 {
 	const struct kv_layout *l = j->layout;
-	const int64_t k_size = (int64_t)j->head_dim * KV_PAGE_TOKENS;
-	struct block b = {0}; /* fetches nothing ahead: what is read is half as much, and in a row */
-	for (int32_t at = j->from; at < j->to; at += ATTN_BLOCK) {
-		int32_t end = at + ATTN_BLOCK < j->to ? at + ATTN_BLOCK : j->to;
-		int n_pages = (end - at + KV_PAGE_TOKENS - 1) / KV_PAGE_TOKENS;
-		for (int head = 0; head < j->n_heads; head++) {
-			for (int p = 0; p < n_pages; p++) {
-				int32_t page = j->block_table[at / KV_PAGE_TOKENS + p];
-				const char *wide = narrow_wide_page(l, j->slab, page);
-				const char *block = j->slab + (size_t)page * l->page_stride + narrow_offset(l, j->layer, j->head_kv + head);
-				uint16_t *halves = j->unpacked + p * 2 * k_size;
-				if (wide)
-					b.k[p] = (const uint16_t *)(const void *)wide + ((int64_t)j->layer * l->n_head_kv + j->head_kv + head) * 2 * k_size;
-				else if (l->form == KV_FORM_INT8)
-					narrow_unpack(KV_FORM_INT8, (const struct narrow_block *)(const void *)block, j->head_dim, halves);
-				else
-					narrow_unpack(KV_FORM_FP8_E4M3, (const struct narrow_block *)(const void *)block, j->head_dim, halves);
-				if (!wide)
-					b.k[p] = halves;
-				b.v[p] = b.k[p] + k_size;
-			}
-			attend_head(j, head, at, &b);
-		}
+	int32_t page = j->block_table[at / KV_PAGE_TOKENS];
+	const char *copy = narrow_wide_page(l, j->slab, page);
+	*wide = copy != NULL;
+	if (copy)
+		return copy + ((size_t)j->layer * (size_t)l->n_head_kv + (size_t)j->head_kv) * 2 * (size_t)j->head_dim * KV_PAGE_TOKENS *
+		                      sizeof(uint16_t);
+	return j->slab + (size_t)page * l->page_stride + narrow_offset(l, j->layer, j->head_kv);
+}
+
+/* Pages of a block, from position `at` on, that hold positions below `end`. */
+struct narrow_pages {
+	int n, n_wide;
+	const char *page[BLOCK_PAGES];
+	bool wide[BLOCK_PAGES];
+};
+
+static struct narrow_pages find_narrow_pages(const struct attn_job *j, int32_t at, int32_t end)
+{
+	struct narrow_pages p = {0};
+	for (; p.n < BLOCK_PAGES && at + p.n * KV_PAGE_TOKENS < end; p.n++) {
+		p.page[p.n] = narrow_page(j, at + p.n * KV_PAGE_TOKENS, &p.wide[p.n]);
+		p.n_wide += p.wide[p.n];
 	}
+	return p;
+}
+
+INLINE const struct narrow_block *block_of(const char *page, int head, int32_t head_dim)
+{
+	return (const struct narrow_block *)(const void *)(page + (size_t)head * narrow_block_bytes(head_dim));
+}
+
+INLINE void load_scales(enum kv_form form, const struct narrow_block *block, bool wide, float *k_scale, float *v_scale)
+{
+	const vf unit = vf_set1(code_unit(form));
+	for (int i = 0; i < KV_PAGE_TOKENS; i += LANES) {
+		vf_store(k_scale + i, wide ? vf_set1(1) : vf_mul(vf_load(block->k_scale + i), unit));
+		vf_store(v_scale + i, wide ? vf_set1(1) : vf_mul(vf_load(block->v_scale + i), unit));
+	}
+}
+
+/* Where the 16-bit K and V of a page and head are: in its copy, or in `halves`. */
+INLINE const uint16_t *open_page(const struct unpacker *u, enum kv_form form, const char *page, bool wide, int head, int32_t head_dim,
+                                 uint16_t *halves)
+{
+	if (wide)
+		return (const uint16_t *)(const void *)page + head * 2 * (int64_t)head_dim * KV_PAGE_TOKENS;
+	unpack_page(u, form, block_of(page, head, head_dim), head_dim, halves);
+	return halves;
+}
+
+INLINE void run_narrow(const struct attn_job *j, enum kv_form form)
+{
+	const int64_t k_size = (int64_t)j->head_dim * KV_PAGE_TOKENS;
+	float k_scale[ATTN_BLOCK], v_scale[ATTN_BLOCK];
+	struct unpacker u;
+	struct block b = {.k_scale = k_scale, .v_scale = v_scale, .unpacker = &u};
+	struct fetcher *f = &b.fetch;
+	struct narrow_pages pages = find_narrow_pages(j, j->from, j->to);
+	unpacker_init(form, &u);
+	f->page_lines = (int32_t)((size_t)j->n_heads * narrow_block_bytes(j->head_dim) / 64); /* of a copy they are the first half */
+	for (int32_t at = j->from; at < j->to; at += ATTN_BLOCK) {
+		struct narrow_pages next = find_narrow_pages(j, at + ATTN_BLOCK, j->end);
+		for (int p = 0; p < next.n; p++)
+			f->pages[p] = (const uint16_t *)(const void *)next.page[p];
+		f->n_pages = next.n;
+		f->page = 0;
+		f->left = f->page_lines;
+		f->line = next.n ? next.page[0] : NULL;
+		attend_fn *const *attend = pages.n_wide ? NULL : attend_codes_of(j, form);
+		for (int head = 0; head < j->n_heads; head++) {
+			for (int p = 0; p < pages.n; p++) {
+				const struct narrow_block *block = block_of(pages.page[p], head, j->head_dim);
+				load_scales(form, block, pages.wide[p], k_scale + p * KV_PAGE_TOKENS, v_scale + p * KV_PAGE_TOKENS);
+				b.k[p] = attend ? (const uint16_t *)(const void *)block->code
+				                : open_page(&u, form, pages.page[p], pages.wide[p], head, j->head_dim, j->unpacked + p * 2 * k_size);
+				b.v[p] = b.k[p] + (attend ? k_size / 2 : k_size);
+			}
+			attend_head(j, head, at, &b, attend ? attend : attend_wide);
+		}
+		pages = next;
+	}
+}
+
+static void attn_run_narrow(const struct attn_job *j)
+{
+	if (j->layout->form == KV_FORM_INT8)
+		run_narrow(j, KV_FORM_INT8);
+	else
+		run_narrow(j, KV_FORM_FP8_E4M3);
 }

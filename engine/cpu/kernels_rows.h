@@ -5,11 +5,11 @@
 
 #include "engine/cpu/fast.h"
 
-/* 2^x to about one unit in the last place; 0 from -150 down. */
+/* 2^x to about one unit in the last place; 0 from -150 down. NaN stays NaN. */
 INLINE vf exp2_vf(vf x)
 {
 	/* Taylor series of 2^f, |f| <= 0.5: the first term left out is below 1.3e-7 of the result. */
-	x = vf_max(x, vf_set1(-200));
+	x = vf_max(vf_set1(-200), x);
 	vf n = vf_round(x), f = vf_sub(x, n);
 	vf y = vf_set1(0x1.430912p-13f); /* ln(2)^6 / 6! */
 	y = vf_fma(y, f, vf_set1(0x1.5d87fep-10f));

@@ -1,6 +1,7 @@
 #include "engine/cpu/memory.h"
 
 #include <stdint.h>
+#include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -47,6 +48,68 @@ void cpu_memory_free(void *p, size_t bytes)
 {
 	if (p)
 		munmap(p, mapping_bytes(bytes));
+}
+
+/* ---- The heap ---- */
+
+enum { CHUNK_BYTES = 32 << 20, SHARED_BELOW = 8 << 20, BLOCK_ALIGN = 4096 };
+
+/* Blocks are never placed twice, so that they are zero: the chunk goes when the last of them does. */
+struct memory_chunk {
+	struct memory_chunk *next;
+	char *p;
+	size_t used;
+	size_t n_blocks;
+};
+
+static struct memory_chunk *add_chunk(struct memory_heap *h)
+{
+	struct memory_chunk *c = calloc(1, sizeof *c);
+	if (!c)
+		return NULL;
+	c->p = cpu_memory_alloc(CHUNK_BYTES);
+	if (!c->p) {
+		free(c);
+		return NULL;
+	}
+	c->next = h->chunks;
+	h->chunks = c;
+	return c;
+}
+
+void *memory_heap_alloc(struct memory_heap *h, size_t bytes)
+{
+	if (bytes == 0 || bytes >= SHARED_BELOW)
+		return cpu_memory_alloc(bytes);
+	size_t size = (bytes + BLOCK_ALIGN - 1) & ~(size_t)(BLOCK_ALIGN - 1);
+	struct memory_chunk *c = h->chunks;
+	while (c && CHUNK_BYTES - c->used < size)
+		c = c->next;
+	if (!c)
+		c = add_chunk(h);
+	if (!c)
+		return NULL;
+	void *p = c->p + c->used;
+	c->used += size;
+	c->n_blocks++;
+	return p;
+}
+
+void memory_heap_free(struct memory_heap *h, void *p, size_t bytes)
+{
+	if (!p || bytes >= SHARED_BELOW) {
+		cpu_memory_free(p, bytes);
+		return;
+	}
+	struct memory_chunk **at = &h->chunks;
+	while (*at && ((uintptr_t)p < (uintptr_t)(*at)->p || (uintptr_t)p >= (uintptr_t)(*at)->p + CHUNK_BYTES))
+		at = &(*at)->next;
+	struct memory_chunk *c = *at;
+	if (!c || --c->n_blocks > 0)
+		return;
+	*at = c->next;
+	cpu_memory_free(c->p, CHUNK_BYTES);
+	free(c);
 }
 
 void cpu_memory_cool(const void *p, size_t bytes)

@@ -43,6 +43,7 @@ INLINE vf vf_sub(vf a, vf b) { return _mm512_sub_ps(a, b); }
 INLINE vf vf_mul(vf a, vf b) { return _mm512_mul_ps(a, b); }
 INLINE vf vf_div(vf a, vf b) { return _mm512_div_ps(a, b); }
 INLINE vf vf_min(vf a, vf b) { return _mm512_min_ps(a, b); }
+/* Where b is NaN, so is the result. */
 INLINE vf vf_max(vf a, vf b) { return _mm512_max_ps(a, b); }
 INLINE vf vf_abs(vf a) { return _mm512_abs_ps(a); }
 /* a * b + c, rounded once */
@@ -142,3 +143,23 @@ INLINE vi vi_short_products(vb w, const int8_t *a)
 INLINE vi vi_add_shorts(vi a, vi b) { return _mm512_add_epi16(a, b); }
 /* sums of neighbours */
 INLINE vi vi_pair_sums(vi a) { return _mm512_madd_epi16(a, _mm512_set1_epi16(1)); }
+
+#ifdef __AVX512VBMI__
+INLINE vb vb_load_bytes_n(const void *p, int n) { return _mm512_maskz_loadu_epi8(n < 64 ? ((uint64_t)1 << n) - 1 : ~(uint64_t)0, p); }
+INLINE void vb_store(void *p, vb v) { _mm512_storeu_si512(p, v); }
+INLINE void vb_store_bytes_n(void *p, vb v, int n) { _mm512_mask_storeu_epi8(p, n < 64 ? ((uint64_t)1 << n) - 1 : ~(uint64_t)0, v); }
+/* the first 32 bytes of a, then those of b */
+INLINE vb vb_halves(vb a, vb b) { return _mm512_inserti64x4(a, _mm512_castsi512_si256(b), 1); }
+INLINE vb vb_load_halves(const void *a, const void *b)
+{
+	return _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_loadu_si256(a)), _mm256_loadu_si256(b), 1);
+}
+INLINE vb vb_abs(vb v) { return _mm512_abs_epi8(v); }
+/* each byte: the one of v that index's low six bits say */
+INLINE vb vb_permute(vb index, vb v) { return _mm512_permutexvar_epi8(index, v); }
+/* each byte: the one of table[0] and table[1] together that index's low seven bits say */
+INLINE vb vb_look_up(vb index, const vb *table) { return _mm512_permutex2var_epi8(table[0], index, table[1]); }
+/* in each 16 bytes: the first (last) eight of a, each followed by its like of b */
+INLINE vb vb_zip_first(vb a, vb b) { return _mm512_unpacklo_epi8(a, b); }
+INLINE vb vb_zip_last(vb a, vb b) { return _mm512_unpackhi_epi8(a, b); }
+#endif

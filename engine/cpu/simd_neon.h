@@ -61,7 +61,8 @@ INLINE vf vf_mul(vf a, vf b) { return vmulq_f32(a, b); }
 INLINE vf vf_div(vf a, vf b) { return vdivq_f32(a, b); }
 /* Of a number and a NaN, the number. */
 INLINE vf vf_min(vf a, vf b) { return vminnmq_f32(a, b); }
-INLINE vf vf_max(vf a, vf b) { return vmaxnmq_f32(a, b); }
+/* Where b is NaN, so is the result. */
+INLINE vf vf_max(vf a, vf b) { return vmaxq_f32(a, b); }
 INLINE vf vf_abs(vf a) { return vabsq_f32(a); }
 INLINE vf vf_fma(vf a, vf b, vf c) { return vfmaq_f32(c, a, b); }
 INLINE vf vf_fnma(vf a, vf b, vf c) { return vfmsq_f32(c, a, b); }

@@ -491,6 +491,7 @@ void kv_weak_free(struct kv_prefix *p, struct kv_weak *weak)
 	for (int32_t i = weak->n_pages > 0 ? kv_weak_alive(p, weak) : 0; i > 0; i--)
 		p->nodes[weak->pages[i - 1].page].n_weak--;
 	free(weak->pages);
+	free(weak->keys);
 	*weak = KV_WEAK_INIT;
 }
 
@@ -499,10 +500,12 @@ void kv_prefix_weaken(struct kv_prefix *p, const struct kv_seq *seq, struct kv_w
 	kv_weak_free(p, out);
 	out->n_tokens = seq->n_tokens;
 	out->pages = calloc((size_t)seq->n_pages + 1, sizeof *out->pages);
-	if (!out->pages)
+	out->keys = calloc((size_t)seq->n_pages + 1, sizeof *out->keys);
+	if (!out->pages || !out->keys)
 		return;
 	while (out->n_pages < seq->n_pages && p->nodes[seq->pages[out->n_pages]].present) {
 		int32_t page = seq->pages[out->n_pages];
+		out->keys[out->n_pages] = p->nodes[page].key;
 		out->pages[out->n_pages++] = (struct kv_weak_page){page, p->nodes[page].serial};
 		p->nodes[page].n_weak++;
 	}
@@ -565,6 +568,14 @@ bool kv_prefix_name(const struct kv_prefix *p, int32_t page, struct kv_page_name
 		out->parent = p->nodes[n->parent].key;
 	memcpy(out->tokens, n->tokens, (size_t)n->n_tokens * sizeof *n->tokens);
 	return true;
+}
+
+bool kv_prefix_has(const struct kv_prefix *p, const struct kv_key *key)
+{
+	int32_t page = *bucket_of(p, key);
+	while (page != NO_NODE && memcmp(&p->nodes[page].key, key, sizeof *key) != 0)
+		page = p->nodes[page].hash_next;
+	return page != NO_NODE;
 }
 
 uint64_t kv_prefix_serial(const struct kv_prefix *p, int32_t page)

@@ -73,17 +73,21 @@ struct kv_use {
 	uint64_t claim;    /* of the live session that vouches for the pages from now on; 0: none */
 };
 
-/* The pages that a chain had when it was last seen. They may be evicted; a page that comes back is another one. */
+/*
+ * The pages that a chain had when it was last seen. They may be evicted; a page that comes back is another one, and found by its key
+ * (kv_prefix_has(), kv_tiers_where()).
+ */
 struct kv_weak {
 	struct kv_weak_page {
 		int32_t page;
 		uint64_t serial; /* of its entry in the index */
 	} *pages; /* [n_pages] */
+	struct kv_key *keys; /* [n_pages] */
 	int32_t n_pages;
 	int32_t n_tokens; /* that were computed */
 };
 
-#define KV_WEAK_INIT ((struct kv_weak){NULL, 0, 0})
+#define KV_WEAK_INIT ((struct kv_weak){NULL, NULL, 0, 0})
 
 struct kv_prefix;
 
@@ -176,6 +180,8 @@ struct kv_page_name {
 void kv_prefix_on_evict(struct kv_prefix *p, void (*leaving)(void *arg, int32_t page, const struct kv_page_name *name), void *arg);
 /* What an indexed page is; false when it is not indexed. */
 bool kv_prefix_name(const struct kv_prefix *p, int32_t page, struct kv_page_name *out);
+/* Whether some page of this key is indexed now. */
+bool kv_prefix_has(const struct kv_prefix *p, const struct kv_key *key);
 /* The serial of a page's entry, another one each time it is indexed; 0: it is not. */
 uint64_t kv_prefix_serial(const struct kv_prefix *p, int32_t page);
 /*

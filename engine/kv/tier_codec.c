@@ -50,6 +50,21 @@ size_t kv_codec_bytes(const struct kv_layout *l, enum kv_codec_type type)
 
 /* ---- Pages ---- */
 
+/* As cuda/kv_page.cuh has them. */
+static inline int32_t operand_key(int32_t dim, int32_t token, int32_t d)
+{
+	int32_t block = d / 32, width = dim - 32 * block < 32 ? dim - 32 * block : 32;
+	return block * 32 * KV_PAGE_TOKENS + token * width + d % 32;
+}
+
+static inline int32_t operand_value(int32_t dim, int32_t token, int32_t d)
+{
+	int32_t block = d / 16, lane = d % 8 * 4 + token % 8 / 2, in_pair = token % 2;
+	if (dim - 16 * block < 16)
+		return block * 16 * KV_PAGE_TOKENS + lane * 4 + token / 8 * 2 + in_pair;
+	return block * 16 * KV_PAGE_TOKENS + lane * 8 + (token / 8 * 2 + d % 16 / 8) * 2 + in_pair;
+}
+
 /* Where an element of a block lies in it. */
 static inline int32_t place(enum kv_block_order order, int32_t dim, int32_t token, int32_t d)
 {
@@ -62,6 +77,10 @@ static inline int32_t place(enum kv_block_order order, int32_t dim, int32_t toke
 		return (d & ~1) * KV_PAGE_TOKENS + (d == dim - 1 && dim % 2 ? token : 2 * token + d % 2);
 	case KV_BY_TOKEN_PAIRS:
 		return (token & ~1) * dim + 2 * d + token % 2;
+	case KV_OPERAND_KEYS:
+		return operand_key(dim, token, d);
+	case KV_OPERAND_VALUES:
+		return operand_value(dim, token, d);
 	}
 	return token * dim + d;
 }

@@ -29,33 +29,61 @@ static int32_t units_for(size_t bytes)
 	return (int32_t)((bytes + UNIT_BYTES - 1) / UNIT_BYTES);
 }
 
+static enum kv_form form_of(enum kv_codec_type type)
+{
+	return type == KV_CODEC_INT8 ? KV_FORM_INT8 : KV_FORM_FP8_E4M3;
+}
+
 static size_t form_bytes(const struct ram *r, enum kv_codec_type form)
 {
 	return kv_codec_bytes(&r->base.device.layout, form);
 }
 
-/* The type that a page is stored as, which is in r->wide; that form of it is then in *bytes. */
-static enum kv_codec_type choose_form(struct ram *r, const struct kv_page_name *page, const char **bytes)
+/* Whether a page is kept as it is although the tier is a narrow one. */
+static bool stays_wide(struct ram *r, const struct kv_page_name *page)
 {
 	struct kv_tier_stats *s = &r->base.stats;
-	*bytes = r->wide;
-	if (r->type == KV_CODEC_F16)
-		return KV_CODEC_F16;
-	if (page->first) {
-		s->wide_sinks++;
-		return KV_CODEC_F16;
-	}
 	/* The rest of a tail is what was there before, and it will be written on: neither is worth a scale. */
-	if (page->n_tokens < KV_PAGE_TOKENS) {
+	if (page->first)
+		s->wide_sinks++;
+	else if (page->n_tokens < KV_PAGE_TOKENS)
 		s->wide_tails++;
-		return KV_CODEC_F16;
+	return page->first || page->n_tokens < KV_PAGE_TOKENS;
+}
+
+/* The device page in its narrow form, to r->narrow: by the device where it can, so that half as much is read. */
+static enum status pack(struct ram *r, int32_t page, bool *packed)
+{
+	const struct kv_tier_device *d = &r->base.device;
+	if (d->backend->ops->page_pack)
+		return d->backend->ops->page_pack(d->backend, d->slab, &d->layout, page, form_of(r->type), r->narrow, packed);
+	enum status st = kv_tier_read_page(&r->base, page, r->wide);
+	*packed = st == STATUS_OK && kv_codec_pack(&d->layout, r->base.order, r->type, r->wide, r->narrow);
+	return st;
+}
+
+static enum status unpack(struct ram *r, enum kv_codec_type form, int32_t page)
+{
+	const struct kv_tier_device *d = &r->base.device;
+	if (d->backend->ops->page_unpack)
+		return d->backend->ops->page_unpack(d->backend, d->slab, &d->layout, page, form_of(form), r->narrow);
+	kv_codec_unpack(&d->layout, r->base.order, form, r->narrow, r->wide);
+	return kv_tier_write_page(&r->base, page, r->wide);
+}
+
+/* Reads a device page as it will be stored: its type, and where it is then. */
+static enum status read_page(struct ram *r, const struct kv_page_name *name, int32_t page, enum kv_codec_type *type, const char **bytes)
+{
+	bool packed = false;
+	if (r->type != KV_CODEC_F16 && !stays_wide(r, name)) {
+		enum status st = pack(r, page, &packed);
+		if (st != STATUS_OK)
+			return st;
+		r->base.stats.wide_values += !packed;
 	}
-	if (!kv_codec_pack(&r->base.device.layout, r->base.order, r->type, r->wide, r->narrow)) {
-		s->wide_values++;
-		return KV_CODEC_F16;
-	}
-	*bytes = r->narrow;
-	return r->type;
+	*type = packed ? r->type : KV_CODEC_F16;
+	*bytes = packed ? r->narrow : r->wide;
+	return packed ? STATUS_OK : kv_tier_read_page(&r->base, page, r->wide);
 }
 
 static void copy_in(struct ram *r, struct kv_tier_entry *e, const char *bytes, size_t n)
@@ -86,9 +114,8 @@ static enum kv_tier_put put(struct kv_tier *t, int32_t entry, int32_t device_pag
 	struct kv_tier_entry *e = &t->entries[entry];
 	const char *bytes;
 	int64_t start = clock_now_ns(clock_system());
-	if (kv_tier_read_page(t, device_page, r->wide) != STATUS_OK)
+	if (read_page(r, &e->page, device_page, &e->form, &bytes) != STATUS_OK)
 		return KV_PUT_FAILED;
-	e->form = choose_form(r, &e->page, &bytes);
 	size_t n = form_bytes(r, e->form);
 	while (r->n_free_units < units_for(n)) {
 		if (!kv_tier_evict(t))
@@ -119,9 +146,7 @@ static enum kv_tier_end load(struct ram *r, const struct kv_tier_load *l)
 	int64_t start = clock_now_ns(clock_system());
 	size_t n = form_bytes(r, e->form);
 	copy_out(r, e, e->form == KV_CODEC_F16 ? r->wide : r->narrow, n);
-	if (e->form != KV_CODEC_F16)
-		kv_codec_unpack(&t->device.layout, t->order, e->form, r->narrow, r->wide);
-	if (kv_tier_write_page(t, l->to, r->wide) != STATUS_OK)
+	if ((e->form == KV_CODEC_F16 ? kv_tier_write_page(t, l->to, r->wide) : unpack(r, e->form, l->to)) != STATUS_OK)
 		return KV_LOAD_FAILED;
 	t->stats.bytes_read += n;
 	kv_tier_measure(&t->stats.read_bytes_per_s, t->device.layout.page_bytes, clock_now_ns(clock_system()) - start);

@@ -508,6 +508,15 @@ void kv_tiers_destroy(struct kv_tiers *t)
 	free(t);
 }
 
+enum kv_tier_kind kv_tiers_where(const struct kv_tiers *t, const struct kv_key *key)
+{
+	struct kv_page_name name;
+	int kind = 0;
+	while (kind < KV_TIER_KINDS && !(t->tier[kind] && kv_tier_find(t->tier[kind], key, &name)))
+		kind++;
+	return (enum kv_tier_kind)kind;
+}
+
 void kv_tiers_stats(const struct kv_tiers *t, struct kv_tiers_stats *out)
 {
 	*out = t->stats;

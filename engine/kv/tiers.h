@@ -100,4 +100,6 @@ bool kv_tiers_busy(const struct kv_tiers *t);
 int32_t kv_tiers_save(struct kv_tiers *t, const struct kv_weak *weak, int64_t deadline_ms);
 /* Waits for what is being written, at most until deadline_ms. */
 void kv_tiers_flush(struct kv_tiers *t, int64_t deadline_ms);
+/* The nearest tier that has a page of this key, as far as is known without asking others; KV_TIER_KINDS: none has. */
+enum kv_tier_kind kv_tiers_where(const struct kv_tiers *t, const struct kv_key *key);
 void kv_tiers_stats(const struct kv_tiers *t, struct kv_tiers_stats *out);

@@ -500,16 +500,21 @@ function facts(node, rows) {
 	node.replaceChildren(...Object.entries(rows).flatMap(([k, v]) => [element("dt", {}, k), element("dd", {}, String(v))]));
 }
 
+/* Where pages are, the nearest first: the key of pages_by_tier, what it is called, and how strongly it is drawn. Pages leave from the end. */
+const places = [["device", "on the device", 1], ["ram", "in RAM", .55], ["disk", "on disk", .3], ["remote", "on the KV server", .3], ["lost", "to compute again", 0]];
+
 /*
- * A square for each page of the context. The prompt's part that was found, its part that was computed, and what was
- * generated come from the last usage; while an answer runs they are estimated, at one token a delta.
+ * A square for each page of the context; the farther away a page is, the paler it is, and one that is gone is a frame. The prompt's
+ * part that was found, its part that was computed, and what was generated come from the last usage; while an answer runs they are
+ * estimated, at one token a delta.
  */
 function drawKv() {
 	if (!document.body.classList.contains("kv")) return;
 	const l = liveOf(current), run = l.run, u = l.usage, kv = l.kv;
 	const before = (u?.input ?? 0) + (u?.output ?? 0); // of the turn before
 	const input = run ? run.input ?? before : u?.input ?? 0, cached = run ? Math.min(before, input) : u?.cached ?? 0;
-	const output = run ? run.n : u?.output ?? 0, tokens = run ? input + output : kv?.tokens ?? input + output;
+	const output = run ? run.n : u?.output ?? 0, tokens = run ? input + output : Math.max(kv?.tokens ?? 0, input + output);
+	const where = run || !kv ? [] : places.flatMap(p => Array(kv.pages_by_tier[p[0]]).fill(p[2])); // [page]
 	const canvas = $("kv-map"), width = canvas.clientWidth || 240, pages = Math.max(1, Math.ceil((context || 2048) / pageTokens));
 	const columns = pages > 4096 ? 64 : pages > 1024 ? 48 : pages > 256 ? 32 : 16, gap = columns > 40 ? 1 : 2, cell = (width + gap) / columns;
 	const shown = Math.min(pages, columns * Math.ceil(420 / cell)), rows = Math.ceil(shown / columns), ratio = devicePixelRatio || 1;
@@ -521,17 +526,31 @@ function drawKv() {
 	const colors = { hit: color("hit"), new: color("new"), gen: color("gen"), empty: color("empty") };
 	for (let i = 0; i < shown; i++) {
 		const from = i * pageTokens, x = (i % columns) * cell, y = Math.floor(i / columns) * cell, size = cell - gap;
+		const c = from + pageTokens <= cached ? colors.hit : from < input ? colors.new : colors.gen, strength = where[i] ?? 1;
 		const box = (part, c) => { g.fillStyle = c; g.beginPath(); g.roundRect(x, y, Math.max(1, size * part), size, Math.min(3, size / 4)); g.fill(); };
 		box(1, colors.empty);
-		if (from < tokens) box(Math.min(1, (tokens - from) / pageTokens), from + pageTokens <= cached ? colors.hit : from < input ? colors.new : colors.gen);
+		if (from >= tokens) continue;
+		g.globalAlpha = strength;
+		box(Math.min(1, (tokens - from) / pageTokens), c);
+		g.globalAlpha = 1;
+		if (strength === 1) continue;
+		g.strokeStyle = c;
+		g.lineWidth = gap / 2;
+		g.strokeRect(x + gap / 4, y + gap / 4, size - gap / 2, size - gap / 2);
 	}
 	canvas.setAttribute("aria-label", `${Math.ceil(tokens / pageTokens)} of ${pages} pages hold this conversation`);
-	$("kv-fill").style.width = 100 * Math.min(1, tokens / (context || 1)) + "%";
+	const onTier = places.map(p => [...p, run || !kv ? p[0] === "device" ? Math.ceil(tokens / pageTokens) : 0 : kv.pages_by_tier[p[0]]]);
+	$("kv-fill").replaceChildren(...onTier.map(([name, title, strength, n]) => {
+		const part = element("i", { class: name, title: `${n} pages ${title}` });
+		part.style.width = 100 * Math.min(1, n / pages) + "%";
+		part.style.opacity = strength;
+		return part;
+	}));
 	$("kv-session").textContent = l.session ?? "no session yet";
 	$("kv-session").title = l.session ?? "";
-	const tier = kv?.tier ?? (kv?.pages ? "memory" : "–");
 	facts($("kv-facts"), { tokens: `${tokens.toLocaleString()} of ${(context || 0).toLocaleString()}`,
-		pages: kv ? kv.pages.toLocaleString() : "–", size: kv ? bytes(kv.kv_bytes) : "–", tier,
+		pages: kv ? onTier.reduce((sum, t) => sum + t[3], 0).toLocaleString() : "–",
+		...Object.fromEntries(onTier.filter(t => t[3]).map(t => [t[1], t[3].toLocaleString()])), size: kv ? bytes(kv.kv_bytes) : "–",
 		state: run ? "writing" : kv?.waiting ? "waiting" : kv ? "idle" : "–",
 		...(kv?.expires_in ? { "kept for": Math.round(kv.expires_in) + " s more" } : {}) });
 	facts($("turn-facts"), l.facts ?? { "–": "" });

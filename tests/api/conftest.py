@@ -25,6 +25,7 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_configure(config):
+    config.addinivalue_line("markers", "alone: compares times, so nothing else may run beside it")
     config.addinivalue_line("markers", "no_model: the test needs no model")
     config.addinivalue_line("markers", "trained: the test counts on a real model, its words or its sizes; one with random weights has others")
     config.addinivalue_line("markers", "quirk(numbers): the cases of client-quirks.md that the test is about")

@@ -39,9 +39,9 @@ def test_two_hundred_clients_that_leave_mid_stream():
                 else:
                     writer.close()  # FIN
         asyncio.run(crowd())
-        eventually(d.idle, 1, "nothing runs")
-        eventually(lambda: d.pages() == free, 1, "all pages are back")
-        eventually(lambda: d.n_files() <= files, 2, "all sockets are closed")
+        eventually(d.idle, 30, "nothing runs")
+        eventually(lambda: d.pages() == free, 5, "all pages are back")
+        eventually(lambda: d.n_files() <= files, 5, "all sockets are closed")
 
 
 @pytest.mark.quirk(43)
@@ -56,7 +56,7 @@ def test_a_client_that_leaves_before_its_answer_cancels_it(daemon):
         await asyncio.to_thread(eventually, lambda: not daemon.idle(), 5, "it runs")
         writer.close()
     asyncio.run(leave())
-    eventually(daemon.idle, 1, "nothing runs")
+    eventually(daemon.idle, 5, "nothing runs")
 
 
 def test_a_reader_that_stops_is_dropped_and_harms_nobody():
@@ -95,5 +95,5 @@ def test_leaving_during_prefill_or_in_the_queue(how):
             for writer in writers:
                 writer.close()
         asyncio.run(leave())
-        eventually(d.idle, 2, "nothing runs or waits")
-        eventually(lambda: d.pages() == free, 1, "all pages are back")
+        eventually(d.idle, 5, "nothing runs or waits")
+        eventually(lambda: d.pages() == free, 5, "all pages are back")

@@ -33,7 +33,7 @@ def golden(*path):
     (["bench", "--model", "x", "--batch", "one"], 2, "batch"), (["bench", "--model", "x", "--batch", "0"], 2, "batch"),
     (["bench", "--model", "x", "--prefill", "99999999999"], 2, "prefill"), (["bench", "--model", "x", "--runs", "0"], 2, "runs"),
     (["bench", "--model", "x", "--depth", ""], 2, "depth"), (["bench", "--model", "x", "--prefill", "", "--decode", "0"], 2, "decode"),
-    (["bench", "--model", "/nothing"], 1, "/nothing"), (["render", "--template", "x", "--jsonl", "--now", "noon"], 2, "noon"),
+    (["bench", "--model", "/nothing"], 1, "/nothing"), (["bench", "--model", "x", "--kv-dtype", "int4"], 2, "int4"), (["render", "--template", "x", "--jsonl", "--now", "noon"], 2, "noon"),
     (["inspect", "/nothing.gguf"], 1, "/nothing.gguf"), (["tokenize", "--model", "/nothing", "--text", "x"], 1, "/nothing"),
     (["generate", "--model", "/nothing", "--prompt", "x"], 1, "/nothing"),
     (["render", "--template", "/nothing", "--jsonl"], 1, "/nothing"), (["serve"], 1, "--model"),

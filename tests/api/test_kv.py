@@ -187,6 +187,7 @@ def first_token(http, messages, sid=None, max_tokens=8):
     return first, text
 
 
+@pytest.mark.alone
 @pytest.mark.trained
 def test_eight_sessions_with_one_system_prompt_hold_it_once_and_start_in_the_time_of_one():
     with Daemon("--kv-memory", "512M") as d, open_client(d) as http:
@@ -228,6 +229,7 @@ def test_eight_sessions_with_one_system_prompt_hold_it_once_and_start_in_the_tim
               f"prompts of {count}; {added} pages more")
 
 
+@pytest.mark.alone
 @pytest.mark.skipif(SLOW > 1, reason="a ratio of times means nothing under a sanitizer")
 def test_the_second_turn_of_4000_tokens_begins_in_3_percent_of_a_cold_start():
     with Daemon("--kv-memory", "512M") as d, open_client(d) as http:

@@ -77,6 +77,14 @@ def test_no_client_writes_a_line_of_its_own(logged, mark):
     every_line(d)
 
 
+def test_what_the_engine_refuses_is_logged_with_its_reason(logged):
+    d = logged
+    body = {"messages": [{"role": "user", "content": "Hi"}], "session_id": "never-made"}
+    assert httpx.post(d.url + "/v1/chat/completions", json=body, headers={"x-api-key": SECRET}).status_code == 404
+    line = [x for x in every_line(d).splitlines() if "session=never-made" in x][-1]
+    assert "status=404" in line and "code=session_not_found param=session_id" in line
+
+
 def test_no_secret_and_no_words_of_a_conversation_are_logged(logged):
     d = logged
     body = {"messages": [{"role": "user", "content": WORDS}], "max_tokens": 2}

@@ -13,6 +13,11 @@ def complete(client, prompt, **more):
     return client.completions.create(model=MODEL_ID, prompt=prompt, **{"max_tokens": 12, "temperature": 0, **more})
 
 
+def endless(client, prompt, **more):
+    """One that runs to its max_tokens, whatever the model would rather say."""
+    return complete(client, prompt, **{**more, "extra_body": {"ignore_eos": True, **more.get("extra_body", {})}})
+
+
 def chat(client, text, **more):
     messages = text if isinstance(text, list) else [{"role": "user", "content": text}]
     return client.chat.completions.create(model=MODEL_ID, messages=messages, **{"max_tokens": 16, "temperature": 0, **more})
@@ -20,7 +25,7 @@ def chat(client, text, **more):
 
 @pytest.mark.trained
 def test_a_completion_goes_on_where_the_prompt_ends(client):
-    r = complete(client, "The capital of France is")
+    r = endless(client, "The capital of France is")
     assert r.object == "text_completion"
     assert "Paris" in r.choices[0].text
     assert r.choices[0].finish_reason == "length"
@@ -60,8 +65,8 @@ def test_a_stream_without_include_usage_has_no_usage_chunk(client):
 
 
 def test_a_completion_streams(client):
-    whole = complete(client, "One, two, three,")
-    parts = list(complete(client, "One, two, three,", stream=True))
+    whole = endless(client, "One, two, three,")
+    parts = list(endless(client, "One, two, three,", stream=True))
     assert "".join(c.choices[0].text for c in parts) == whole.choices[0].text
     assert parts[-1].choices[0].finish_reason == "length"
 
@@ -123,23 +128,23 @@ def test_prompts_come_as_strings_or_ids_alone_or_in_arrays(client, http):
 
 
 def test_token_ids_are_returned_on_request(client):
-    r = complete(client, "Hello", max_tokens=5, extra_body={"return_token_ids": True})
+    r = endless(client, "Hello", max_tokens=5, extra_body={"return_token_ids": True})
     choice = r.choices[0].model_dump()
     assert len(choice["token_ids"]) == 5
     assert len(choice["prompt_token_ids"]) == r.usage.prompt_tokens
 
 
 def test_a_stop_string_never_shows_and_loses_nothing_before_it(client):
-    full = complete(client, "Count: 1, 2, 3, 4,", max_tokens=24).choices[0].text
+    full = endless(client, "Count: 1, 2, 3, 4,", max_tokens=24).choices[0].text
     stop = full[len(full) // 2:len(full) // 2 + 3]
     want = full[:full.index(stop)]
-    r = complete(client, "Count: 1, 2, 3, 4,", max_tokens=24, stop=[stop])
+    r = endless(client, "Count: 1, 2, 3, 4,", max_tokens=24, stop=[stop])
     assert r.choices[0].text == want
     assert r.choices[0].finish_reason == "stop"
-    parts = list(complete(client, "Count: 1, 2, 3, 4,", max_tokens=24, stop=stop, stream=True))
+    parts = list(endless(client, "Count: 1, 2, 3, 4,", max_tokens=24, stop=stop, stream=True))
     assert "".join(c.choices[0].text for c in parts) == want
     # One that begins like the text but never comes whole leaves the text as it is.
-    held = complete(client, "Count: 1, 2, 3, 4,", max_tokens=24, stop=[full[-2:] + "\x01"])
+    held = endless(client, "Count: 1, 2, 3, 4,", max_tokens=24, stop=[full[-2:] + "\x01"])
     assert held.choices[0].text == full
     assert held.choices[0].finish_reason == "length"
 
@@ -176,7 +181,7 @@ def test_a_delta_never_splits_a_code_point(client):
 @pytest.mark.quirk(26)
 def test_max_completion_tokens_is_max_tokens(client):
     r = client.chat.completions.create(model=MODEL_ID, messages=[{"role": "user", "content": "Write a long story."}],
-                                       max_completion_tokens=5, temperature=0)
+                                       max_completion_tokens=5, temperature=0, extra_body={"ignore_eos": True})
     assert r.usage.completion_tokens == 5 and r.choices[0].finish_reason == "length"
 
 

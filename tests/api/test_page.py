@@ -1,7 +1,9 @@
 """The chat page in headless Chromium: what a person sees and does. Skipped without playwright and a Chromium."""
+import os
 import re
 import shutil
 
+import httpx
 import pytest
 
 from daemon import SLOW, Daemon, free_port
@@ -72,6 +74,32 @@ def test_an_answer_is_streamed_and_told_of(page):
     assert page.page.inner_text("#kv-session").startswith("sess_")
 
 
+def test_the_picture_tells_where_pages_are(browser):
+    """A conversation that others have pushed out into RAM, as far as RAM has room: its pages are told by place, and drawn paler."""
+    with Daemon("--context", 900, "--kv-memory", 64 * 368640, "--kv-ram", 20 * 368640, "--session-heartbeat", "200s") as d:
+        p = Page(browser, d.url)
+        try:
+            p.set(limit=8, temperature=0)
+            p.ask("word " * 600)
+            facts = "() => document.getElementById('kv-facts').innerText.replace(/\\s+/g, ' ')"
+            p.page.wait_for_function("() => /on the device\\s+[1-9]/.test(document.getElementById('kv-facts').innerText)")
+            before = p.page.evaluate("() => document.getElementById('kv-map').toDataURL()")
+            r = httpx.post(d.url + "/v1/completions", json={"prompt": "other " * 750, "max_tokens": 1}, timeout=60 * SLOW)
+            assert r.status_code == 200, r.text
+            p.page.wait_for_function("() => /to compute again\\s+[1-9]/.test(document.getElementById('kv-facts').innerText)")
+            shown = p.page.evaluate(facts)
+            told = {name: int(n) for name, n in re.findall(r"(in RAM|to compute again|pages) (\d+)", shown)}
+            by = httpx.get(f"{d.url}/v1/sessions/{p.page.inner_text('#kv-session')}").json()["pages_by_tier"]
+            assert told["in RAM"] == by["ram"] > 0 and told["to compute again"] == by["lost"] > 0, (shown, by)
+            assert told["pages"] == sum(by.values())
+            assert p.page.evaluate("() => document.getElementById('kv-map').toDataURL()") != before
+            if os.environ.get("KVASIR_SCREENSHOTS"):
+                p.page.screenshot(path=os.path.join(os.environ["KVASIR_SCREENSHOTS"], "tiers.png"))
+            assert p.wrong == []
+        finally:
+            p.context.close()
+
+
 def test_stop_keeps_what_there_is(page, daemon):
     page.set(limit=4000)
     page.ask("Count from one to ten thousand.", wait=False)
@@ -97,6 +125,7 @@ def test_conversations_are_kept_and_run_side_by_side(page):
     assert page.page.locator("#list a").count() == 2
     assert page.page.locator(".turn.user .text").all_inner_texts() == ["Short one."]
     page.page.click("#list a:has-text('Tell a long story')")
+    page.page.wait_for_selector(".turn.user .text:has-text('Tell a long story.')")
     assert page.page.locator(".turn.user .text").all_inner_texts() == ["Tell a long story."]
     # After the reload nothing is known to the socket: the whole conversation is sent, and goes on.
     page.ask("More.")

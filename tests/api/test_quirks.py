@@ -287,7 +287,7 @@ def test_a_chat_stream_has_no_comments_and_no_event_names(http):
 
 @pytest.mark.quirk(17, 23)
 def test_responses_have_event_names_and_their_nulls(http):
-    body = {"input": "Hi", "max_output_tokens": 3}
+    body = {"input": "Hi", "max_output_tokens": 3, "ignore_eos": True}
     whole = http.post("/v1/responses", json=body).json()
     assert whole["error"] is None and "incomplete_details" in whole
     with http.stream("POST", "/v1/responses", json={**body, "stream": True}) as r:

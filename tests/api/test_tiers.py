@@ -171,6 +171,32 @@ def test_a_narrow_tier_says_what_it_is(disk):
         assert cached >= n - 17
 
 
+def test_a_session_tells_where_its_pages_are(disk):
+    """On the device, then partly below it, then back; and without a tier they are lost, and computed again."""
+    def session(d):
+        return httpx.get(d.url + "/v1/sessions/s").json()
+
+    def places(d):
+        seen = session(d)
+        assert sum(seen["pages_by_tier"].values()) == n_pages and seen["pages_by_tier"]["device"] >= seen["pages"]
+        return seen["pages_by_tier"]
+    for args, kind in (("--kv-ram", "256M"), "ram"), (("--kv-disk", f"{disk}:256M"), "disk"), ((), "lost"):
+        with Daemon(*POOL, "--session-heartbeat", "200s", *args) as d:
+            made = httpx.post(d.url + "/v1/sessions", json={"id": "s"}).json()
+            assert made["pages_by_tier"] == {"device": 0, "ram": 0, "disk": 0, "remote": 0, "lost": 0}
+            complete(d, prompt("mine", 60), session_id="s")
+            n_pages = session(d)["pages"]
+            assert n_pages > 40 and places(d)["device"] == n_pages
+            push_out(d)
+            if kind != "lost":
+                settled(d, kind)
+                assert re.search(rf"^  below it   {kind} 25[56]\.\d MiB$", d.stdout(), re.M)
+            left = places(d)
+            assert left[kind] > n_pages // 2 and sum(left[k] for k in {"device", kind, "lost"}) == n_pages
+            complete(d, prompt("mine", 60), session_id="s")
+            assert places(d)["device"] == n_pages
+
+
 def chat(d, session, messages, key="none"):
     body = {"messages": messages, "max_tokens": 4, "temperature": 0, "session_id": session}
     r = httpx.post(d.url + "/v1/chat/completions", json=body, headers={"x-api-key": key}, timeout=120 * SLOW)

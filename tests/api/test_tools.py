@@ -15,7 +15,8 @@ TOOLS = [{"type": "function", "function": {
                    "required": ["city", "unit"], "additionalProperties": False}}},
     {"type": "function", "function": {
         "name": "get_time", "description": "The time of a city.",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string", "maxLength": 20}}, "required": ["city"]}}}]
+        "parameters": {"type": "object", "properties": {"city": {"type": "string", "maxLength": 20}}, "required": ["city"],
+                                               "additionalProperties": False}}}]
 ASK = [{"role": "user", "content": "What is the weather in Paris?"}]
 
 
@@ -63,7 +64,7 @@ def test_openai_parse_gives_an_object(client):
 
 
 def test_a_streamed_schema_is_the_same(client):
-    schema = {"type": "object", "properties": {"n": {"type": "integer", "minimum": 10, "maximum": 99}}, "required": ["n"]}
+    schema = {"type": "object", "properties": {"n": {"type": "integer", "minimum": 10, "maximum": 99}}, "required": ["n"], "additionalProperties": False}
     text = "".join(c.choices[0].delta.content or "" for c in ask(
         client, stream=True, temperature=0, response_format={"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}))
     assert 10 <= json.loads(text)["n"] <= 99

@@ -204,7 +204,7 @@ def test_ws_disconnect_is_noticed(echo, how):
         if how == "rst":
             w.s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
         w.s.close()
-    eventually(lambda: echo.stats()["ws_closed"] - before == 20, 1, "all have ended")
+    eventually(lambda: echo.stats()["ws_closed"] - before == 20, 5, "all have ended")
     assert echo.stats()["websockets"] == 0
 
 

@@ -1,7 +1,7 @@
 /*
  * bench_ops: how fast a CPU backend's operations are, one by one.
  *
- *   bench_ops [--device NAME] [--threads N] [--shapes 1b|small] [--rows N] [--only WORD]
+ *   bench_ops [--device NAME] [--threads N] [--shapes 1b|small] [--rows N] [--only WORD] [--kv-dtype f16|int8|fp8_e4m3]
  *
  * Weights are random. Each line is the best of several runs: for one row the bytes of weights read per second, for many rows the
  * multiply-adds per second, for attention the bytes of KV read per second. "1b" is the shape of a 1B llama (2048 wide, 8192 in the
@@ -173,7 +173,7 @@ static void run_reading(void *arg)
 	must(r->b->ops->scan(r->b, r->p + r->at, r->bytes, &sum), "scan");
 }
 
-static void bench_attention(struct backend *b, const struct shape *s)
+static void bench_attention(struct backend *b, const struct shape *s, enum kv_form form)
 {
 	enum { PAGES = (DEPTH + CHUNK) / KV_PAGE_TOKENS };
 	struct attention a = {.b = b, .n_head = s->n_head};
@@ -181,6 +181,8 @@ static void bench_attention(struct backend *b, const struct shape *s)
 	for (int32_t i = 0; i < PAGES; i++)
 		table[i] = i * 37 % PAGES; /* 37 shares no factor with PAGES */
 	must(kv_layout_for(b, &a.layout, LAYERS, s->n_head_kv, s->head_dim), "layout");
+	if (form != KV_FORM_F16)
+		kv_layout_narrow(&a.layout, form);
 	must(b->ops->mem_alloc(b, a.layout.page_stride * PAGES, &a.kv), "kv");
 	must(b->ops->reserve(b, CHUNK, 0, &a.layout), "reserve");
 	float *k = random_rows((int64_t)CHUNK * s->n_head_kv * s->head_dim);
@@ -201,6 +203,7 @@ static void bench_attention(struct backend *b, const struct shape *s)
 		const char *name;
 		int32_t at, n;
 	} cases[] = {{"1 row at 256", 256, 1}, {"1 row at 4096", DEPTH, 1}, {"512 rows at 0", 0, CHUNK}, {"512 rows at 4096", DEPTH, CHUNK}};
+	double token_bytes = (double)a.layout.page_bytes / LAYERS / KV_PAGE_TOKENS;
 	printf("%-18s %10s %10s %10s\n", "attention", "us", "GB/s", "GMAC/s");
 	for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
 		seq.first_position = cases[i].at;
@@ -209,12 +212,12 @@ static void bench_attention(struct backend *b, const struct shape *s)
 		double t = best_of(run_attention, &a);
 		must(b->ops->step_end(b), "step");
 		double seen = cases[i].n * (cases[i].at + (cases[i].n + 1) / 2.0);
-		double bytes = (double)(cases[i].at + cases[i].n) * 4 * s->n_head_kv * s->head_dim;
+		double bytes = (double)(cases[i].at + cases[i].n) * token_bytes;
 		printf("%-18s %10.1f %10.1f %10.1f\n", cases[i].name, t * 1e6, bytes / t * 1e-9,
 		       seen * s->n_head * s->head_dim * 2 / t * 1e-9);
 	}
 	struct reading r = {.b = b, .p = a.kv, .size = a.layout.page_stride * PAGES};
-	r.bytes = (size_t)DEPTH * 4 * (size_t)(s->n_head_kv * s->head_dim) & ~(size_t)4095;
+	r.bytes = (size_t)(DEPTH * token_bytes) & ~(size_t)4095;
 	if (b->ops->scan) {
 		double t = best_of(run_reading, &r);
 		printf("%-18s %10.1f %10.1f\n", "plain reading", t * 1e6, (double)r.bytes / t * 1e-9);
@@ -238,6 +241,7 @@ int main(int argc, char **argv)
 	struct backend_options o = {.device = "cpu"};
 	const char *shape = "1b", *only = NULL;
 	int64_t n_rows = 512;
+	enum kv_form form = KV_FORM_F16;
 	for (int i = 1; i < argc; i += 2) {
 		const char *value = i + 1 < argc ? argv[i + 1] : "";
 		if (strcmp(argv[i], "--device") == 0)
@@ -250,8 +254,8 @@ int main(int argc, char **argv)
 			n_rows = atoi(value);
 		else if (strcmp(argv[i], "--only") == 0)
 			only = value;
-		else {
-			fprintf(stderr, "usage: bench_ops [--device NAME] [--threads N] [--shapes 1b|small] [--rows N] [--only WORD]\n");
+		else if (strcmp(argv[i], "--kv-dtype") != 0 || !kv_form_find(value, &form)) {
+			fprintf(stderr, "usage: bench_ops [--device NAME] [--threads N] [--shapes 1b|small] [--rows N] [--only WORD] [--kv-dtype T]\n");
 			return 2;
 		}
 	}
@@ -272,7 +276,7 @@ int main(int argc, char **argv)
 		       (long long)shapes[i].n_out, (long long)n_rows);
 		bench_products(b, &shapes[i], n_rows, only);
 		if (!only || strstr("attention", only))
-			bench_attention(b, &shapes[i]);
+			bench_attention(b, &shapes[i], form);
 	}
 	printf("a small parallel section: %.2f us\n", best_of(nothing, b) * 1e6);
 	b->ops->destroy(b);

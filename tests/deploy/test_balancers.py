@@ -73,19 +73,21 @@ def test_requests_without_a_session_use_both_daemons(front, daemons):
 
 
 def test_a_stream_passes_as_it_is_made(front):
-    """Each token leaves the balancer when it comes, not with the last one."""
+    """Each token leaves the balancer when it comes, not with the last one. Each is a whole word, so that none is held back for the next."""
     times = []
     with httpx.Client(base_url=front.url, timeout=60 * SLOW) as c:
+        word = c.post("/tokenize", json={"content": " the"}).json()["tokens"]
+        assert len(word) == 1
         with c.stream("POST", "/v1/completions", json={"prompt": "Once upon a time", "max_tokens": 60, "stream": True,
-                                                       "ignore_eos": True}) as r:
+                                                       "logit_bias": {str(word[0]): 100}}) as r:
             assert r.headers["content-type"].startswith("text/event-stream")
             for line in r.iter_lines():
                 if line.startswith("data: {"):
                     times.append(time.monotonic())
     assert len(times) >= 60
     whole = times[-1] - times[0]
-    # Held back, they would come in a few bursts with next to nothing between them.
-    assert sum(1 for a, b in zip(times, times[1:]) if b - a > whole / 600) > 30, [b - a for a, b in zip(times, times[1:])]
+    # Held back, they would come in one burst or two; a client that had to wait for a processor reads some of them together.
+    assert sum(1 for a, b in zip(times, times[1:]) if b - a > whole / 600) > 10, [b - a for a, b in zip(times, times[1:])]
     assert whole > 0.02
 
 

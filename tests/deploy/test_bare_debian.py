@@ -76,7 +76,7 @@ def test_quickstart_leads_to_a_daemon_that_answers(bare):
     command = ["/root/kvasir/deploy/quickstart.sh", "--prefix", "/opt/kvasir", "--port", str(port)]
     status, out = bare.run([*command, "--no-serve"])
     assert status == 0, out[-4000:]
-    assert f"/opt/kvasir/bin/kvasir serve --model /opt/kvasir/models/" in out
+    assert "/opt/kvasir/bin/kvasir serve --model /opt/kvasir/models/" in out
     # Again: nothing is left to do but to serve.
     log = open(f"{CACHE}/quickstart.log", "w+")
     serving = bare.start(command, out=log)

@@ -8,7 +8,7 @@ import subprocess
 import httpx
 import pytest
 
-from daemon import MODEL, ROOT, Daemon
+from daemon import ROOT, SLOW, Daemon
 
 yaml = pytest.importorskip("yaml", reason="PyYAML is not installed (tests/deploy/requirements.txt)")
 promql = pytest.importorskip("promql_parser", reason="promql-parser is not installed (tests/deploy/requirements.txt)")
@@ -68,9 +68,14 @@ def parse_metrics(text):
 
 @pytest.fixture(scope="module")
 def metrics_text():
-    with Daemon("--kv-memory", "64M") as d:
-        httpx.post(d.url + "/v1/completions", json={"prompt": "x", "max_tokens": 4}, timeout=60).raise_for_status()
-        return httpx.get(d.url + "/metrics").text
+    """Of a daemon that has all of them: keys and a tier as well."""
+    keys = json.dumps({"keys": [{"name": "ann", "key": "sk-ann"}, {"name": "ops", "key": "sk-ops", "admin": True}]})
+    with Daemon("--kv-memory", "64M", "--kv-ram", "64M", "--api-keys", keys, key="sk-ops") as d:
+        body = {"prompt": "x", "max_tokens": 4}
+        httpx.post(d.url + "/v1/completions", json=body, headers=d.headers, timeout=60 * SLOW).raise_for_status()
+        text = httpx.get(d.url + "/metrics", headers=d.headers).text
+    assert "kvasir:key_requests_total{" in text and "kvasir:tier_pages{" in text
+    return text
 
 
 @pytest.mark.needs_model

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Runs each fuzz target for SECONDS on its seeds: tests/fuzz/run.sh SECONDS [TARGET...]
+# Runs each fuzz target for SECONDS on its seeds: tests/fuzz/run.sh SECONDS [TARGET...]; with --build in their place it only builds them.
 # $KVASIR_JOBS at a time (default: the CPUs). Builds with clang (libFuzzer, ASan, UBSan) in $KVASIR_FUZZ_BUILD (default build-fuzz). Prints one line per target and
 # their sum; the exit status is 1 when one found something, whose input and log then lie in that folder's findings/. The corpus grows from run
 # to run in corpus/.
@@ -15,7 +15,8 @@ if [ ! -f "$build/build.ninja" ]; then
 		-Db_sanitize=address,undefined -Db_lundef=false >"$build.log" 2>&1 || { cat "$build.log"; exit 1; }
 	rm -f "$build.log"
 fi
-ninja -C "$build" fuzz-targets >"$build/fuzz-build.log" 2>&1 || { tail -n 40 "$build/fuzz-build.log"; exit 1; }
+ninja -C "$build" -j "${KVASIR_JOBS:-$(nproc)}" fuzz-targets >"$build/fuzz-build.log" 2>&1 || { tail -n 40 "$build/fuzz-build.log"; exit 1; }
+[ "$seconds" != --build ] || exit 0
 python3 "$root/tests/fuzz/make_seeds.py" "$build/seeds"
 
 if [ $# -eq 0 ]; then

@@ -1,10 +1,11 @@
 /*
  * bench-gpu: what a model does on a GPU, as shares of what the GPU does.
  *
- *   bench-gpu FILE DEVICE --copy GB/S --product TFLOP/S [--quick] [--small]
+ *   bench-gpu FILE DEVICE --copy GB/S --product TFLOP/S [--kv FORM] [--quick] [--small]
  *
  * Prints decode tokens/s at batch 1, 8 and 64 over contexts of 1k, 8k and 32k, prefill tokens/s at 512 and 8k, and, for this model's
- * shapes, the bandwidth of the matrix-vector products and of decode attention. Bytes are those that must be read: the weights in the file,
+ * shapes, the bandwidth of the matrix-vector products and of decode attention over KV of each form. With --kv int8 or fp8_e4m3, decode over such KV
+ * alone. Bytes are those that must be read: the weights in the file,
  * keys and values. --copy and --product are what measure.cu found: bytes read and written by a device copy, and a bf16 product. --quick
  * takes fewer rounds; --product none: there was nothing to measure; --small divides contexts and lengths by 256, for a test of this program.
  */
@@ -21,6 +22,7 @@ enum { CHUNK = 2048 };
 static struct {
 	double copy_gbs, product_tflops;
 	bool quick;
+	enum kv_form form;
 	int32_t divide; /* contexts and lengths by this */
 } options = {.divide = 1};
 
@@ -61,7 +63,9 @@ static void bench_decode(struct whole *w)
 	static const int32_t batches[] = {1, 8, 64}, contexts[] = {1024, 8192, 32768};
 	float *logits;
 	double weights = weight_bytes(w->gguf);
-	printf("\n%-22s %10s %10s %8s\n", "decode", "tokens/s", "GB/s", "of copy");
+	char title[32];
+	snprintf(title, sizeof title, "decode, KV in %s", kv_form_name(options.form));
+	printf("\n%-22s %10s %10s %8s\n", title, "tokens/s", "GB/s", "of copy");
 	for (int i = 0; i < 3; i++)
 		for (int k = 0; k < 3; k++) {
 			int32_t n_seqs = batches[i], at = contexts[k] / options.divide, steps = options.quick ? 4 : 24;
@@ -166,11 +170,14 @@ static void bench_matvec(struct whole *w)
 		b->ops->weight_destroy(b, weight[i]);
 }
 
-static void bench_attention(struct whole *w)
+static void bench_attention(struct whole *w, enum kv_form form)
 {
+	const struct kv_layout exact = w->layout;
 	const struct model_params *p = model_params(w->model);
 	static const int32_t shapes[][2] = {{1, 32768}, {8, 8192}, {64, 2048}};
 	struct backend *b = w->backend;
+	if (form != KV_FORM_F16)
+		kv_layout_narrow(&w->layout, form);
 	for (int i = 0; i < 3; i++) {
 		int32_t n_seqs = shapes[i][0], at = shapes[i][1] / options.divide, token[WHOLE_SEQS] = {0}, position[WHOLE_SEQS];
 		struct batch_seq seq[WHOLE_SEQS];
@@ -201,11 +208,12 @@ static void bench_attention(struct whole *w)
 			must(b->ops->step_end(b), "step_end");
 		}
 		double gbs = kv_bytes_per_token(w) * n_seqs * (at + 1) * rounds / (now() - t) * 1e-9;
-		printf("%-22s %10s %10.0f %7.1f%%\n", name, "", gbs, 100 * gbs / options.copy_gbs);
+		printf("%-22s %10s %10.0f %7.1f%%\n", name, kv_form_name(form), gbs, 100 * gbs / options.copy_gbs);
 		fflush(stdout);
 		b->ops->mem_free(b, q, bytes);
 		b->ops->mem_free(b, out, bytes);
 	}
+	w->layout = exact;
 }
 
 int main(int argc, char **argv)
@@ -217,21 +225,26 @@ int main(int argc, char **argv)
 			options.divide = 256;
 		else if (strcmp(argv[i], "--copy") == 0 && i + 1 < argc)
 			options.copy_gbs = atof(argv[++i]);
+		else if (strcmp(argv[i], "--kv") == 0 && i + 1 < argc && kv_form_find(argv[i + 1], &options.form))
+			i++;
 		else if (strcmp(argv[i], "--product") == 0 && i + 1 < argc)
 			options.product_tflops = strcmp(argv[++i], "none") == 0 ? INFINITY : atof(argv[i]);
 	}
 	if (argc < 3 || options.copy_gbs <= 0 || options.product_tflops <= 0) {
-		fprintf(stderr, "usage: bench-gpu FILE DEVICE --copy GB/S --product TFLOP/S [--quick] [--small]\n");
+		fprintf(stderr, "usage: bench-gpu FILE DEVICE --copy GB/S --product TFLOP/S [--kv FORM] [--quick] [--small]\n");
 		return 2;
 	}
 	struct whole w;
 	double t = now();
-	whole_open(&w, argv[2], 0, argv[1], CHUNK);
+	whole_open(&w, argv[2], 0, argv[1], CHUNK, options.form);
 	printf("%s: loaded in %.1f s, %.2f GB of weights\n", argv[1], now() - t, weight_bytes(w.gguf) * 1e-9);
 	bench_decode(&w);
-	bench_prefill(&w);
-	bench_matvec(&w);
-	bench_attention(&w);
+	if (options.form == KV_FORM_F16) {
+		bench_prefill(&w);
+		bench_matvec(&w);
+		for (int form = 0; form < KV_N_FORMS; form++)
+			bench_attention(&w, (enum kv_form)form);
+	}
 	whole_close(&w);
 	return 0;
 }

@@ -9,7 +9,7 @@ nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
 flags=(-std=gnu11 -O3 -D_GNU_SOURCE '-DKVASIR_VERSION="check"' -fvisibility=hidden -fno-math-errno -I.)
 
 {
-	for name in $(sed -n "/^cuda_names = \[/,/^\]/s/^ *'\([a-z_]*\)',$/\1/p" cuda/meson.build); do
+	for name in $(sed -n "/^cuda_names = \[/,/^\]/s/^ *'\([a-z0-9_]*\)',$/\1/p" cuda/meson.build); do
 		echo "$nvcc -c -o $dir/cuda-$name.o -gencode=arch=compute_$arch,code=sm_$arch -std=c++17 -O3 -I. --expt-relaxed-constexpr cuda/$name.cu"
 	done
 	avx2='-mavx2 -mfma -mf16c -ffp-contract=off'

@@ -131,6 +131,9 @@ reference=cpu large=(--large)
 part "every operation, small shapes" 60 "$tools/compare-ops" "$device"
 part "tiny BF16 against the reference" 30 "$tools/compare-model" "$work/tiny-BF16.gguf" "$device"
 part "tiny Q4_K against the reference" 30 "$tools/compare-model" "$work/tiny-Q4_K.gguf" "$device"
+for kv in int8 fp8_e4m3; do
+	part "tiny BF16, KV in $kv, against the reference" 30 "$tools/compare-model" --kv "$kv" "$work/tiny-BF16.gguf" "$device"
+done
 sanitizer=$(command -v compute-sanitizer || echo "$toolkit/bin/compute-sanitizer")
 if [ -x "$sanitizer" ]; then
 	# A prompt so long that every kernel runs: those for many rows, too.
@@ -138,6 +141,8 @@ if [ -x "$sanitizer" ]; then
 		part "compute-sanitizer $tool, tiny Q4_K" 40 "$sanitizer" --tool "$tool" --error-exitcode 1 \
 			"$tools/compare-model" "$work/tiny-Q4_K.gguf" "$device" "$reference" 130 3
 	done
+	part "compute-sanitizer memcheck, tiny BF16, KV in int8" 40 "$sanitizer" --tool memcheck --error-exitcode 1 \
+		"$tools/compare-model" --kv int8 "$work/tiny-BF16.gguf" "$device" "$reference" 130 3
 else
 	say "-- compute-sanitizer: not on this machine"
 fi
@@ -162,5 +167,6 @@ flags=()
 for file in 8b-Q4_K 8b-BF16 1b-Q4_K 1b-BF16; do
 	part "$file" 100 "$tools/bench-gpu" "$work/$file.gguf" "$device" --copy "$copy" --product "$product" "${flags[@]}"
 done
+part "8b-Q4_K, KV in int8" 60 "$tools/bench-gpu" "$work/8b-Q4_K.gguf" "$device" --copy "$copy" --product "$product" --kv int8 "${flags[@]}"
 say "0 failed, $incomplete stopped or left out"
 [ "$incomplete" -eq 0 ]

@@ -1,4 +1,7 @@
-/* Pages: RoPE, storing keys and values, attention over them, copies; conversations of prompts, chunks and single rows. */
+/*
+ * Pages, of every form: RoPE, storing keys and values, attention over them, copies; conversations of prompts, chunks and single rows. In a narrow
+ * cache some pages have wide copies.
+ */
 #include "tests/gpu/compare.h"
 
 enum { LAYERS = 2, LAYER = 1, SEQS = 6, MAX_ROWS = 700 };
@@ -6,8 +9,10 @@ enum { LAYERS = 2, LAYER = 1, SEQS = 6, MAX_ROWS = 700 };
 /* The same pages on both devices, and the sequences that own them. */
 struct cache {
 	struct pair *p;
-	struct kv_layout layout;           /* of the device; that of the reference differs in the type at most */
+	struct kv_layout layout;           /* of the device; that of the reference differs in the type at most, and in `wide` */
 	struct kv_layout reference_layout;
+	struct kv_wide wide, reference_wide;
+	size_t bytes;                      /* of pages and wide copies */
 	int32_t n_head, n_pages, pages_per_seq;
 	void *device, *reference;
 	int32_t *pages;    /* [n_pages] in random order; sequence s has pages_per_seq of them from s * pages_per_seq */
@@ -31,7 +36,27 @@ static void *used_pages(struct backend *b, size_t bytes)
 	return kv;
 }
 
-static struct cache *cache_new(struct pair *p, int32_t n_head_kv, int32_t group, int32_t dim, int32_t max_length)
+/* Makes it narrow, with wide copies of a part of the pages. */
+static void make_narrow(struct cache *c, enum kv_form form)
+{
+	struct kv_layout *l = &c->layout;
+	struct kv_wide *w = &c->wide;
+	int32_t n = 0;
+	*w = (struct kv_wide){.slot = malloc((size_t)c->n_pages * sizeof *w->slot), .stride = l->page_stride, .bytes = l->page_bytes};
+	if (!w->slot)
+		give_up("no memory");
+	for (int32_t i = 0; i < c->n_pages; i++)
+		w->slot[i] = random_int(c->p, 0, 3) == 0 ? n++ : -1;
+	kv_layout_narrow(l, form);
+	kv_layout_narrow(&c->reference_layout, form);
+	w->offset = l->page_stride * (size_t)c->n_pages;
+	c->bytes = w->offset + (size_t)n * w->stride;
+	c->reference_wide = *w;
+	l->wide = &c->wide;
+	c->reference_layout.wide = &c->reference_wide;
+}
+
+static struct cache *cache_new(struct pair *p, enum kv_form form, int32_t n_head_kv, int32_t group, int32_t dim, int32_t max_length)
 {
 	struct cache *c = calloc(1, sizeof *c);
 	if (!c)
@@ -52,9 +77,11 @@ static struct cache *cache_new(struct pair *p, int32_t n_head_kv, int32_t group,
 		c->pages[i] = c->pages[j];
 		c->pages[j] = t;
 	}
-	size_t bytes = c->layout.page_stride * (size_t)c->n_pages;
-	c->device = used_pages(p->device, bytes);
-	c->reference = used_pages(p->reference, bytes);
+	c->bytes = c->layout.page_stride * (size_t)c->n_pages;
+	if (form != KV_FORM_F16)
+		make_narrow(c, form);
+	c->device = used_pages(p->device, c->bytes);
+	c->reference = used_pages(p->reference, c->bytes);
 	must(p->device->ops->reserve(p->device, MAX_ROWS, c->n_head * dim, &c->layout), "reserve");
 	must(p->reference->ops->reserve(p->reference, MAX_ROWS, c->n_head * dim, &c->reference_layout), "reserve");
 	for (int32_t i = 0; i < dim / 2; i++)
@@ -65,9 +92,9 @@ static struct cache *cache_new(struct pair *p, int32_t n_head_kv, int32_t group,
 
 static void cache_free(struct cache *c)
 {
-	size_t bytes = c->layout.page_stride * (size_t)c->n_pages;
-	c->p->device->ops->mem_free(c->p->device, c->device, bytes);
-	c->p->reference->ops->mem_free(c->p->reference, c->reference, bytes);
+	c->p->device->ops->mem_free(c->p->device, c->device, c->bytes);
+	c->p->reference->ops->mem_free(c->p->reference, c->reference, c->bytes);
+	free(c->wide.slot);
 	free(c->pages);
 	free(c);
 }
@@ -103,16 +130,34 @@ static void step_on(struct cache *c, struct backend *b, void *kv, float *q, floa
 	must(b->ops->step_end(b), "step_end");
 }
 
-/* One step over the batch, compared. */
+/* The reference goes on with what the device has. */
+static void take_over(struct operand *o)
+{
+	float *got, *want;
+	operand_results(o, &got, &want);
+	must(o->p->reference->ops->mem_write(o->p->reference, o->reference, got, o->n * sizeof *got), "mem_write");
+	free(got);
+	free(want);
+}
+
+/*
+ * One step over the batch, compared. Keys that are rotated may differ in a last bit, which could make another code of one: of a narrow cache
+ * the reference takes the device's.
+ */
 static void step(struct cache *c, bool rope, const char *what)
 {
 	struct pair *p = c->p;
+	const bool same_keys = rope && c->layout.form != KV_FORM_F16;
 	size_t kv_size = (size_t)(c->batch.n_rows * c->layout.n_head_kv * c->layout.head_dim);
 	size_t q_size = kv_size * (size_t)(c->n_head / c->layout.n_head_kv);
 	struct operand q = operand_new(p, q_size, 1.5f), k = operand_new(p, kv_size, 1.5f), v = operand_new(p, kv_size, 1);
 	struct operand out = operand_new(p, q_size, 1);
 	step_on(c, p->device, c->device, q.device, k.device, v.device, out.device, rope);
-	step_on(c, p->reference, c->reference, q.reference, k.reference, v.reference, out.reference, rope);
+	if (same_keys) {
+		take_over(&q);
+		take_over(&k);
+	}
+	step_on(c, p->reference, c->reference, q.reference, k.reference, v.reference, out.reference, rope && !same_keys);
 	/*
 	 * Keys and values are halves, or bfloat16s on either, which have three bits less; a last bit of RoPE's sines may round a key to
 	 * the next one, and a device may round queries and probabilities to halves as well.
@@ -125,12 +170,19 @@ static void step(struct cache *c, bool rope, const char *what)
 	operand_free(&out);
 }
 
-static void conversations(struct pair *p, int32_t n_head_kv, int32_t group, int32_t dim, int32_t length)
+static void name_row(const char *what, enum kv_form form)
 {
 	char name[64];
-	snprintf(name, sizeof name, "attention %dx%d heads of %d", n_head_kv, group, dim);
+	snprintf(name, sizeof name, "%s%s%s", what, form == KV_FORM_F16 ? "" : ", ", form == KV_FORM_F16 ? "" : kv_form_name(form));
 	row_begin(name);
-	struct cache *c = cache_new(p, n_head_kv, group, dim, length);
+}
+
+static void conversations(struct pair *p, enum kv_form form, int32_t n_head_kv, int32_t group, int32_t dim, int32_t length)
+{
+	char name[48];
+	snprintf(name, sizeof name, "attention %dx%d heads of %d", n_head_kv, group, dim);
+	name_row(name, form);
+	struct cache *c = cache_new(p, form, n_head_kv, group, dim, length);
 	int32_t most = length / 3 < 100 ? length / 3 : 100;
 	/* prompts of every length together, and a first chunk that ends within a page */
 	begin_step(c);
@@ -155,12 +207,12 @@ static void conversations(struct pair *p, int32_t n_head_kv, int32_t group, int3
 }
 
 /* Contexts as long as real ones, decoded and extended by a chunk. */
-static void long_contexts(struct pair *p, int32_t n_head_kv, int32_t group, int32_t dim, int32_t length)
+static void long_contexts(struct pair *p, enum kv_form form, int32_t n_head_kv, int32_t group, int32_t dim, int32_t length)
 {
-	char name[64];
+	char name[48];
 	snprintf(name, sizeof name, "attention over %d", length);
-	row_begin(name);
-	struct cache *c = cache_new(p, n_head_kv, group, dim, length + 64);
+	name_row(name, form);
+	struct cache *c = cache_new(p, form, n_head_kv, group, dim, length + 64);
 	while (c->at[0] < length) {
 		begin_step(c);
 		add_rows(c, 0, length - c->at[0] < MAX_ROWS ? length - c->at[0] : MAX_ROWS);
@@ -190,11 +242,70 @@ static void long_contexts(struct pair *p, int32_t n_head_kv, int32_t group, int3
 	row_end();
 }
 
-/* A copied page serves like the one it was copied from. */
-static void copies(struct pair *p)
+/*
+ * Vectors with a value that is no number, in every other row of two steps: they reach those rows that see them, element by element as on the
+ * reference, and no others, and are counted.
+ */
+static void odd_values(struct pair *p, enum kv_form form)
 {
-	row_begin("page_copy");
-	struct cache *c = cache_new(p, 2, 2, 64, 64);
+	static const float odd[] = {NAN, INFINITY, -INFINITY};
+	enum { ROWS = 40, N_HEAD_KV = 2, GROUP = 3, DIM = 40 };
+	name_row("no numbers", form);
+	struct cache *c = cache_new(p, form, N_HEAD_KV, GROUP, DIM, 2 * ROWS);
+	for (int k = 0; k < 2; k++) {
+		begin_step(c);
+		/* Long enough for the kernels that prompts have, then so short that all of it shares a tile. */
+		for (int32_t s = 0; s < SEQS; s++)
+			add_rows(c, s, k == 0 ? ROWS - s : 2);
+		size_t n = (size_t)c->batch.n_rows * N_HEAD_KV * DIM;
+		struct operand q = operand_new(p, n * GROUP, 1), keys = operand_new(p, n, 1), values = operand_new(p, n, 1);
+		struct operand out = operand_new(p, n * GROUP, 1);
+		float *spoilt = malloc(n * sizeof *spoilt), *got, *want;
+		if (!spoilt)
+			give_up("no memory");
+		for (int what = 0; what < 2; what++) {
+			struct operand *o = what ? &values : &keys;
+			memcpy(spoilt, o->host, n * sizeof *spoilt);
+			/* Each sequence has one; values of all but the last, keys of the last. */
+			for (int32_t s = what ? 0 : SEQS - 1; k == 0 && s < (what ? SEQS - 1 : SEQS); s++) {
+				int32_t row = c->seq[s].first_row + random_int(p, c->seq[s].n_rows / 2, c->seq[s].n_rows - 1);
+				spoilt[row * N_HEAD_KV * DIM + random_int(p, 0, N_HEAD_KV * DIM - 1)] = odd[s % 3];
+			}
+			must(p->device->ops->mem_write(p->device, o->device, spoilt, n * sizeof *spoilt), "mem_write");
+			must(p->reference->ops->mem_write(p->reference, o->reference, spoilt, n * sizeof *spoilt), "mem_write");
+		}
+		step_on(c, p->device, c->device, q.device, keys.device, values.device, out.device, false);
+		step_on(c, p->reference, c->reference, q.reference, keys.reference, values.reference, out.reference, false);
+		operand_results(&out, &got, &want);
+		size_t n_finite = 0;
+		for (size_t i = 0; i < out.n; i++) {
+			row_result(!isfinite(got[i]) != !isfinite(want[i]), 0, "element %zu: %g instead of %g", i, (double)got[i], (double)want[i]);
+			if (isfinite(want[i]))
+				row_result(fabs((double)got[i] - want[i]), 5e-2 * (1 + fabs(want[i])), "element %zu", i);
+			n_finite += isfinite(want[i]);
+		}
+		row_result(n_finite == 0 || n_finite == out.n, 0, "nothing was tested");
+		row_result(c->wide.n_not_finite != c->reference_wide.n_not_finite, 0, "%d vectors are counted, not %d",
+		           (int)c->wide.n_not_finite, (int)c->reference_wide.n_not_finite);
+		free(spoilt);
+		free(got);
+		free(want);
+		operand_free(&q);
+		operand_free(&keys);
+		operand_free(&values);
+		operand_free(&out);
+	}
+	if (form != KV_FORM_F16)
+		row_result(c->wide.n_not_finite != SEQS, 0, "%d vectors are counted", (int)c->wide.n_not_finite);
+	cache_free(c);
+	row_end();
+}
+
+/* A copied page serves like the one it was copied from. */
+static void copies(struct pair *p, enum kv_form form)
+{
+	name_row("page_copy", form);
+	struct cache *c = cache_new(p, form, 2, 2, 64, 64);
 	begin_step(c);
 	add_rows(c, 0, 37);
 	step(c, false, "prompt");
@@ -202,6 +313,9 @@ static void copies(struct pair *p)
 	for (int i = 0; i < 3; i++) {
 		from[i] = c->pages[i];
 		to[i] = c->pages[5 * c->pages_per_seq + i];
+		/* As the pool has it: a copy is wide only where its original is. */
+		if (form != KV_FORM_F16 && c->wide.slot[from[i]] < 0)
+			c->wide.slot[to[i]] = -1;
 	}
 	must(p->device->ops->page_copy(p->device, c->device, &c->layout, from, to, 3), "page_copy");
 	must(p->reference->ops->page_copy(p->reference, c->reference, &c->reference_layout, from, to, 3), "page_copy");
@@ -221,7 +335,7 @@ static void many_copies(struct pair *p)
 {
 	enum { N = 300 };
 	row_begin("page_copy of 300");
-	struct cache *c = cache_new(p, 1, 1, 8, N * 2 / SEQS * KV_PAGE_TOKENS);
+	struct cache *c = cache_new(p, KV_FORM_F16, 1, 1, 8, N * 2 / SEQS * KV_PAGE_TOKENS);
 	size_t stride = c->layout.page_stride, bytes = stride * (size_t)c->n_pages;
 	uint8_t *before = malloc(bytes), *after = malloc(bytes);
 	if (!before || !after || c->n_pages != 2 * N)
@@ -248,15 +362,22 @@ void compare_attention(struct pair *p)
 		int32_t n_head_kv, group, dim;
 	} shapes[] = {{3, 3, 64}, {2, 1, 128}, {1, 8, 80}, {2, 5, 16}, {1, 40, 32}, {2, 12, 96}, {2, 4, 64}, {4, 7, 16}, {1, 2, 256}, {8, 4, 128}};
 	for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
-		conversations(p, shapes[i].n_head_kv, shapes[i].group, shapes[i].dim, p->large ? 400 : 90);
-	/* Any shape that a backend may be asked for. */
-	for (int i = 0; i < 6; i++)
-		conversations(p, random_int(p, 1, 3), random_int(p, 1, 16), 8 * random_int(p, 1, 32), random_int(p, 30, p->large ? 700 : 350));
-	long_contexts(p, 1, 4, 64, 1500);
-	if (p->large) {
-		long_contexts(p, 8, 4, 128, 8192);
-		long_contexts(p, 2, 8, 128, 33000);
+		conversations(p, KV_FORM_F16, shapes[i].n_head_kv, shapes[i].group, shapes[i].dim, p->large ? 400 : 90);
+	for (int form = 0; form < KV_N_FORMS; form++) {
+		/* Any shape that a backend may be asked for; of narrow forms, those that have kernels of their own first. */
+		for (int i = 0; form != KV_FORM_F16 && i < 4; i++)
+			conversations(p, (enum kv_form)form, shapes[i].n_head_kv, shapes[i].group, shapes[i].dim, p->large ? 400 : 90);
+		for (int i = 0; i < (form == KV_FORM_F16 || p->large ? 6 : 3); i++)
+			conversations(p, (enum kv_form)form, random_int(p, 1, 3), random_int(p, 1, 16), 8 * random_int(p, 1, 32),
+			              random_int(p, 30, p->large ? 700 : form == KV_FORM_F16 ? 350 : 200));
+		long_contexts(p, (enum kv_form)form, 1, 4, 64, 1500);
+		if (p->large) {
+			long_contexts(p, (enum kv_form)form, 8, 4, 128, 8192);
+			if (form == KV_FORM_F16)
+				long_contexts(p, (enum kv_form)form, 2, 8, 128, 33000);
+		}
+		copies(p, (enum kv_form)form);
+		odd_values(p, (enum kv_form)form);
 	}
-	copies(p);
 	many_copies(p);
 }

@@ -9,7 +9,7 @@ static _Noreturn void fail(const char *what, const char *why, int status)
 	exit(status);
 }
 
-void whole_open(struct whole *w, const char *device, int32_t n_threads, const char *path, int32_t max_rows)
+void whole_open(struct whole *w, const char *device, int32_t n_threads, const char *path, int32_t max_rows, enum kv_form form)
 {
 	struct backend_options o = {.device = device, .n_threads = n_threads};
 	struct error err = {0};
@@ -24,6 +24,8 @@ void whole_open(struct whole *w, const char *device, int32_t n_threads, const ch
 	w->position = calloc((size_t)max_rows, sizeof *w->position);
 	if (!w->token || !w->position || kv_layout_for(w->backend, &w->layout, p->n_layer, p->n_head_kv, p->head_dim) != STATUS_OK)
 		fail(path, "no memory", 1);
+	if (form != KV_FORM_F16)
+		kv_layout_narrow(&w->layout, form);
 	/* Logits of every row only in small steps, see whole_step(). */
 	int32_t max_outputs = max_rows > WHOLE_SEQS && max_rows <= 512 ? max_rows : WHOLE_SEQS;
 	if (model_reserve(w->model, max_rows, max_outputs, &w->layout, &err) != STATUS_OK)

@@ -17,8 +17,11 @@ struct whole {
 	int32_t *token, *position; /* [max_rows] */
 };
 
-/* Opens device and model; on failure prints why and exits: 77 when the machine has no such device, else 1. */
-void whole_open(struct whole *w, const char *device, int32_t n_threads, const char *path, int32_t max_rows);
+/*
+ * Opens device and model, for KV of a form, without wide copies; on failure prints why and exits: 77 when the machine has no such device,
+ * else 1.
+ */
+void whole_open(struct whole *w, const char *device, int32_t n_threads, const char *path, int32_t max_rows, enum kv_form form);
 /* Pages for n_seqs sequences of `length` positions, those of before given back. False when they do not fit. */
 bool whole_pages(struct whole *w, int32_t n_seqs, int32_t length);
 /*

@@ -401,6 +401,7 @@ int main(int argc, char **argv)
 		fprintf(stderr, "usage: echo-server [--name VALUE]...\n");
 		return 2;
 	}
+	listener_allow_descriptors(&state.config);
 	if (listener_start(&state.loop, &state.config, &http, &ws, &state.listener, &err) != STATUS_OK) {
 		fprintf(stderr, "%s\n", err.message);
 		uv_run(&state.loop, UV_RUN_DEFAULT);

@@ -87,6 +87,41 @@ static void many_short_sections_lose_nothing(void **state)
 	threads_destroy(pool);
 }
 
+struct held_up {
+	_Atomic int done, held; /* items that are through, and those of the piece that is not */
+	_Atomic bool taken;
+};
+
+/* The first piece that a worker takes is held up until all other items are through, as when something else has its core. */
+static void hold_first_piece(void *arg, int64_t begin, int64_t end, int thread)
+{
+	struct held_up *h = arg;
+	if (thread > 0 && !atomic_exchange(&h->taken, true)) {
+		atomic_store(&h->held, (int)(end - begin));
+		while (atomic_load(&h->done) < ITEMS - (int)(end - begin))
+			sched_yield();
+	}
+	/* The others wait for a piece to be held before they go through the work, so that there is one. */
+	while (!atomic_load(&h->taken))
+		sched_yield();
+	atomic_fetch_add(&h->done, (int)(end - begin));
+}
+
+/* With shares that are fixed in advance this would never end. */
+static void a_thread_that_is_held_up_holds_up_its_piece_only(void **state)
+{
+	(void)state;
+	for (int n_threads = 2; n_threads <= 4; n_threads++) {
+		struct threads *pool;
+		struct held_up h = {0};
+		assert_int_equal(threads_create(n_threads, &pool), STATUS_OK);
+		threads_for(pool, ITEMS, 1, hold_first_piece, &h);
+		assert_int_equal(h.done, ITEMS);
+		assert_true(h.held <= ITEMS / n_threads / 3 + 1); /* and that is a third of its share at most */
+		threads_destroy(pool);
+	}
+}
+
 static int64_t cpu_ns(void)
 {
 	struct timespec t;
@@ -122,5 +157,6 @@ static void there_is_at_least_one_core(void **state)
 
 UNIT_MAIN(cmocka_unit_test(all_threads_take_part), cmocka_unit_test(many_short_sections_lose_nothing),
           cmocka_unit_test(a_range_is_covered_without_gap_or_overlap),
-          cmocka_unit_test(small_work_stays_with_the_caller), cmocka_unit_test(idle_threads_sleep),
+          cmocka_unit_test(small_work_stays_with_the_caller), cmocka_unit_test(a_thread_that_is_held_up_holds_up_its_piece_only),
+          cmocka_unit_test(idle_threads_sleep),
           cmocka_unit_test(there_is_at_least_one_core))

@@ -53,7 +53,7 @@ static inline void wait_for_state(struct engine *e, enum engine_state state)
 	}
 }
 
-static inline struct engine *start(const char *device, int32_t step_tokens)
+static inline struct engine *start_with(const char *device, int32_t step_tokens, const char *kv_type)
 {
 	struct engine *e;
 	struct error err;
@@ -62,6 +62,7 @@ static inline struct engine *start(const char *device, int32_t step_tokens)
 				   .n_threads = 1,
 				   .step_tokens = step_tokens,
 				   .max_running = 4,
+				   .kv_type = kv_type,
 				   .kv_bytes = 1 << 20};
 	assert_int_equal(engine_create(&o, &e, &err), STATUS_OK);
 	struct list events;
@@ -72,6 +73,11 @@ static inline struct engine *start(const char *device, int32_t step_tokens)
 	if (engine_state(e) != ENGINE_READY)
 		fail_msg("%s", engine_load_error(e)->message);
 	return e;
+}
+
+static inline struct engine *start(const char *device, int32_t step_tokens)
+{
+	return start_with(device, step_tokens, NULL);
 }
 
 static inline uint64_t submit(struct engine *e, const char *prompt, int32_t max_tokens, float temperature)

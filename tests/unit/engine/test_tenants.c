@@ -196,6 +196,16 @@ static void the_census_counts_each_page_under_its_first_holder(void **state)
 	assert_int_equal(kv.pages_running, 0);
 	assert_int_equal(kv.pages_sessions, 4);
 	assert_int_equal(kv.pages_sessions + kv.pages_index, kv.refs_index);
+	/* All of its pages are there; then the index loses what it has, and without a tier they are to be computed again. */
+	session_describe(&f.sessions, s, f.pool, &info);
+	assert_int_equal(info.pages_device, 4);
+	assert_int_equal(info.pages_lost, 0);
+	while (kv_prefix_evict(f.prefix, 0, EVICT_FOR_PROMPT))
+		;
+	session_describe(&f.sessions, s, f.pool, &info);
+	assert_int_equal(info.n_pages, 0);
+	assert_int_equal(info.pages_device, 0);
+	assert_int_equal(info.pages_lost, 4);
 	teardown(&f);
 }
 

@@ -403,10 +403,13 @@ static void a_weak_reference_knows_what_is_left(void **state)
 		assert_true(kv_prefix_evict(f.prefix, 2, EVICT_FOR_PROMPT));
 	}
 	assert_int_equal(kv_weak_alive(f.prefix, &weak), 0);
-	/* The same content computed again is not what was referred to. */
+	assert_false(kv_prefix_has(f.prefix, &weak.keys[0]));
+	/* The same content computed again is not what was referred to, but can be found by its key. */
 	a = computed(&f, 40);
 	kv_prefix_put(f.prefix, under(&f.root), tokens, &a, 0, at(3));
 	assert_int_equal(kv_weak_alive(f.prefix, &weak), 0);
+	assert_true(kv_prefix_has(f.prefix, &weak.keys[0]) && kv_prefix_has(f.prefix, &weak.keys[1]));
+	assert_false(kv_prefix_has(f.prefix, &weak.keys[2])); /* the tail */
 	kv_seq_release(f.pool, &a);
 	kv_weak_free(f.prefix, &weak);
 	/* Each reference is counted on what it refers to, and only there. */

@@ -93,6 +93,25 @@ static void narrow_pages_take_a_byte_an_element_and_a_scale_a_vector(void **stat
 	assert_int_equal(kv_codec_bytes(&l, KV_CODEC_FP8_E4M3), ELEMENTS + ELEMENTS / DIM * 4);
 }
 
+/* The element of a run that (token, d) is, for KV_OPERAND_VALUES: by lanes, as the operand of a tensor core has them. */
+static int operand_value(int dim, int token, int d)
+{
+	int at = 0;
+	for (int first = 0; first < dim; first += 16) {
+		for (int lane = 0; lane < 32; lane++) {
+			for (int e = 0; e < 8; e++) {
+				int its_token = lane % 4 * 2 + e % 2 + e / 4 * 8, its_d = first + lane / 4 + e / 2 % 2 * 8;
+				if (its_d >= dim)
+					continue;
+				if (its_token == token && its_d == d)
+					return at;
+				at++;
+			}
+		}
+	}
+	return -1;
+}
+
 /* Where element (layer, what, head, token, d) lies in a page of an order: backend.h. */
 static int place(struct kv_order o, int dim, int layer, int what, int head, int token, int d)
 {
@@ -108,6 +127,10 @@ static int place(struct kv_order o, int dim, int layer, int what, int head, int 
 		return block + d / 2 * 2 * KV_PAGE_TOKENS + token * 2 + d % 2;
 	case KV_BY_TOKEN_PAIRS:
 		return block + token / 2 * 2 * dim + d * 2 + token % 2;
+	case KV_OPERAND_KEYS:
+		return block + d / 32 * 32 * KV_PAGE_TOKENS + token * (dim - d / 32 * 32 < 32 ? dim % 32 : 32) + d % 32;
+	case KV_OPERAND_VALUES:
+		return block + operand_value(dim, token, d);
 	}
 	return -1;
 }
@@ -118,7 +141,7 @@ static void check_orders(int dim, enum quant_type type)
 	static const struct kv_order orders[] = {
 		{true, false, KV_BY_DIM, KV_BY_TOKEN},	     {true, true, KV_BY_TOKEN, KV_BY_TOKEN},
 		{true, true, KV_BY_DIM, KV_BY_TOKEN},	     {true, true, KV_BY_DIM_PAIRS, KV_BY_TOKEN_PAIRS},
-		{true, false, KV_BY_TOKEN_PAIRS, KV_BY_DIM},
+		{true, false, KV_BY_TOKEN_PAIRS, KV_BY_DIM}, {true, false, KV_OPERAND_KEYS, KV_OPERAND_VALUES},
 	};
 	struct kv_order rows = {.known = true};
 	struct kv_layout l;
@@ -138,6 +161,8 @@ static void check_orders(int dim, enum quant_type type)
 		assert_true(fabsf(x - y) <= 0.5f / 127 * 1.001f + fabsf(x) / 256);
 	}
 	for (size_t o = 0; o < sizeof orders / sizeof *orders; o++) {
+		if (orders[o].keys == KV_OPERAND_KEYS && dim % 8)
+			continue;
 		for (int i = 0; i < n; i++) {
 			int d = i % dim, token = i / dim % KV_PAGE_TOKENS, block = i / dim / KV_PAGE_TOKENS;
 			page[place(orders[o], dim, block / 4, block / 2 % 2, block % 2, token, d)] = plain[i];
@@ -157,6 +182,8 @@ static void every_inner_order_gives_the_same_elements(void **state)
 	(void)state;
 	check_orders(DIM, QUANT_F16);
 	check_orders(DIM, QUANT_BF16);
+	check_orders(DIM - 8, QUANT_F16);
+	check_orders(DIM - 16, QUANT_F16);
 	check_orders(DIM - 1, QUANT_F16);
 	check_orders(DIM - 1, QUANT_BF16);
 }

@@ -101,6 +101,10 @@ static void what_is_evicted_comes_back_behind_what_is_still_there(void **state)
 	assert_int_equal(bring(&f, 160, 100), 10);
 	assert_int_equal(kv_prefix_match(f.prefix, &f.chain, f.tokens, 160), 10);
 	assert_int_equal(stats(&f).fetched[KV_TIER_RAM], 4);
+	/* It is asked for by its key alone. A tier forgets nothing because it was fetched. */
+	kv_prefix_match(f.prefix, &f.chain, f.tokens, 160);
+	assert_int_equal(kv_tiers_where(f.tiers, &f.chain.keys[9]), KV_TIER_RAM);
+	assert_int_equal(kv_tiers_where(f.tiers, &f.chain.keys[0]), KV_TIER_KINDS);
 	/* All of it, from the first page on; and a prompt that goes another way gets the common part. */
 	evict(&f, 10);
 	f.tokens[100]++;

@@ -1,0 +1,805 @@
+/*
+ * Causal attention over paged keys and values, on the tensor cores, for any mix of decode rows and prompt chunks.
+ *
+ * What a row gets does not depend on how its prompt was cut into chunks nor on the rows beside it. Keys are taken in
+ * splits of 128 tokens. A split runs a page of 16 tokens at a time with a running maximum, and results (largest score
+ * m, sum of weights l, weighted values o) are merged from the first split to the last. Scores are in base 2 and every
+ * maximum is rounded up to an integer, so that going over to a larger maximum multiplies by a power of two and rounds
+ * nothing: only the order of additions matters, and it is the same in both kernels:
+ *
+ *   parts:  a warp takes one split for a few rows and writes m, l and o; merge_parts adds them up. For decode and short
+ * chunks: the work is spread over the splits, and all query heads of a KV head use a key once it is loaded. whole:  a
+ * block takes some rows of a chunk through all their keys, which pass through shared memory.
+ *
+ * Queries are columns of the products: S^T[token][query] = K Q^T and O^T[d][query] = V^T P^T. A query is a pair of a
+ * row and one of the query heads that share a KV head.
+ *
+ * Narrow KV. Codes become halves in registers, exactly: those of keys as they are, and a score is multiplied by its
+ * key's scale; those of values times the power of two in their scale, whose rest goes into the weight. So nothing is
+ * rounded that is not with f16, and values may be as small and larger. A page that has a wide copy is read there.
+ *
+ * A value that is no number reaches the queries that see its token, and no others.
+ */
+#pragma once
+
+#include "cuda/block.cuh"
+#include "cuda/kv_narrow.cuh"
+#include "cuda/packed.cuh"
+
+namespace GPU_NS
+{
+
+/* attention.cu: adds up the parts. */
+cudaError_t merge(const struct attention_args &a, cudaStream_t stream);
+/* attention_int8.cu, attention_fp8.cu: attention() of those forms. */
+cudaError_t attention_int8(const struct attention_args &a, cudaStream_t stream);
+cudaError_t attention_fp8(const struct attention_args &a, cudaStream_t stream);
+
+static constexpr float NO_SCORE = -1e30f, LOG2_E = 1.44269504f;
+enum {
+	SPLIT_PAGES = SPLIT_TOKENS / PAGE_TOKENS,
+	PART_WARPS = 4,
+	WHOLE_WARPS = 8,
+	WHOLE_STAGES = 3
+};
+
+/* 2^n for an integer n <= 0. */
+__device__ __forceinline__ float power_of_two(float n)
+{
+	return n < -126.0f ? 0.0f : __int_as_float((static_cast<int>(n) + 127) << 23);
+}
+
+/*
+ * Keys and values of a page as left operands, from memory or from shared memory: load(byte offset, V()) gives a vector V.
+ * Loops are over blocks of head_dim rounded up to a template's size.
+ */
+struct key_block {
+	uint4 token[2]; /* tokens g and g + 8, 8 of 32 elements */
+};
+
+template <typename Load>
+__device__ __forceinline__ struct key_block load_key(int block, int head_dim, int lane, const Load &load)
+{
+	const int g = lane / 4, d = 32 * block + lane % 4 * 8;
+	struct key_block k = {{{0, 0, 0, 0}, {0, 0, 0, 0}}};
+	if (d < head_dim) {
+		k.token[0] = load(key_offset(head_dim, g, d), uint4());
+		k.token[1] = load(key_offset(head_dim, g + 8, d), uint4());
+	}
+	return k;
+}
+
+template <typename Load>
+__device__ __forceinline__ uint4 load_value(int block, int head_dim, int lane, const Load &load)
+{
+	uint4 v = {0, 0, 0, 0};
+	if (16 * block + 16 <= head_dim) {
+		v = load(512 * block + 16 * lane, uint4());
+	} else if (16 * block < head_dim) {
+		const uint2 x = load(512 * block + 8 * lane, uint2());
+		v.x = x.x;
+		v.z = x.y;
+	}
+	return v;
+}
+
+/* Codes of 32 elements of keys: 8 of token g, then of token g + 8. */
+template <typename Load>
+__device__ __forceinline__ uint4 load_key_codes(int block, int head_dim, int lane, const Load &load)
+{
+	const int d = 32 * block + lane % 4 * 8;
+	uint4 k = {0, 0, 0, 0};
+	if (d < head_dim)
+		k = load(key_code_offset(head_dim, lane / 4, d), uint4());
+	return k;
+}
+
+/* Codes of 32 elements of values: x, y of the first 16, z, w of the others; x or z alone of 8. */
+template <typename Load>
+__device__ __forceinline__ uint4 load_value_codes(int block, int head_dim, int lane, const Load &load)
+{
+	const int left = head_dim - 32 * block, at = 512 * block;
+	uint4 v = {0, 0, 0, 0};
+	if (left >= 32)
+		return load(at + 16 * lane, uint4());
+	if (left >= 16) {
+		const uint2 x = load(at + 8 * lane, uint2());
+		v.x = x.x;
+		v.y = x.y;
+	}
+	if (left == 24)
+		v.z = load(at + 256 + 4 * lane, uint32_t());
+	if (left == 8)
+		v.x = load(at + 4 * lane, uint32_t());
+	return v;
+}
+
+template <enum kv_form form> __device__ __forceinline__ struct key_block key_of_codes(const uint4 &k)
+{
+	return {{{code_pair<form, 0>(k.x), code_pair<form, 1>(k.x), code_pair<form, 0>(k.y), code_pair<form, 1>(k.y)},
+		 {code_pair<form, 0>(k.z), code_pair<form, 1>(k.z), code_pair<form, 0>(k.w), code_pair<form, 1>(k.w)}}};
+}
+
+/* Scales of a page's values for this lane. */
+struct value_scales {
+	float rest[2];	  /* of tokens g and g + 8: for their weights */
+	__half2 power[2]; /* of tokens 2t, 2t + 1 and 2t + 8, 2t + 9 */
+};
+
+/* Codes times the power are halves: at most 448 * 2^7. */
+__device__ __forceinline__ int scale_exponent(float scale)
+{
+	return max(-24, min(static_cast<int>(__float_as_uint(scale) >> 23 & 255) - 127, 7));
+}
+
+__device__ __forceinline__ struct value_scales split_scales(float scale, float scale8, int lane)
+{
+	const int e[2] = {scale_exponent(scale), scale_exponent(scale8)};
+	uint32_t bits[2];
+#pragma unroll
+	for (int i = 0; i < 2; i++)
+		bits[i] = e[i] >= -14 ? static_cast<uint32_t>(e[i] + 15) << 10 : 1u << (e[i] + 24);
+	const uint32_t both = bits[0] | bits[1] << 16;
+	const uint32_t even = __shfl_sync(ALL, both, lane % 4 * 8), odd = __shfl_sync(ALL, both, lane % 4 * 8 + 4);
+	return {{scale * __int_as_float((127 - e[0]) << 23), scale8 * __int_as_float((127 - e[1]) << 23)},
+		{as_half2(__byte_perm(even, odd, 0x5410)), as_half2(__byte_perm(even, odd, 0x7632))}};
+}
+
+/* Block `block` of 16 elements, from the codes of the 32 that it is in. */
+template <enum kv_form form>
+__device__ __forceinline__ uint4 value_of_codes(int block, int head_dim, const uint4 &codes,
+						const struct value_scales &scales)
+{
+	const uint32_t low = block % 2 ? codes.z : codes.x, high = block % 2 ? codes.w : codes.y;
+	const auto times = [](uint32_t pair, __half2 power) { return as_u32(__hmul2(as_half2(pair), power)); };
+	uint4 v = {0, 0, 0, 0};
+	if (16 * block + 16 <= head_dim) {
+		v.x = times(code_pair<form, 0>(low), scales.power[0]);
+		v.y = times(code_pair<form, 1>(low), scales.power[0]);
+		v.z = times(code_pair<form, 0>(high), scales.power[1]);
+		v.w = times(code_pair<form, 1>(high), scales.power[1]);
+	} else if (16 * block < head_dim) {
+		v.x = times(code_pair<form, 0>(low), scales.power[0]);
+		v.z = times(code_pair<form, 1>(low), scales.power[1]);
+	}
+	return v;
+}
+
+/* Two neighbouring tokens' halves, without those after `last`. What lies there may be anything, NaN as well. */
+__device__ __forceinline__ uint32_t without_later(uint32_t pair, int token, int last)
+{
+	return token > last ? 0 : token + 1 > last ? pair & 0xffffu : pair;
+}
+
+__device__ __forceinline__ uint4 hide_later(uint4 v, int first_token, int last, int lane)
+{
+	const int token = first_token + lane % 4 * 2;
+	v.x = without_later(v.x, token, last);
+	v.y = without_later(v.y, token, last);
+	v.z = without_later(v.z, token + 8, last);
+	v.w = without_later(v.w, token + 8, last);
+	return v;
+}
+
+/* Whether a pair has an infinity or what is no number. */
+__device__ __forceinline__ bool odd_pair(uint32_t pair)
+{
+	return (pair & 0x7c00u) == 0x7c00u || (pair & 0x7c000000u) == 0x7c000000u;
+}
+
+/* Largest score, sum of weights and weighted sum of values before the first key. */
+template <int blocks, int n8>
+__device__ __forceinline__ void nothing_seen(float (&m)[n8][2], float (&l)[n8][2], float (&o)[blocks][n8][4])
+{
+#pragma unroll
+	for (int k = 0; k < n8; k++) {
+#pragma unroll
+		for (int c = 0; c < 2; c++) {
+			m[k][c] = NO_SCORE;
+			l[k][c] = 0;
+		}
+#pragma unroll
+		for (int b = 0; b < blocks; b++)
+#pragma unroll
+			for (int c = 0; c < 4; c++)
+				o[b][k][c] = 0;
+	}
+}
+
+/* Up to 8 * n8 queries of one KV head, and what a split has given them so far. */
+template <int dim, int n8> struct queries {
+	uint32_t q[n8][dim / 32][4]; /* right operand: query g, elements 8t .. 8t + 7 of a block of 32 */
+	int position[n8][2];	     /* of queries 2t and 2t + 1; -1: there is none */
+	float m[n8][2], l[n8][2];    /* likewise; l has this lane's tokens only until reduce() */
+	float o[dim / 16][n8][4];    /* element g or g + 8 of queries 2t, 2t + 1 */
+
+	/* Query i of the warp is head i % group of row i / group. n: how many there are. */
+	__device__ __forceinline__ void load(const float *from, int n_head, int head_dim, int first_head, int group,
+					     int first_row, int first_position, int first, int n, float scale, int lane)
+	{
+		const int g = lane / 4, t = lane % 4;
+#pragma unroll
+		for (int k = 0; k < n8; k++) {
+			const int i = first + 8 * k + g;
+			const float *x =
+				from + (static_cast<size_t>(first_row + i / group) * n_head + first_head + i % group) *
+					       head_dim;
+#pragma unroll
+			for (int b = 0; b < dim / 32; b++) {
+				float4 lo = {0, 0, 0, 0}, hi = {0, 0, 0, 0};
+				const int d = 32 * b + 8 * t;
+				if (i < n && d < head_dim) {
+					lo = ldg<float4>(x + d);
+					hi = ldg<float4>(x + d + 4);
+				}
+				q[k][b][0] = as_u32(__floats2half2_rn(lo.x * scale, lo.y * scale));
+				q[k][b][1] = as_u32(__floats2half2_rn(lo.z * scale, lo.w * scale));
+				q[k][b][2] = as_u32(__floats2half2_rn(hi.x * scale, hi.y * scale));
+				q[k][b][3] = as_u32(__floats2half2_rn(hi.z * scale, hi.w * scale));
+			}
+#pragma unroll
+			for (int c = 0; c < 2; c++) {
+				const int column = first + 8 * k + 2 * t + c;
+				position[k][c] = column < n ? first_position + column / group : -1;
+			}
+		}
+		clear();
+	}
+
+	__device__ __forceinline__ void clear()
+	{
+		nothing_seen(m, l, o);
+	}
+
+	/*
+	 * Weights of a page's tokens: s[k][c] for token g (c < 2) or g + 8 and query 2t + c % 2 becomes the right
+	 * operand of P V. scaled: weights are multiplied by rest[0] of token g, rest[1] of g + 8.
+	 */
+	template <bool scaled>
+	__device__ __forceinline__ void weigh(float (&s)[n8][4], int first_token, int lane, uint32_t (&p)[n8][2],
+					      const float (&rest)[2])
+	{
+		const int g = lane / 4, t = lane % 4;
+		float factor[n8][2];
+		bool changed = false;
+#pragma unroll
+		for (int k = 0; k < n8; k++)
+#pragma unroll
+			for (int c = 0; c < 2; c++) {
+				if (first_token + g > position[k][c])
+					s[k][c] = -INFINITY;
+				if (first_token + g + 8 > position[k][c])
+					s[k][c + 2] = -INFINITY;
+				float top = fmaxf(s[k][c], s[k][c + 2]);
+				top = fmaxf(top, __shfl_xor_sync(ALL, top, 4));
+				top = fmaxf(top, __shfl_xor_sync(ALL, top, 8));
+				top = fmaxf(top, __shfl_xor_sync(ALL, top, 16));
+				const float next = fmaxf(m[k][c], ceilf(top));
+				factor[k][c] = power_of_two(m[k][c] - next);
+				changed = changed || next != m[k][c];
+				m[k][c] = next;
+			}
+		if (__any_sync(ALL, changed)) {
+#pragma unroll
+			for (int k = 0; k < n8; k++) {
+#pragma unroll
+				for (int c = 0; c < 2; c++)
+					l[k][c] *= factor[k][c];
+#pragma unroll
+				for (int b = 0; b < dim / 16; b++)
+#pragma unroll
+					for (int c = 0; c < 4; c++)
+						o[b][k][c] *= factor[k][c % 2];
+			}
+		}
+#pragma unroll
+		for (int k = 0; k < n8; k++) {
+#pragma unroll
+			for (int c = 0; c < 4; c++) {
+				const bool unseen = s[k][c] == -INFINITY;
+				s[k][c] = exp2f(s[k][c] - m[k][c % 2]);
+				l[k][c % 2] += s[k][c];
+				if (scaled) /* the rest may be no number */
+					s[k][c] = unseen ? 0.0f : s[k][c] * rest[c / 2];
+			}
+			/* From [token g][queries 2t, 2t + 1] to [tokens 2t, 2t + 1][query g]. */
+			const int from = 8 * t + g / 2;
+			const unsigned pick = g % 2 ? 0x7632 : 0x5410;
+#pragma unroll
+			for (int h = 0; h < 2; h++) {
+				const uint32_t pair = as_u32(__floats2half2_rn(s[k][2 * h], s[k][2 * h + 1]));
+				const uint32_t even = __shfl_sync(ALL, pair, from),
+					       odd = __shfl_sync(ALL, pair, from + 4);
+				p[k][h] = __byte_perm(even, odd, pick);
+			}
+		}
+	}
+
+	/* Narrow keys have scales: of tokens g and g + 8. */
+	__device__ __forceinline__ void scale_scores(float (&s)[n8][4], float scale, float scale8) const
+	{
+#pragma unroll
+		for (int k = 0; k < n8; k++)
+#pragma unroll
+			for (int c = 0; c < 4; c++)
+				s[k][c] *= c < 2 ? scale : scale8;
+	}
+
+	/* key(b) gives block b. */
+	template <typename Key> __device__ __forceinline__ void scores(float (&s)[n8][4], const Key &key) const
+	{
+#pragma unroll
+		for (int k = 0; k < n8; k++)
+#pragma unroll
+			for (int c = 0; c < 4; c++)
+				s[k][c] = 0;
+#pragma unroll
+		for (int b = 0; b < dim / 32; b++) {
+			const struct key_block block = key(b);
+			const uint4 x = block.token[0], y = block.token[1];
+			const uint32_t a[2][4] = {{x.x, y.x, x.y, y.y}, {x.z, y.z, x.w, y.w}};
+#pragma unroll
+			for (int i = 0; i < 2; i++)
+#pragma unroll
+				for (int k = 0; k < n8; k++) {
+					const uint32_t right[2] = {q[k][b][2 * i], q[k][b][2 * i + 1]};
+					mma_f16(s[k], a[i], right);
+				}
+		}
+	}
+
+	/* Block b when not all of it are numbers, which a weight of zero would not hide: each position's queries by
+	 * themselves, with the values that they see. */
+	__device__ __forceinline__ void add_odd_values(int b, const uint32_t (&p)[n8][2], int first_token, int first,
+						       int last, int lane, const uint4 &v)
+	{
+		for (int row = max(first, first_token); row <= last; row++) {
+			const uint4 seen = hide_later(v, first_token, row, lane);
+			const uint32_t a[4] = {seen.x, seen.y, seen.z, seen.w};
+#pragma unroll
+			for (int k = 0; k < n8; k++) {
+				float sum[4] = {o[b][k][0], o[b][k][1], o[b][k][2], o[b][k][3]};
+				mma_f16(sum, a, p[k]);
+#pragma unroll
+				for (int c = 0; c < 4; c++)
+					if (position[k][c % 2] == row)
+						o[b][k][c] = sum[c];
+			}
+		}
+	}
+
+	/* value(b) gives block b of a page's values, whose tokens after `last` do not count. first: the first position of a query. */
+	template <typename Value>
+	__device__ __forceinline__ void add_values(const uint32_t (&p)[n8][2], int first_token, int first, int last,
+						   int lane, const Value &value)
+	{
+		const bool hide = first_token + PAGE_TOKENS - 1 > last;
+		const bool some_see_less = first < last && first_token + PAGE_TOKENS - 1 > first;
+#pragma unroll
+		for (int b = 0; b < dim / 16; b++) {
+			uint4 v = value(b);
+			if (hide)
+				v = hide_later(v, first_token, last, lane);
+			if (some_see_less &&
+			    __any_sync(ALL, odd_pair(v.x) || odd_pair(v.y) || odd_pair(v.z) || odd_pair(v.w))) {
+				add_odd_values(b, p, first_token, first, last, lane, v);
+				continue;
+			}
+			const uint32_t a[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+			for (int k = 0; k < n8; k++)
+				mma_f16(o[b][k], a, p[k]);
+		}
+	}
+
+	/* Makes l whole at the end of a split. */
+	__device__ __forceinline__ void reduce()
+	{
+#pragma unroll
+		for (int k = 0; k < n8; k++)
+#pragma unroll
+			for (int c = 0; c < 2; c++) {
+				l[k][c] += __shfl_xor_sync(ALL, l[k][c], 4);
+				l[k][c] += __shfl_xor_sync(ALL, l[k][c], 8);
+				l[k][c] += __shfl_xor_sync(ALL, l[k][c], 16);
+			}
+	}
+};
+
+/* Where a page's keys and values of a head are: in f16, in a page or in a wide copy, or a narrow block. */
+struct page_place {
+	const uint8_t *keys, *values; /* or both at the block */
+	bool wide;
+};
+
+template <enum kv_form form>
+__device__ __forceinline__ struct page_place place_of(const struct attention_args &a, int head_dim, int head_kv, int32_t page,
+						      int32_t slot)
+{
+	if (form != KV_FORM_F16 && slot < 0) {
+		const uint8_t *block = a.kv + static_cast<size_t>(page) * a.place.page_stride + a.place.layer_offset +
+				       head_kv * narrow_bytes(head_dim);
+		return {block, block, false};
+	}
+	const uint8_t *layer =
+		form == KV_FORM_F16
+			? a.kv + static_cast<size_t>(page) * a.place.page_stride + a.place.layer_offset
+			: a.kv + a.place.wide_offset + static_cast<size_t>(slot) * a.place.wide_stride +
+				  a.place.wide_layer_offset;
+	return {layer + head_offset(a.n_head_kv, head_dim, 0, head_kv),
+		layer + head_offset(a.n_head_kv, head_dim, 1, head_kv), true};
+}
+
+/* What a function of load_key() and so on needs for memory. */
+struct load_global {
+	const uint8_t *from;
+	template <typename V> __device__ __forceinline__ V operator()(int at, V) const
+	{
+		return ldg_stream<V>(from + at);
+	}
+};
+
+struct load_shared {
+	shared_span<uint8_t> from;
+	template <typename V> __device__ __forceinline__ V operator()(int at, V) const
+	{
+		return ld_shared<V>(from + at);
+	}
+};
+
+/* ---- Parts ---- */
+
+/*
+ * The pages of a split, one after the other: run(first_token, this page, the next one, there is a next one). In each of these, keys of the
+ * next page are on their way while a page is computed, unless that takes more registers than there are.
+ */
+template <int dim, int n8> struct split_of_halves {
+	static constexpr bool ahead = dim <= 128;
+	struct key_block key[ahead ? dim / 32 : 1];
+
+	__device__ __forceinline__ void load_keys(const struct page_place &page, int head_dim, int lane)
+	{
+		if constexpr (ahead)
+#pragma unroll
+			for (int block = 0; block < dim / 32; block++)
+				key[block] = load_key(block, head_dim, lane, load_global{page.keys});
+	}
+
+	__device__ __forceinline__ void run(queries<dim, n8> &x, int head_dim, int lane, int first_token, int first, int last,
+					    const struct page_place &page, const struct page_place &next, bool more)
+	{
+		const float one[2] = {1.0f, 1.0f};
+		float s[n8][4];
+		uint32_t p[n8][2];
+		const auto load_block = [&](int block) {
+			return load_value(block, head_dim, lane, load_global{page.values});
+		};
+		if constexpr (ahead) {
+			uint4 value[dim / 16];
+#pragma unroll
+			for (int block = 0; block < dim / 16; block++)
+				value[block] = load_block(block);
+			x.scores(s, [&](int block) { return key[block]; });
+			if (more)
+				load_keys(next, head_dim, lane);
+			x.template weigh<false>(s, first_token, lane, p, one);
+			x.add_values(p, first_token, first, last, lane, [&](int block) { return value[block]; });
+		} else {
+			x.scores(s, [&](int block) { return load_key(block, head_dim, lane, load_global{page.keys}); });
+			x.template weigh<false>(s, first_token, lane, p, one);
+			x.add_values(p, first_token, first, last, lane, load_block);
+		}
+	}
+};
+
+template <int dim, int n8, enum kv_form form> struct split_of_codes {
+	static constexpr bool ahead = dim <= 128;
+	uint4 key[ahead ? dim / 32 : 1];
+	float4 scale; /* keys' of tokens g and g + 8, values' likewise */
+
+	__device__ __forceinline__ void load_keys(const struct page_place &page, int head_dim, int lane)
+	{
+		if (page.wide)
+			return;
+		scale = ldg_stream<float4>(page.keys + scale_offset(0, lane / 4));
+		if constexpr (ahead)
+#pragma unroll
+			for (int block = 0; block < dim / 32; block++)
+				key[block] = key_codes(page, block, head_dim, lane);
+	}
+
+	__device__ __forceinline__ uint4 key_codes(const struct page_place &page, int block, int head_dim, int lane)
+	{
+		return load_key_codes(block, head_dim, lane, load_global{page.keys + codes_offset(head_dim, 0)});
+	}
+
+	__device__ __forceinline__ uint4 value_codes(const struct page_place &page, int block, int head_dim, int lane)
+	{
+		return load_value_codes(block, head_dim, lane, load_global{page.values + codes_offset(head_dim, 1)});
+	}
+
+	__device__ __forceinline__ void run(queries<dim, n8> &x, int head_dim, int lane, int first_token, int first, int last,
+					    const struct page_place &page, const struct page_place &next, bool more)
+	{
+		float s[n8][4];
+		uint32_t p[n8][2];
+		uint4 value[ahead ? dim / 32 : 1];
+		struct value_scales scales = {{1.0f, 1.0f}, {}};
+		if (page.wide) {
+			x.scores(s, [&](int block) { return load_key(block, head_dim, lane, load_global{page.keys}); });
+		} else {
+			if constexpr (ahead)
+#pragma unroll
+				for (int block = 0; block < dim / 32; block++)
+					value[block] = value_codes(page, block, head_dim, lane);
+			x.scores(s, [&](int block) {
+				return key_of_codes<form>(ahead ? key[ahead ? block : 0]
+								: key_codes(page, block, head_dim, lane));
+			});
+			x.scale_scores(s, scale.x, scale.y);
+			scales = split_scales(scale.z, scale.w, lane);
+		}
+		if (more)
+			load_keys(next, head_dim, lane);
+		x.template weigh<true>(s, first_token, lane, p, scales.rest);
+		if (page.wide)
+			x.add_values(p, first_token, first, last, lane, [&](int block) {
+				return load_value(block, head_dim, lane, load_global{page.values});
+			});
+		else
+			x.add_values(p, first_token, first, last, lane, [&](int block) {
+				if (!ahead && block % 2 == 0)
+					value[0] = value_codes(page, block / 2, head_dim, lane);
+				return value_of_codes<form>(block, head_dim, value[ahead ? block / 2 : 0], scales);
+			});
+	}
+};
+
+template <int dim, int n8, enum kv_form form> struct split_of : split_of_codes<dim, n8, form> {
+};
+template <int dim, int n8> struct split_of<dim, n8, KV_FORM_F16> : split_of_halves<dim, n8> {
+};
+
+/* blockIdx.y: the KV head and, when an item has more than 8 * n8 queries, which of them. */
+template <int dim, bool exact, int n8, enum kv_form form> /* exact: head_dim is dim */
+__global__ void __launch_bounds__(32 * PART_WARPS, 2) attend_parts(struct attention_args a)
+{
+	const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+	const int index = blockIdx.x * PART_WARPS + warp;
+	const int head_kv = blockIdx.y % a.n_head_kv, first = blockIdx.y / a.n_head_kv * 8 * n8;
+	const int head_dim = exact ? dim : a.head_dim, group = a.n_head / a.n_head_kv;
+	if (index >= a.n_parts)
+		return;
+	const struct attention_item item = a.parts[index];
+	if (item.n_rows == 0)
+		return;
+	const int first_page = item.first_split * SPLIT_PAGES;
+	const int last = item.first_position + item.n_rows - 1, n = item.n_rows * group;
+	const int n_pages = min(static_cast<int>(SPLIT_PAGES), last / PAGE_TOKENS + 1 - first_page);
+
+	queries<dim, n8> x;
+	x.load(a.q, a.n_head, head_dim, head_kv * group, group, item.first_row, item.first_position, first, n,
+	       a.scale * LOG2_E, lane);
+
+	const int my_entry = a.seq_table[item.seq] + first_page + min(lane, n_pages - 1);
+	const int32_t my_page = a.table[my_entry];
+	const int32_t my_slot = form != KV_FORM_F16 && a.slots ? a.slots[my_entry] : -1;
+	const auto page_at = [&](int i) {
+		const int32_t slot = form == KV_FORM_F16 ? -1 : __shfl_sync(ALL, my_slot, i);
+		return place_of<form>(a, head_dim, head_kv, __shfl_sync(ALL, my_page, i), slot);
+	};
+	split_of<dim, n8, form> split;
+	struct page_place page = page_at(0);
+	split.load_keys(page, head_dim, lane);
+	for (int i = 0; i < n_pages; i++) {
+		const struct page_place next = page_at(min(i + 1, n_pages - 1));
+		split.run(x, head_dim, lane, (first_page + i) * PAGE_TOKENS, item.first_position, last, page, next,
+			  i + 1 < n_pages);
+		page = next;
+	}
+	x.reduce();
+
+#pragma unroll
+	for (int k = 0; k < n8; k++)
+#pragma unroll
+		for (int c = 0; c < 2; c++) {
+			const int i = first + 8 * k + 2 * t + c;
+			if (i >= n)
+				continue;
+			float *to = a.partial + (static_cast<size_t>(item.partial + i / group) * a.n_head +
+						 head_kv * group + i % group) *
+							(2 + head_dim);
+			if (g == 0) {
+				to[0] = x.m[k][c];
+				to[1] = x.l[k][c];
+			}
+#pragma unroll
+			for (int b = 0; b < dim / 16; b++)
+#pragma unroll
+				for (int h = 0; h < 2; h++)
+					if (16 * b + 8 * h < head_dim)
+						to[2 + 16 * b + 8 * h + g] = x.o[b][k][c + 2 * h];
+		}
+}
+
+/* ---- Whole rows ---- */
+
+template <int dim, bool exact, int n8, enum kv_form form>
+__global__ void __launch_bounds__(32 * WHOLE_WARPS, 1) attend_whole(struct attention_args a)
+{
+	GPU_DYNAMIC_SHARED(uint8_t, stages); /* [WHOLE_STAGES][keys, values] of one page and head, or a narrow block */
+	const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+	const int head_kv = blockIdx.y, head_dim = exact ? dim : a.head_dim, group = a.n_head / a.n_head_kv;
+	const struct attention_item item = a.whole[blockIdx.x];
+	const int32_t *table = a.table + a.seq_table[item.seq];
+	const int32_t *slots = form != KV_FORM_F16 && a.slots ? a.slots + a.seq_table[item.seq] : NULL;
+	const int n = item.n_rows * group, first = warp * 8 * n8;
+	const int last = item.first_position + item.n_rows - 1, n_pages = last / PAGE_TOKENS + 1;
+	/* The last key any query of this warp looks at, or -1. */
+	const int warp_last = first < n ? item.first_position + min(first + 8 * n8 - 1, n - 1) / group : -1;
+	const int warp_first = item.first_position + first / group;
+	const int bytes = static_cast<int>(head_bytes(head_dim));
+
+	queries<dim, n8> x;
+	float total_m[n8][2], total_l[n8][2], total_o[dim / 16][n8][4];
+	x.load(a.q, a.n_head, head_dim, head_kv * group, group, item.first_row, item.first_position, first, n,
+	       a.scale * LOG2_E, lane);
+	nothing_seen(total_m, total_l, total_o);
+	const auto fold = [&]() {
+		x.reduce();
+#pragma unroll
+		for (int k = 0; k < n8; k++) {
+			float before[2], now[2];
+#pragma unroll
+			for (int c = 0; c < 2; c++) {
+				const float top = fmaxf(total_m[k][c], x.m[k][c]);
+				before[c] = power_of_two(total_m[k][c] - top);
+				now[c] = power_of_two(x.m[k][c] - top);
+				total_m[k][c] = top;
+				total_l[k][c] = total_l[k][c] * before[c] + x.l[k][c] * now[c];
+			}
+#pragma unroll
+			for (int b = 0; b < dim / 16; b++)
+#pragma unroll
+				for (int c = 0; c < 4; c++)
+					total_o[b][k][c] = total_o[b][k][c] * before[c % 2] + x.o[b][k][c] * now[c % 2];
+		}
+		x.clear();
+	};
+
+	const auto is_wide = [&](int page) { return form == KV_FORM_F16 || (slots && slots[page] >= 0); };
+	const auto copy_page = [&](int page) {
+		if (page < n_pages) {
+			const struct page_place from =
+				place_of<form>(a, head_dim, head_kv, table[page], slots ? slots[page] : -1);
+			const auto to = stages + page % WHOLE_STAGES * 2 * bytes;
+			if (from.wide) {
+				for (int i = threadIdx.x * 16; i < bytes; i += 32 * WHOLE_WARPS * 16) {
+					cp_async<16>(to + i, from.keys + i);
+					cp_async<16>(to + (bytes + i), from.values + i);
+				}
+			} else {
+				const int block = static_cast<int>(narrow_bytes(head_dim));
+				for (int i = threadIdx.x * 16; i < block; i += 32 * WHOLE_WARPS * 16)
+					cp_async<16>(to + i, from.keys + i);
+			}
+		}
+		cp_async_commit();
+	};
+	for (int page = 0; page < WHOLE_STAGES - 1; page++)
+		copy_page(page);
+
+	for (int page = 0; page < n_pages; page++) {
+		const int first_token = page * PAGE_TOKENS;
+		cp_async_wait<WHOLE_STAGES - 2>();
+		__syncthreads();
+		copy_page(page + WHOLE_STAGES - 1);
+		if (first_token > warp_last)
+			continue;
+		if (page > 0 && page % SPLIT_PAGES == 0)
+			fold();
+		const auto stage = stages + page % WHOLE_STAGES * 2 * bytes;
+		float s[n8][4];
+		uint32_t p[n8][2];
+		struct value_scales scales = {{1.0f, 1.0f}, {}};
+		const bool wide = is_wide(page);
+		if (wide) {
+			x.scores(s, [&](int block) { return load_key(block, head_dim, lane, load_shared{stage}); });
+		} else if constexpr (form != KV_FORM_F16) {
+			const float4 scale = ld_shared<float4>(stage + scale_offset(0, g));
+			x.scores(s, [&](int block) {
+				return key_of_codes<form>(load_key_codes(
+					block, head_dim, lane, load_shared{stage + codes_offset(head_dim, 0)}));
+			});
+			x.scale_scores(s, scale.x, scale.y);
+			scales = split_scales(scale.z, scale.w, lane);
+		}
+		x.template weigh<form != KV_FORM_F16>(s, first_token, lane, p, scales.rest);
+		if (wide) {
+			x.add_values(p, first_token, warp_first, last, lane, [&](int block) {
+				return load_value(block, head_dim, lane, load_shared{stage + bytes});
+			});
+		} else if constexpr (form != KV_FORM_F16) {
+			uint4 codes = {0, 0, 0, 0}; /* of two blocks */
+			x.add_values(p, first_token, warp_first, last, lane, [&](int block) {
+				if (block % 2 == 0)
+					codes = load_value_codes(block / 2, head_dim, lane,
+								 load_shared{stage + codes_offset(head_dim, 1)});
+				return value_of_codes<form>(block, head_dim, codes, scales);
+			});
+		}
+	}
+	cp_async_wait<0>();
+	fold();
+
+#pragma unroll
+	for (int k = 0; k < n8; k++)
+#pragma unroll
+		for (int c = 0; c < 2; c++) {
+			const int i = first + 8 * k + 2 * t + c;
+			if (i >= n)
+				continue;
+			const int row = item.first_row + i / group, head = head_kv * group + i % group;
+			float *to = a.out + (static_cast<size_t>(row) * a.n_head + head) * head_dim;
+			__half *to_half = a.h.x + static_cast<size_t>(row) * a.h.stride + head * head_dim;
+#pragma unroll
+			for (int b = 0; b < dim / 16; b++)
+#pragma unroll
+				for (int h = 0; h < 2; h++) {
+					const int d = 16 * b + 8 * h + g;
+					if (16 * b + 8 * h >= head_dim)
+						continue;
+					const float v = total_o[b][k][c + 2 * h] / total_l[k][c];
+					to[d] = v;
+					if (a.h.x)
+						to_half[d] = __float2half_rn(v);
+				}
+			if (a.h.x && g == 0 && head == 0)
+				a.h.scale[row] = 1.0f;
+		}
+}
+
+/* ---- Launch ---- */
+
+template <int dim, bool exact, enum kv_form form> static cudaError_t launch(const struct attention_args &a, cudaStream_t stream)
+{
+	cudaError_t e = cudaSuccess;
+	const unsigned heads = static_cast<unsigned>(a.n_head_kv);
+	if (a.n_parts) {
+		const unsigned blocks = static_cast<unsigned>((a.n_parts + PART_WARPS - 1) / PART_WARPS);
+		constexpr int most = dim > 128 ? 1 : 2;
+		const unsigned group = static_cast<unsigned>(a.n_head / a.n_head_kv);
+		if (group <= 8 || most == 1)
+			GPU_LAUNCH((attend_parts<dim, exact, 1, form>), dim3(blocks, heads * ((group + 7) / 8)),
+				   dim3(32 * PART_WARPS), 0, stream, a);
+		else
+			GPU_LAUNCH((attend_parts<dim, exact, most, form>), dim3(blocks, heads * ((group + 15) / 16)),
+				   dim3(32 * PART_WARPS), 0, stream, a);
+		e = cudaGetLastError();
+		if (e == cudaSuccess)
+			e = merge(a, stream);
+	}
+	if (e == cudaSuccess && a.n_whole) {
+		const size_t shared = WHOLE_STAGES * 2 * head_bytes(a.head_dim);
+		GPU_LAUNCH((attend_whole<dim, exact, (dim > 128 ? 1 : 2), form>),
+			   dim3(static_cast<unsigned>(a.n_whole), heads), dim3(32 * WHOLE_WARPS), shared, stream, a);
+		e = cudaGetLastError();
+	}
+	return e;
+}
+
+/* Narrow forms have fewer shapes of their own. */
+template <enum kv_form form> cudaError_t narrow_attention(const struct attention_args &a, cudaStream_t stream)
+{
+	switch (a.head_dim) {
+	case 64:
+		return launch<64, true, form>(a, stream);
+	case 128:
+		return launch<128, true, form>(a, stream);
+	}
+	return a.head_dim < 64	  ? launch<64, false, form>(a, stream)
+	       : a.head_dim < 128 ? launch<128, false, form>(a, stream)
+				  : launch<256, false, form>(a, stream);
+}
+
+} // namespace GPU_NS

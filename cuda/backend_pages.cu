@@ -1,0 +1,107 @@
+/* What the backend does with whole pages and with memory as such: copies, narrow forms, and the measure of its speed. */
+#include "cuda/operations.cuh"
+
+namespace GPU_NS
+{
+
+/* Bytes at a time of from[i] to to[i], found by where(). */
+template <typename Where>
+static enum status copy_some(struct cuda_backend *b, void *kv, size_t bytes, int32_t n, const Where &where)
+{
+	struct page_list list;
+	int some = 0;
+	for (int32_t i = 0; i < n; i++) {
+		some += where(i, &list.from[some], &list.to[some]);
+		if (some == 0 || (some < PAGE_LIST_MAX && i + 1 < n))
+			continue;
+		TRY(latch(b, check(b, copy_pages(static_cast<uint8_t *>(kv), bytes, list, some, b->stream),
+				   "copying pages")));
+		some = 0;
+	}
+	return STATUS_OK;
+}
+
+enum status page_copy(struct backend *backend, void *kv, const struct kv_layout *l, const int32_t *from, const int32_t *to,
+		      int32_t n)
+{
+	struct cuda_backend *b = self(backend);
+	const struct kv_wide *w = l->wide;
+	TRY(catch_up(b));
+	TRY(copy_some(b, kv, l->page_bytes, n, [&](int32_t i, size_t *source, size_t *target) {
+		*source = static_cast<size_t>(from[i]) * l->page_stride;
+		*target = static_cast<size_t>(to[i]) * l->page_stride;
+		return true;
+	}));
+	return copy_some(b, kv, w ? w->bytes : 0, w ? n : 0, [&](int32_t i, size_t *source, size_t *target) {
+		if (w->slot[from[i]] < 0 || w->slot[to[i]] < 0)
+			return false;
+		*source = w->offset + static_cast<size_t>(w->slot[from[i]]) * w->stride;
+		*target = w->offset + static_cast<size_t>(w->slot[to[i]]) * w->stride;
+		return true;
+	});
+}
+
+/* Bytes of a page in a narrow form, and room for it on the device, with four for what pack_page() says. */
+static enum status packed_room(struct cuda_backend *b, const struct kv_layout *l, enum kv_form form, size_t *bytes)
+{
+	struct kv_layout narrow = *l;
+	if (l->form != KV_FORM_F16 || l->type != QUANT_F16 || form == KV_FORM_F16)
+		return STATUS_INVALID;
+	kv_layout_narrow(&narrow, form);
+	*bytes = narrow.page_bytes;
+	return grow(b, &b->packed, *bytes + sizeof(uint32_t));
+}
+
+enum status page_pack(struct backend *backend, const void *kv, const struct kv_layout *l, int32_t page, enum kv_form form,
+		      void *host, bool *packed)
+{
+	struct cuda_backend *b = self(backend);
+	size_t bytes;
+	uint32_t odd = 0;
+	TRY(catch_up(b));
+	TRY(packed_room(b, l, form, &bytes));
+	uint8_t *on_device = static_cast<uint8_t *>(b->packed.p);
+	uint32_t *flag = reinterpret_cast<uint32_t *>(on_device + bytes);
+	TRY(check(b, cudaMemsetAsync(flag, 0, sizeof *flag, b->stream), "narrowing a page"));
+	TRY(check(b,
+		  pack_page(form, static_cast<const uint8_t *>(kv) + static_cast<size_t>(page) * l->page_stride, l->n_layer,
+			    l->n_head_kv, l->head_dim, on_device, flag, b->stream),
+		  "narrowing a page"));
+	TRY(check(b, cudaMemcpyAsync(&odd, flag, sizeof odd, cudaMemcpyDeviceToHost, b->stream), "reading a narrow page"));
+	TRY(check(b, cudaMemcpyAsync(host, on_device, bytes, cudaMemcpyDeviceToHost, b->stream), "reading a narrow page"));
+	TRY(check(b, cudaStreamSynchronize(b->stream), "reading a narrow page"));
+	*packed = odd == 0;
+	return STATUS_OK;
+}
+
+enum status page_unpack(struct backend *backend, void *kv, const struct kv_layout *l, int32_t page, enum kv_form form,
+			const void *host)
+{
+	struct cuda_backend *b = self(backend);
+	size_t bytes;
+	TRY(catch_up(b));
+	TRY(packed_room(b, l, form, &bytes));
+	TRY(check(b, cudaMemcpyAsync(b->packed.p, host, bytes, cudaMemcpyHostToDevice, b->stream), "writing a narrow page"));
+	TRY(check(b,
+		  unpack_page(form, static_cast<const uint8_t *>(b->packed.p), l->n_layer, l->n_head_kv, l->head_dim,
+			      static_cast<uint8_t *>(kv) + static_cast<size_t>(page) * l->page_stride, b->stream),
+		  "widening a page"));
+	return check(b, cudaStreamSynchronize(b->stream), "writing a narrow page");
+}
+
+enum status scan(struct backend *backend, const void *p, size_t bytes, uint64_t *sum)
+{
+	struct cuda_backend *b = self(backend);
+	unsigned long long total = 0;
+	TRY(catch_up(b));
+	TRY(grow(b, &b->packed, sizeof total));
+	unsigned long long *on_device = static_cast<unsigned long long *>(b->packed.p);
+	TRY(check(b, cudaMemsetAsync(on_device, 0, sizeof total, b->stream), "reading memory"));
+	TRY(check(b, scan(static_cast<const uint8_t *>(p), bytes, on_device, b->stream), "reading memory"));
+	TRY(check(b, cudaMemcpyAsync(&total, on_device, sizeof total, cudaMemcpyDeviceToHost, b->stream), "reading memory"));
+	TRY(check(b, cudaStreamSynchronize(b->stream), "reading memory"));
+	*sum = total;
+	return STATUS_OK;
+}
+
+} // namespace GPU_NS

@@ -1,0 +1,146 @@
+/* Whole pages: copied, made narrow for where they go when they leave the device, and made wide again; and memory read as fast as it can be. */
+#include "cuda/block.cuh"
+#include "cuda/kv_narrow.cuh"
+
+namespace GPU_NS
+{
+
+enum { PAGE_THREADS = 256, PAGE_BLOCKS = 16 };
+
+/* ---- Copies; the list travels with the launch ---- */
+
+__global__ void __launch_bounds__(PAGE_THREADS) copy_listed_pages(uint8_t *kv, size_t page_bytes, struct page_list list)
+{
+	const uint8_t *from = kv + list.from[blockIdx.x];
+	uint8_t *to = kv + list.to[blockIdx.x];
+	for (size_t i = (static_cast<size_t>(blockIdx.y) * PAGE_THREADS + threadIdx.x) * 16; i < page_bytes;
+	     i += static_cast<size_t>(gridDim.y) * PAGE_THREADS * 16)
+		stg<uint4>(to + i, ld_global<uint4>(from + i));
+}
+
+cudaError_t copy_pages(uint8_t *kv, size_t page_bytes, const struct page_list &list, int n, cudaStream_t stream)
+{
+	GPU_LAUNCH(copy_listed_pages, dim3(static_cast<unsigned>(n), PAGE_BLOCKS), dim3(PAGE_THREADS), 0, stream, kv,
+		   page_bytes, list);
+	return cudaGetLastError();
+}
+
+/* ---- Narrow forms of pages in f16 ---- */
+
+/* A block has the 16 vectors of one layer, keys or values, and head, 16 lanes each. */
+enum { VECTOR_LANES = PAGE_THREADS / PAGE_TOKENS };
+
+__device__ __forceinline__ int element_offset(bool is_value, int head_dim, int token, int d)
+{
+	return is_value ? value_offset(head_dim, token, d) : key_offset(head_dim, token, d / 8 * 8) + d % 8 * 2;
+}
+
+template <enum kv_form form>
+__global__ void __launch_bounds__(PAGE_THREADS)
+	pack_vectors(const uint8_t *page, int n_head_kv, int head_dim, float *scales, uint8_t *codes, uint32_t *odd)
+{
+	const int token = threadIdx.x / VECTOR_LANES, lane = threadIdx.x % VECTOR_LANES;
+	const bool is_value = blockIdx.x / n_head_kv % 2;
+	const size_t vector = static_cast<size_t>(blockIdx.x) * PAGE_TOKENS + token;
+	const uint8_t *head = page + blockIdx.x * head_bytes(head_dim);
+	const auto element = [&](int d) {
+		return __half2float(ld_global<__half>(head + element_offset(is_value, head_dim, token, d)));
+	};
+	float largest = 0;
+	for (int d = lane; d < head_dim; d += VECTOR_LANES)
+		largest = fmaxf(largest, magnitude(element(d)));
+	for (int apart = VECTOR_LANES / 2; apart; apart /= 2)
+		largest = fmaxf(largest, __shfl_xor_sync(ALL, largest, apart));
+	if (largest == INFINITY) {
+		if (lane == 0)
+			atomicOr(odd, 1u);
+		return;
+	}
+	const struct narrow_scale s = narrow_scale_of<form>(largest);
+	for (int d = lane; d < head_dim; d += VECTOR_LANES)
+		stg<uint8_t>(codes + vector * head_dim + d,
+			     static_cast<uint8_t>(code_of<form>(__fmul_rn(element(d), s.inverse))));
+	if (lane == 0)
+		stg<float>(scales + vector, s.scale);
+}
+
+template <enum kv_form form>
+__global__ void __launch_bounds__(PAGE_THREADS)
+	unpack_vectors(const float *scales, const uint8_t *codes, int n_head_kv, int head_dim, uint8_t *page)
+{
+	const int token = threadIdx.x / VECTOR_LANES, lane = threadIdx.x % VECTOR_LANES;
+	const bool is_value = blockIdx.x / n_head_kv % 2;
+	const size_t vector = static_cast<size_t>(blockIdx.x) * PAGE_TOKENS + token;
+	uint8_t *head = page + blockIdx.x * head_bytes(head_dim);
+	const float scale = scales[vector];
+	for (int d = lane; d < head_dim; d += VECTOR_LANES) {
+		const float x = __fmul_rn(scale, value_of<form>(codes[vector * head_dim + d]));
+		stg<__half>(head + element_offset(is_value, head_dim, token, d), __float2half_rn(x));
+	}
+}
+
+cudaError_t pack_page(enum kv_form form, const uint8_t *page, int n_layer, int n_head_kv, int head_dim, uint8_t *packed,
+		      uint32_t *odd, cudaStream_t stream)
+{
+	const unsigned n_blocks = static_cast<unsigned>(2 * n_layer * n_head_kv);
+	float *scales = reinterpret_cast<float *>(packed);
+	uint8_t *codes = packed + static_cast<size_t>(n_blocks) * PAGE_TOKENS * sizeof *scales;
+	if (form == KV_FORM_INT8)
+		GPU_LAUNCH((pack_vectors<KV_FORM_INT8>), dim3(n_blocks), dim3(PAGE_THREADS), 0, stream, page, n_head_kv,
+			   head_dim, scales, codes, odd);
+	else
+		GPU_LAUNCH((pack_vectors<KV_FORM_FP8_E4M3>), dim3(n_blocks), dim3(PAGE_THREADS), 0, stream, page,
+			   n_head_kv, head_dim, scales, codes, odd);
+	return cudaGetLastError();
+}
+
+cudaError_t unpack_page(enum kv_form form, const uint8_t *packed, int n_layer, int n_head_kv, int head_dim, uint8_t *page,
+			cudaStream_t stream)
+{
+	const unsigned n_blocks = static_cast<unsigned>(2 * n_layer * n_head_kv);
+	const float *scales = reinterpret_cast<const float *>(packed);
+	const uint8_t *codes = packed + static_cast<size_t>(n_blocks) * PAGE_TOKENS * sizeof *scales;
+	if (form == KV_FORM_INT8)
+		GPU_LAUNCH((unpack_vectors<KV_FORM_INT8>), dim3(n_blocks), dim3(PAGE_THREADS), 0, stream, scales, codes,
+			   n_head_kv, head_dim, page);
+	else
+		GPU_LAUNCH((unpack_vectors<KV_FORM_FP8_E4M3>), dim3(n_blocks), dim3(PAGE_THREADS), 0, stream, scales,
+			   codes, n_head_kv, head_dim, page);
+	return cudaGetLastError();
+}
+
+/* ---- The measure of memory ---- */
+
+enum { SCAN_THREADS = 512, SCAN_BLOCKS = 2048, SCAN_AHEAD = 4 };
+
+__global__ void __launch_bounds__(SCAN_THREADS) scan_words(const uint8_t *p, size_t bytes, unsigned long long *sum)
+{
+	const size_t step = static_cast<size_t>(gridDim.x) * SCAN_THREADS * 16;
+	unsigned long long mine = 0;
+	for (size_t at = (static_cast<size_t>(blockIdx.x) * SCAN_THREADS + threadIdx.x) * 16; at < bytes;
+	     at += SCAN_AHEAD * step) {
+		uint4 x[SCAN_AHEAD];
+#pragma unroll
+		for (int i = 0; i < SCAN_AHEAD; i++)
+			x[i] = at + i * step < bytes ? ldg_stream<uint4>(p + at + i * step) : uint4{0, 0, 0, 0};
+#pragma unroll
+		for (int i = 0; i < SCAN_AHEAD; i++)
+			mine += (x[i].x | static_cast<unsigned long long>(x[i].y) << 32) +
+				(x[i].z | static_cast<unsigned long long>(x[i].w) << 32);
+	}
+	for (int apart = 16; apart; apart /= 2)
+		mine += __shfl_xor_sync(ALL, mine, apart);
+	if (threadIdx.x % 32 == 0)
+		atomicAdd(sum, mine);
+}
+
+cudaError_t scan(const uint8_t *p, size_t bytes, unsigned long long *sum, cudaStream_t stream)
+{
+	const size_t per_block = static_cast<size_t>(SCAN_THREADS) * 16 * SCAN_AHEAD;
+	const size_t n = (bytes + per_block - 1) / per_block;
+	const unsigned n_blocks = n < SCAN_BLOCKS ? static_cast<unsigned>(n) : static_cast<unsigned>(SCAN_BLOCKS);
+	GPU_LAUNCH(scan_words, dim3(n_blocks), dim3(SCAN_THREADS), 0, stream, p, bytes, sum);
+	return cudaGetLastError();
+}
+
+} // namespace GPU_NS
