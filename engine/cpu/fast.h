@@ -89,7 +89,7 @@ struct tile_job {
 	const int32_t *n_fine; /* [n_units] with it: rows that have one */
 	int64_t unit;          /* one unit only: which, */
 	const int32_t *row;    /* [rows] whose rows these are, */
-	float *sums;           /* [..][lanes] and the sums to add to, by row */
+	float *sums;           /* [..][lanes] and the sums to add to, by row; all units: [rows][lanes] to add in the end, or NULL */
 	int64_t n_in;          /* float formats */
 	const float *x;        /* [rows][n_in] */
 	const uint16_t *narrow; /* BF16: [rows][n_in rounded up to even] the same as bfloat16, or NULL: x counts */
@@ -183,24 +183,30 @@ struct fast {
 	struct cpu_base base;
 	const struct cpu_kernels *kernels;
 	const struct cpu_pages *pages;
+	const struct amx_kernels *amx;        /* NULL: none */
 	struct memory_heap weights;           /* tiles of all matrices */
 	int64_t max_in, max_narrow_in;        /* widest matrix so far, and widest of BF16 */
 	struct scratch act;                   /* struct act: quantised activations of the matmul at hand */
 	struct scratch is_fine;               /* uint8_t [n_units][n_rows]: which have a fine part */
-	struct scratch fine;                  /* struct act [n_units][n_rows]: the fine parts of a unit, all or those of n_fine rows ... */
+	/* Their fine parts, for each block of rows; [n_rows] are those of a block. */
+	struct scratch fine;                  /* struct act [n_units][n_rows]: of a unit, all or those of n_fine rows ... */
 	struct scratch fine_row;              /* int32_t [n_units][n_rows]: ... which are these, ascending */
 	struct scratch n_fine;                /* int32_t [n_units] */
-	struct scratch fine_unit;             /* int32_t [n_fine_units]: units that have such rows, ascending */
-	int32_t n_fine_units;
-	struct scratch fine_sums;             /* float [n_threads][n_rows][lanes] */
-	struct scratch narrow;                /* uint16_t [n_rows][n_in rounded up to even], likewise */
+	struct scratch fine_unit;             /* int32_t [n_units]: units that have such rows, ascending, */
+	struct scratch n_fine_units;          /* int32_t: and how many there are */
+	struct scratch fine_sums;             /* float [n_threads][rows of a block at most][lanes] */
+	struct scratch narrow;                /* uint16_t [n_rows][n_in], both rounded up: see narrow_stride() and narrow_room() */
+	struct scratch amx_scratch;           /* [n_threads][amx_scratch_bytes()] */
 	struct scratch rope_table;            /* float [n_rows][n_dims], in the order kernels->rope takes */
 	const struct rope_params *rope_valid; /* whose table it is; NULL: none yet in this step */
 	struct attn_plan *plan;
 };
 
-/* A backend over kernels whose instructions this machine has (isa.c). */
-enum status fast_create(const struct cpu_kernels *kernels, int32_t n_threads, struct backend **out, struct error *err);
+struct amx_kernels; /* amx.h */
+
+/* A backend over kernels whose instructions this machine has (isa.c). amx: what products go through where they can, or NULL. */
+enum status fast_create(const struct cpu_kernels *kernels, const struct amx_kernels *amx, int32_t n_threads, struct backend **out,
+                        struct error *err);
 
 /* fast_attention.c */
 enum status attn_plan_create(struct attn_plan **out);
