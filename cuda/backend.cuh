@@ -127,6 +127,7 @@ struct cuda_backend {
 	struct kv_wide *wide;
 	struct growing not_finite, packed;
 	uint32_t n_not_finite;
+	size_t counted; /* offset into the upload, where the counter comes at the end of a step */
 	/* What rope.p has, so that one table serves all layers of a step. */
 	const float *rope_freq;
 	float rope_magnitude;
@@ -162,8 +163,8 @@ void upload_free(struct upload *u);
 enum status settle(struct cuda_backend *b, const char *what);
 /* Sends the batch, and the attention plan if the last step's heads are this one's. */
 enum status step_upload(struct cuda_backend *b, const struct batch *batch);
-/* Counts what this step, which has ended, has stored that is no number. */
-enum status step_count(struct cuda_backend *b);
+/* Waits for the step, and counts what it has stored that is no number. */
+enum status step_finish(struct cuda_backend *b);
 /* The plan for these heads, made and sent if step_upload() has not. */
 enum status plan_attention(struct cuda_backend *b, int n_head, int n_head_kv, int head_dim);
 

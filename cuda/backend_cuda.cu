@@ -177,9 +177,7 @@ static enum status step_end(struct backend *backend)
 	struct cuda_backend *b = self(backend);
 	latch(b, graph_end(b));
 	begin(b);
-	latch(b, settle(b, "computing a step"));
-	if (!b->lost)
-		latch(b, step_count(b));
+	latch(b, step_finish(b));
 	b->batch = NULL;
 	/* While a graph was recorded nobody could ask whether a failure was the device's end. */
 	return b->lost ? STATUS_DEVICE : b->step_status;

@@ -89,6 +89,12 @@ template <enum kv_form form, int which> __device__ __forceinline__ uint32_t code
 	}
 }
 
+/* As halves can have it: what is beyond their range is held at its end, and what is no number stays none. */
+__device__ __forceinline__ float held(float x)
+{
+	return x > KV_HALF_MAX ? KV_HALF_MAX : x < -KV_HALF_MAX ? -KV_HALF_MAX : x;
+}
+
 /*
  * The largest magnitude among a thread's elements of a vector, for block_max(): infinite when there is one that is no
  * number or infinite.
@@ -96,7 +102,7 @@ template <enum kv_form form, int which> __device__ __forceinline__ uint32_t code
 __device__ __forceinline__ float magnitude(float x)
 {
 	const float a = fabsf(x);
-	return a <= 3.402823466e38f ? a : INFINITY;
+	return a <= 3.402823466e38f ? held(a) : INFINITY;
 }
 
 /* What a vector is multiplied by to become codes, and the scale that goes with them; NaN when it has no codes. */
@@ -108,8 +114,9 @@ template <enum kv_form form> __device__ __forceinline__ struct narrow_scale narr
 {
 	if (largest == INFINITY)
 		return {0.0f, __int_as_float(0x7fffffff)};
-	return {largest > 0.0f ? __fdiv_rn(largest_code<form>(), largest) : 0.0f,
-		__fdiv_rn(largest, largest_code<form>())};
+	if (largest < 0x1p-100f) /* the inverse would be no float: see kv_form_pack() */
+		return {0.0f, 0.0f};
+	return {__fdiv_rn(largest_code<form>(), largest), __fdiv_rn(largest, largest_code<form>())};
 }
 
 } // namespace GPU_NS

@@ -245,11 +245,11 @@ __device__ __forceinline__ void store_halves(const float *k, const float *v, int
 			uint4 u;
 		} key;
 		for (int j = 0; j < 4; j++)
-			key.h[j] = __floats2half2_rn(k[8 * i + 2 * j], k[8 * i + 2 * j + 1]);
+			key.h[j] = __floats2half2_rn(held(k[8 * i + 2 * j]), held(k[8 * i + 2 * j + 1]));
 		stg<uint4>(keys + key_offset(head_dim, token, 8 * i), key.u);
 	}
 	for (int d = threadIdx.x; d < head_dim; d += HEAD_THREADS)
-		stg<__half>(values + value_offset(head_dim, token, d), __float2half_rn(v[d]));
+		stg<__half>(values + value_offset(head_dim, token, d), __float2half_rn(held(v[d])));
 }
 
 /* The same as codes, in the head's block. */
@@ -266,7 +266,7 @@ __device__ __forceinline__ void store_codes(const float *k, const float *v, int 
 	const struct narrow_scale vs = narrow_scale_of<form>(block_max<HEAD_THREADS>(largest[1], scratch));
 	/* Times zero, what is no number would stay none. */
 	const auto code = [](float x, const struct narrow_scale &s) {
-		return code_of<form>(s.scale == s.scale ? __fmul_rn(x, s.inverse) : 0.0f);
+		return code_of<form>(s.scale == s.scale ? __fmul_rn(held(x), s.inverse) : 0.0f);
 	};
 	uint8_t *keys = block + codes_offset(head_dim, 0), *values = block + codes_offset(head_dim, 1);
 	for (int i = threadIdx.x; i < head_dim / 8; i += HEAD_THREADS) {

@@ -262,7 +262,7 @@ enum status step_upload(struct cuda_backend *b, const struct batch *batch)
 		b->graphs.key = {batch->n_rows, rounded(static_cast<int>(n_pages)), 0};
 		n_pages = static_cast<size_t>(b->graphs.key.n_pages);
 	}
-	enum status s = upload_room(b, (4 * n_rows + n_seqs + 2 * n_pages) * sizeof(int32_t) + 128);
+	enum status s = upload_room(b, (4 * n_rows + n_seqs + 2 * n_pages) * sizeof(int32_t) + 192);
 	if (s != STATUS_OK)
 		return s;
 	int32_t *token = put<int32_t>(b, n_rows, &b->token);
@@ -272,6 +272,8 @@ enum status step_upload(struct cuda_backend *b, const struct batch *batch)
 	int32_t *seq_table = put<int32_t>(b, n_seqs, &b->seq_table);
 	int32_t *table = put<int32_t>(b, n_pages, &b->table);
 	int32_t *slots = b->wide ? put<int32_t>(b, n_pages, &b->slots) : NULL;
+	if (b->wide)
+		put<uint32_t>(b, 1, &b->counted);
 	if (batch->token)
 		memcpy(token, batch->token, n_rows * sizeof *token);
 	memcpy(position, batch->position, n_rows * sizeof *position);
@@ -297,14 +299,20 @@ enum status step_upload(struct cuda_backend *b, const struct batch *batch)
 	return send(b);
 }
 
-enum status step_count(struct cuda_backend *b)
+enum status step_finish(struct cuda_backend *b)
 {
 	uint32_t n;
-	if (!b->wide)
-		return STATUS_OK;
-	TRY(check(b, cudaMemcpyAsync(&n, b->not_finite.p, sizeof n, cudaMemcpyDeviceToHost, b->stream),
-		  "counting what is no number"));
-	TRY(settle(b, "counting what is no number"));
+	const bool count = b->wide && b->step_status == STATUS_OK;
+	enum status s = STATUS_OK;
+	if (count)
+		s = check(b,
+			  cudaMemcpyAsync(b->upload.host + b->counted, b->not_finite.p, sizeof n, cudaMemcpyDeviceToHost,
+					  b->stream),
+			  "counting what is no number");
+	const enum status settled = settle(b, "computing a step");
+	if (s != STATUS_OK || settled != STATUS_OK || !count)
+		return s != STATUS_OK ? s : settled;
+	memcpy(&n, b->upload.host + b->counted, sizeof n);
 	b->wide->n_not_finite += n - b->n_not_finite; /* modulo 2^32 */
 	b->n_not_finite = n;
 	return STATUS_OK;

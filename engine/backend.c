@@ -67,6 +67,20 @@ bool kv_form_find(const char *name, enum kv_form *out)
 	return false;
 }
 
+bool kv_choice_find(const char *name, struct kv_choice *out)
+{
+	*out = (struct kv_choice){.form = KV_FORM_F16, .own = true};
+	if (!name || strcmp(name, "auto") == 0)
+		return true;
+	if (strcmp(name, "bf16") == 0) {
+		*out = (struct kv_choice){.form = KV_FORM_F16, .type = QUANT_BF16};
+		return true;
+	}
+	out->type = QUANT_F16;
+	out->own = strcmp(name, "f16") != 0;
+	return kv_form_find(name, &out->form);
+}
+
 #if defined(__x86_64__)
 #define X86(create) create
 #else
@@ -89,6 +103,8 @@ static const struct device_kind {
 	/* `number` is the ordinal, or else the number of threads. UNSUPPORTED when the machine lacks something. */
 	enum status (*create)(int32_t number, struct backend **out, struct error *err);
 } device_kinds[] = {
+        {"cpu-amx", NULL, false, X86(cpu_amx_create)}, /* by name only, as long as no machine with AMX has measured it */
+        {"cpu-amx-emulated", NULL, false, X86(cpu_amx_emulated_create)},
         {"cpu-avx512-bf16", "cpu", false, X86(cpu_avx512_bf16_create)},
         {"cpu-avx512", "cpu", false, X86(cpu_avx512_create)},
         {"cpu-avx2", "cpu", false, X86(cpu_avx2_create)},

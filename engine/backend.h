@@ -18,6 +18,7 @@
  */
 #pragma once
 
+#include <math.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -33,7 +34,7 @@ enum kv_form {
 	KV_FORM_F16,
 	/*
 	 * A byte for each element, times a scale for each vector (layer, K or V, head, token): max|x| / 448 or / 127. A vector with a value
-	 * that is no number, or infinite, becomes one of NaNs.
+	 * that is no number, or infinite, has no such form: see struct kv_wide.
 	 */
 	KV_FORM_FP8_E4M3,
 	KV_FORM_INT8,
@@ -42,14 +43,39 @@ enum kv_form {
 
 /*
  * What a narrow pool has beside its pages: room for some of them in f16 as well. While a page has such a copy, it is written with the page
- * and read in its place.
+ * and read in its place. The first page of a conversation and the one it fills have one (kv/seq.h), and a page that gets a value
+ * which has no narrow form falls back to one: whoever writes such a value asks for it first, and fills it with what the page holds already.
  */
 struct kv_wide {
 	int32_t *slot;        /* [n_pages] where a page's copy is, or -1 */
 	size_t offset;        /* of the first slot in the slab */
 	size_t stride, bytes; /* of a slot, and of a page in f16 */
-	uint64_t n_not_finite; /* vectors that were written as NaNs; threads of the backend add to it (__atomic) */
+	uint64_t n_not_finite; /* vectors that were written as NaNs, for want of a copy; threads of the backend add to it (__atomic) */
+	/*
+	 * Gives a page a copy, whose content is undefined, unless it has one; its slot, or -1: there is no room. For the worker's thread.
+	 * NULL: there is none.
+	 */
+	int32_t (*widen)(void *arg, int32_t page);
+	void *arg;
 };
+
+/*
+ * What a pool wants to know of the values in its pages. A backend that does not look at them leaves it as it is; threads of one that does
+ * add to the counts (__atomic).
+ */
+struct kv_watch {
+	uint8_t *mark;      /* [n_pages] enum kv_mark, which the backend adds to (__atomic) */
+	uint64_t n_unsound; /* pages that became so */
+	uint64_t n_clamped; /* vectors with values beyond KV_HALF_MAX, at which halves were held */
+};
+
+enum kv_mark {
+	KV_MARK_UNSOUND = 1, /* has got a value that is no number, or infinite */
+	KV_MARK_WIDER = 2,   /* narrow pools: has got such a value, or one beyond KV_HALF_MAX, beside which a scale leaves nothing else */
+	KV_MARK_ASKED = 4,   /* set by struct kv_wide's widen(): it is not asked twice for such a page */
+};
+
+#define KV_HALF_MAX 65504.0f
 
 /* Geometry of the KV cache. A page holds page_tokens positions of ALL layers. Its inner order belongs to the backend. */
 struct kv_layout {
@@ -62,6 +88,7 @@ struct kv_layout {
 	size_t page_stride;   /* page_bytes rounded up to 4096: distance of two pages in the pool's slab */
 	enum kv_form form;
 	struct kv_wide *wide; /* NULL: no page has a wide copy */
+	struct kv_watch *watch; /* NULL: nobody wants to know */
 };
 
 enum { KV_PAGE_TOKENS = 16 };
@@ -178,7 +205,7 @@ struct backend_info {
 	int32_t n_threads;  /* 0 where it does not apply */
 	bool host_memory;   /* device addresses are host addresses */
 	struct kv_order kv_order;
-	enum quant_type kv_type; /* elements of KV pages: the only layouts it takes are of this type */
+	enum quant_type kv_type; /* elements of KV pages: the only layouts it takes are of this type, its own or that of choose_kv() */
 	bool narrow_kv;     /* takes layouts of all forms; else only KV_FORM_F16 */
 };
 
@@ -191,6 +218,9 @@ struct backend_ops {
 	void (*mem_free)(struct backend *b, void *p, size_t bytes);
 	enum status (*mem_write)(struct backend *b, void *dst, const void *host, size_t bytes);
 	enum status (*mem_read)(struct backend *b, void *host, const void *src, size_t bytes);
+	/* Before anything has to do with KV: its pages are to have elements of that type. UNSUPPORTED. NULL: it has one type only. */
+	enum status (*choose_kv)(struct backend *b, enum quant_type type);
+
 	/* Bytes that mem_alloc() could still give; 0 when that is not known. NULL where device memory is the machine's. */
 	size_t (*mem_available)(struct backend *b);
 
@@ -225,7 +255,10 @@ struct backend_ops {
 	/* Rotates q[n_rows][n_head][head_dim] and k[n_rows][n_head_kv][head_dim] in place by each row's position. */
 	enum status (*rope)(struct backend *b, float *q, int32_t n_head, float *k, int32_t n_head_kv, int32_t head_dim,
 	                    const struct rope_params *rope);
-	/* Stores k and v[n_rows][n_head_kv][head_dim] of the batch's rows where the block tables say. kv: the pool's slab. */
+	/*
+	 * Stores k and v[n_rows][n_head_kv][head_dim] of the batch's rows where the block tables say. kv: the pool's slab. In pages of halves
+	 * values beyond their range are held at its end; what is no number stays none, and layout->watch is told of both.
+	 */
 	enum status (*kv_write)(struct backend *b, void *kv, const struct kv_layout *layout, int32_t layer, const float *k,
 	                        const float *v);
 	/*
@@ -283,6 +316,43 @@ void kv_layout_narrow(struct kv_layout *layout, enum kv_form form);
 const char *kv_form_name(enum kv_form form);
 /* False when there is none of that name. */
 bool kv_form_find(const char *name, enum kv_form *out);
+
+/* What is asked of a pool: a form, and whether elements of two bytes are of a type or of the backend's own. */
+struct kv_choice {
+	enum kv_form form;
+	bool own;
+	enum quant_type type; /* unless own */
+};
+
+#define KV_CHOICES "auto, f16, bf16, int8 and fp8_e4m3"
+/* One of KV_CHOICES, or NULL: "auto". False when there is none of that name. */
+bool kv_choice_find(const char *name, struct kv_choice *out);
+
+/*
+ * A vector's codes in a narrow form, `step` bytes apart, and its scale: x ~ scale * code, with the error that tier_codec.h names; values
+ * beyond +-most are held there. NaN: the vector has a value that is no number, or infinite, and all codes are 0. A vector below 2^-100
+ * becomes zeros: 1 / scale would be no float.
+ */
+static inline float kv_form_pack(enum kv_form form, const float *x, int32_t n, float most, uint8_t *code, int32_t step)
+{
+	const float largest = form == KV_FORM_INT8 ? 127 : 448, rounder = 12582912.0f; /* 1.5 * 2^23: see quant_fp8_from_float() */
+	float max = 0;
+	bool finite = true;
+	for (int32_t i = 0; i < n; i++) {
+		float a = fabsf(x[i]);
+		max = a > max ? a : max;
+		finite &= a <= 3.402823466e38f;
+	}
+	max = max < most ? max : most;
+	bool nothing = !finite || max < 0x1p-100f;
+	float inverse = nothing ? 0 : largest / max;
+	for (int32_t i = 0; i < n; i++) {
+		float held = x[i] > most ? most : x[i] < -most ? -most : x[i];
+		float y = finite ? held * inverse : 0;
+		code[(int64_t)i * step] = form == KV_FORM_INT8 ? (uint8_t)(int8_t)((y + rounder) - rounder) : quant_fp8_from_float(y);
+	}
+	return !finite ? NAN : nothing ? 0 : max / largest;
+}
 
 /* The layout of such a cache in the backend's own type. */
 enum status kv_layout_for(const struct backend *b, struct kv_layout *layout, int32_t n_layer, int32_t n_head_kv, int32_t head_dim);

@@ -13,6 +13,7 @@ enum {
 	METERED_STEPS = 8,        /* decode steps of the run whose operations are timed */
 	MEMORY_BYTES = 256 << 20, /* more than the caches of most processors */
 	MEMORY_BYTES_MIN = 64 << 20,
+	DEVICE_MEMORY_BYTES = 1 << 30, /* a GPU reads as fast as its launches take time, and has caches as large as some 100 MB */
 	CACHE_BYTES = 4 << 20,
 	MEMORY_SCANS = 5, CACHE_SCANS = 50,
 };
@@ -181,7 +182,7 @@ static enum status prepare_memory(struct bench *b)
 	if (!part)
 		return STATUS_NOMEM;
 	memset(part, 1, PART);
-	size_t bytes = MEMORY_BYTES;
+	size_t bytes = ops->mem_available ? DEVICE_MEMORY_BYTES : MEMORY_BYTES;
 	enum status st = ops->mem_alloc(b->backend, bytes, &b->memory);
 	for (; st == STATUS_NOMEM && bytes > MEMORY_BYTES_MIN; st = ops->mem_alloc(b->backend, bytes, &b->memory))
 		bytes /= 2;

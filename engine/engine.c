@@ -51,16 +51,16 @@ static enum status check_options(struct engine_options *o, struct error *err)
 	if (context != KV_POLICY_FULL && o->max_cache_size == 0)
 		return error_set_param(err, STATUS_INVALID, "max-cache-size", "context-policy: \"%s\" needs max-cache-size: how many tokens to keep",
 		                       o->context_policy);
-	enum kv_codec_type type;
-	if (!kv_codec_find(o->kv_ram_type ? o->kv_ram_type : "f16", &type))
+	enum kv_form type;
+	if (!kv_form_find(o->kv_ram_type ? o->kv_ram_type : "f16", &type))
 		return error_set_param(err, STATUS_INVALID, "kv-ram-dtype", "kv-ram-dtype: \"%.64s\" is none of f16, int8 and fp8_e4m3",
 		                       o->kv_ram_type);
-	o->kv_ram_type = kv_codec_name(type);
-	enum kv_form form;
-	if (!kv_form_find(o->kv_type ? o->kv_type : "f16", &form))
-		return error_set_param(err, STATUS_INVALID, "kv-dtype", "kv-dtype: \"%.64s\" is none of f16, int8 and fp8_e4m3", o->kv_type);
-	o->kv_type = kv_form_name(form);
-	if (form != KV_FORM_F16 && type != KV_CODEC_F16)
+	o->kv_ram_type = kv_form_name(type);
+	struct kv_choice choice;
+	if (!kv_choice_find(o->kv_type, &choice))
+		return error_set_param(err, STATUS_INVALID, "kv-dtype", "kv-dtype: \"%.64s\" is none of " KV_CHOICES, o->kv_type);
+	o->kv_type = choice.form != KV_FORM_F16 ? kv_form_name(choice.form) : choice.own ? "auto" : choice.type == QUANT_F16 ? "f16" : "bf16";
+	if (choice.form != KV_FORM_F16 && type != KV_FORM_F16)
 		return error_set_param(err, STATUS_INVALID, "kv-ram-dtype",
 		                       "kv-ram-dtype: pages that are %s by kv-dtype are kept as they are; leave kv-ram-dtype at f16", o->kv_type);
 	return STATUS_OK;

@@ -44,7 +44,7 @@ struct engine_options {
 	int32_t n_threads;         /* 0: one per physical core */
 	int32_t context_tokens;    /* 0: the trained length */
 	uint64_t kv_bytes;         /* cap of the device pool; 0: derived from the memory that is available */
-	const char *kv_type;       /* how the pool keeps KV: "f16", "int8" or "fp8_e4m3"; NULL: "f16", which is exact */
+	const char *kv_type;       /* how the pool keeps KV: "f16", "bf16", "int8", "fp8_e4m3"; NULL or "auto": the device's best exact one */
 	uint64_t kv_ram_bytes;     /* host memory for pages that leave the pool; 0: none */
 	const char *kv_ram_type;   /* "f16", "int8" or "fp8_e4m3"; NULL: "f16", which is exact */
 	const char *kv_disk_dir;   /* files for pages that leave the pool, and for sessions at a restart; NULL: none */
@@ -243,7 +243,7 @@ void engine_detokenize(struct engine *e, uint64_t id, const int32_t *ids, size_t
 /* ---- Sessions ---- */
 
 /* Where pages are that have left the device, the nearest first. */
-enum engine_tier_kind { ENGINE_TIER_RAM, ENGINE_TIER_DISK, ENGINE_TIER_REMOTE, ENGINE_TIER_KINDS };
+enum engine_tier_kind { ENGINE_TIER_RAM, ENGINE_TIER_DISK, ENGINE_TIER_DISK_WIDE, ENGINE_TIER_REMOTE, ENGINE_TIER_KINDS };
 
 struct engine_session_info {
 	char id[ENGINE_SESSION_ID_MAX + 1];
@@ -440,9 +440,10 @@ enum engine_tier_drop {
 
 /* A tier below the pool. Counts are of pages, since start. Strings are static. */
 struct engine_tier {
-	const char *kind, *type, *io; /* "ram", "disk" or "remote"; of an element; how it moves bytes, or "" */
-	bool off;                     /* for good: it failed */
+	const char *kind, *type, *io; /* "ram", "disk", "disk-wide", "remote"; of an element; how it moves bytes, or "" */
+	bool off;                     /* it failed; a remote one may come back */
 	const char *off_reason;       /* or "" */
+	uint64_t reconnects;          /* how often it has */
 	bool pays;                    /* a page comes back from it sooner than it is computed */
 	uint64_t cap_bytes, used_bytes, index_bytes;
 	int32_t pages, max_pages, writing, loading;
@@ -479,9 +480,12 @@ struct engine_stats {
 	uint64_t preemptions, sessions_created, sessions_expired, sessions_deleted;
 	uint64_t preempted[ENGINE_N_ROOMS];          /* generations set back; none for a prompt */
 	uint64_t holds_dropped;          /* queued requests that let go of what they waited to use */
-	/* Pages that are kept in f16 as well, of a narrow pool; those that found no room for it; vectors that were no numbers. */
+	/* Pages that are kept in f16 as well, of a narrow pool; those that found no room for it; vectors that became no numbers for want of it. */
 	int32_t kv_wide_pages, kv_wide_max;
 	uint64_t kv_wide_refused, kv_not_finite;
+	uint64_t kv_fallback_pages;         /* pages that were kept in f16 because of a value that their own type cannot hold */
+	uint64_t kv_unsound_pages;          /* pages with a value that is no number or infinite: they are not shared */
+	uint64_t kv_clamped;                /* vectors with a value beyond the range of halves, at which they were held */
 	struct engine_kv kv;             /* counted now and then: see counted_ms_ago */
 	struct engine_tiers tiers;
 	/* Of context policies, as engine_context_policy() numbers them: requests ended, tokens let go of. */

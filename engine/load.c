@@ -15,6 +15,7 @@
 /* Outputs of a step beyond one per running request: rows of prompts whose own log-probabilities were asked for. */
 enum { EXTRA_OUTPUTS = 64 };
 /* Without --kv-memory: at most this part of the machine's or the device's memory that is available, and max_running full contexts. */
+enum { KV_DIR_BYTES = 4096 };
 enum { MEMORY_SHARE_PERCENT = 50, DEVICE_SHARE_PERCENT = 90 };
 
 int32_t engine_max_outputs(int32_t max_running, int32_t step_tokens)
@@ -193,9 +194,9 @@ static void make_root(struct engine *e)
 	         (int)p->rope_dims, p->rope_base, p->rope_base_local, p->rope_factor, (int)p->rope_original_ctx, p->rope_attn_factor, p->yarn_beta_fast,
 	         p->yarn_beta_slow, p->yarn_ext_factor);
 	/* With a lossy tier all KV may have gone through it: none of it is taken for exact, here or elsewhere. */
-	enum kv_codec_type ram = KV_CODEC_F16;
+	enum kv_form ram = KV_FORM_F16;
 	if (e->options.kv_ram_bytes)
-		kv_codec_find(e->options.kv_ram_type, &ram);
+		kv_form_find(e->options.kv_ram_type, &ram);
 	snprintf(e->scheme_text, sizeof e->scheme_text, "%s%s", e->backend_info.name, kv_tier_scheme(ram));
 	e->root = (struct kv_root){.n_layer = p->n_layer,
 	                           .n_head_kv = p->n_head_kv,
@@ -242,7 +243,8 @@ static void host_name(char out[64])
 }
 
 /* A disk that cannot be used is no reason not to serve. */
-static struct kv_tier *open_disk(struct engine *e, const struct kv_tier_device *device)
+static struct kv_tier *open_disk(struct engine *e, const struct kv_tier_device *device, const char *dir, uint64_t bytes,
+                                 enum kv_tier_pages pages)
 {
 	const struct engine_options *o = &e->options;
 	struct kv_tier *disk = NULL;
@@ -250,8 +252,9 @@ static struct kv_tier *open_disk(struct engine *e, const struct kv_tier_device *
 	struct error err;
 	char host[64];
 	struct kv_tier_disk_options d = {
-	        .dir = o->kv_disk_dir,
-	        .bytes = o->kv_disk_bytes,
+	        .dir = dir,
+	        .bytes = bytes,
+	        .pages = pages,
 	        .write_bytes_per_s = o->kv_disk_write_bytes_per_s,
 	        .version = KVASIR_VERSION,
 	        .host = host,
@@ -266,14 +269,34 @@ static struct kv_tier *open_disk(struct engine *e, const struct kv_tier_device *
 	}
 	kv_tier_stats(disk, &stats);
 	log_msg(LOG_INFO, "kv_disk", "the disk tier in %s has %" PRId32 " of %" PRId32 " pages (%s); it reads %.0f and writes %.0f MB/s",
-	        o->kv_disk_dir, stats.n_pages, stats.max_pages, stats.io, stats.read_bytes_per_s / 1e6, stats.write_bytes_per_s / 1e6);
+	        dir, stats.n_pages, stats.max_pages, stats.io, stats.read_bytes_per_s / 1e6, stats.write_bytes_per_s / 1e6);
 	return disk;
+}
+
+/* One for all pages; in a narrow pool, one for those with wide copies, which get the share that they have of the device. */
+static void open_disks(struct engine *e, const struct kv_tier_device *device, struct kv_tier *tier[KV_TIER_KINDS])
+{
+	const struct engine_options *o = &e->options;
+	uint64_t wide = e->layout.form == KV_FORM_F16 ? 0 : o->kv_disk_bytes / ENGINE_WIDE_SHARE;
+	char dir[KV_DIR_BYTES];
+	if (wide && snprintf(dir, sizeof dir, "%s/wide", o->kv_disk_dir) < (int)sizeof dir) {
+		/* The outer directory is made by the first that needs it. */
+		tier[KV_TIER_DISK] = open_disk(e, device, o->kv_disk_dir, o->kv_disk_bytes - wide, KV_TIER_NARROW);
+		if (!tier[KV_TIER_DISK])
+			return;
+		tier[KV_TIER_DISK_WIDE] = open_disk(e, device, dir, wide, KV_TIER_WIDE);
+		if (tier[KV_TIER_DISK_WIDE])
+			return;
+		kv_tier_destroy(tier[KV_TIER_DISK]);
+	}
+	tier[KV_TIER_DISK] = open_disk(e, device, o->kv_disk_dir, o->kv_disk_bytes, KV_TIER_ALL);
 }
 
 /* The same of a server. */
 static struct kv_tier *open_remote(struct engine *e, const struct kv_tier_device *device)
 {
 	struct kv_tier *remote = NULL;
+	struct kv_tier_stats stats;
 	struct error err;
 	const struct kv_tier_remote_options r = {
 	        .address = e->options.kv_remote,
@@ -281,9 +304,12 @@ static struct kv_tier *open_remote(struct engine *e, const struct kv_tier_device
 	        .wake = wake_worker,
 	        .wake_arg = e,
 	};
-	if (kv_tier_remote_create(device, e->clock, &r, &remote, &err) != STATUS_OK)
+	if (kv_tier_remote_create(device, e->clock, &r, &remote, &err) != STATUS_OK) {
 		log_msg(LOG_WARN, "kv_remote", "there is no remote tier: %s", err.message);
-	else
+		return NULL;
+	}
+	kv_tier_stats(remote, &stats);
+	if (!stats.off)
 		log_msg(LOG_INFO, "kv_remote", "KV pages are shared with others at %s", r.address);
 	return remote;
 }
@@ -293,18 +319,18 @@ static enum status open_tiers(struct engine *e, struct error *err)
 	const struct engine_options *o = &e->options;
 	struct kv_tier_device device = {e->backend, kv_pool_slab(e->pool), e->layout};
 	struct kv_tier *tier[KV_TIER_KINDS] = {NULL};
-	enum kv_codec_type type;
+	enum kv_form type;
 	if (o->kv_ram_bytes) {
-		kv_codec_find(o->kv_ram_type, &type);
+		kv_form_find(o->kv_ram_type, &type);
 		enum status st = kv_tier_ram_create(&device, e->clock, o->kv_ram_bytes, type, &tier[KV_TIER_RAM], err);
 		if (st != STATUS_OK)
 			return st;
 	}
 	if (o->kv_disk_dir)
-		tier[KV_TIER_DISK] = open_disk(e, &device);
+		open_disks(e, &device, tier);
 	if (o->kv_remote)
 		tier[KV_TIER_REMOTE] = open_remote(e, &device);
-	if (!tier[KV_TIER_RAM] && !tier[KV_TIER_DISK] && !tier[KV_TIER_REMOTE])
+	if (!tier[KV_TIER_RAM] && !tier[KV_TIER_DISK] && !tier[KV_TIER_DISK_WIDE] && !tier[KV_TIER_REMOTE])
 		return STATUS_OK;
 	if (kv_tiers_create(e->pool, e->prefix, tier, e->clock, &e->tiers) != STATUS_OK)
 		return error_set(err, STATUS_NOMEM, "no memory for the KV tiers");
@@ -378,6 +404,19 @@ static enum status fill_info(struct engine *e, int32_t n_pages, int32_t n_wide, 
 	return STATUS_OK;
 }
 
+/* What --kv-dtype says, and the backend told of it. */
+static enum status choose_kv(struct engine *e, struct kv_choice *kv, struct error *err)
+{
+	const struct backend_ops *ops = e->backend->ops;
+	kv_choice_find(e->options.kv_type, kv);
+	ops->info(e->backend, &e->backend_info);
+	if ((kv->form != KV_FORM_F16 && !e->backend_info.narrow_kv) ||
+	    (!kv->own && kv->type != e->backend_info.kv_type && (!ops->choose_kv || ops->choose_kv(e->backend, kv->type) != STATUS_OK)))
+		return error_set_param(err, STATUS_UNSUPPORTED, "kv-dtype", "the device %s keeps KV as f16 only, not as %s", e->backend_info.name,
+		                       e->options.kv_type);
+	return STATUS_OK;
+}
+
 enum status engine_load(struct engine *e, struct error *err)
 {
 	const struct engine_options *o = &e->options;
@@ -394,7 +433,10 @@ enum status engine_load(struct engine *e, struct error *err)
 		memcpy(err->param, "device", sizeof "device"); /* the option is wrong here, not the model */
 	if (st != STATUS_OK)
 		return st;
-	st = model_load(e->gguf, e->backend, &e->model, err);
+	struct kv_choice kv;
+	st = choose_kv(e, &kv, err);
+	if (st == STATUS_OK)
+		st = model_load(e->gguf, e->backend, &e->model, err);
 	if (st != STATUS_OK)
 		return st;
 	const struct model_params *p = model_params(e->model);
@@ -404,14 +446,8 @@ enum status engine_load(struct engine *e, struct error *err)
 	st = kv_layout_for(e->backend, &e->layout, p->n_layer, p->n_head_kv, p->head_dim);
 	if (st != STATUS_OK)
 		return error_set(err, st, "the model's KV geometry is not supported");
-	enum kv_form form = KV_FORM_F16;
-	kv_form_find(o->kv_type, &form);
-	e->backend->ops->info(e->backend, &e->backend_info);
-	if (form != KV_FORM_F16 && !e->backend_info.narrow_kv)
-		return error_set_param(err, STATUS_UNSUPPORTED, "kv-dtype", "the device %s keeps KV as f16 only, not as %s", e->backend_info.name,
-		                       o->kv_type);
-	if (form != KV_FORM_F16)
-		kv_layout_narrow(&e->layout, form);
+	if (kv.form != KV_FORM_F16)
+		kv_layout_narrow(&e->layout, kv.form);
 	st = size_pool(e, p, &n_pages, &n_wide, &n_ctx, &n_ctx_long, err);
 	if (st != STATUS_OK)
 		return st;

@@ -57,13 +57,13 @@ enum status engine_plan(const struct engine_plan_params *params, struct engine_p
 	struct gguf *g = NULL;
 	struct model_params p;
 	struct kv_layout layout;
-	enum kv_form form = KV_FORM_F16;
+	struct kv_choice choice;
 	int32_t step = params->step_tokens ? params->step_tokens : ENGINE_DEFAULT_STEP_TOKENS;
 	int32_t running = params->max_running ? params->max_running : ENGINE_DEFAULT_MAX_RUNNING;
 	memset(out, 0, sizeof *out);
 	enum status st = check(params, err);
-	if (st == STATUS_OK && params->kv_type && !kv_form_find(params->kv_type, &form))
-		st = error_set_param(err, STATUS_INVALID, "kv-dtype", "kv-dtype: \"%.64s\" is none of f16, int8 and fp8_e4m3", params->kv_type);
+	if (st == STATUS_OK && !kv_choice_find(params->kv_type, &choice))
+		st = error_set_param(err, STATUS_INVALID, "kv-dtype", "kv-dtype: \"%.64s\" is none of " KV_CHOICES, params->kv_type);
 	if (st == STATUS_OK)
 		st = gguf_open(params->model_path, &g, err);
 	if (st == STATUS_OK)
@@ -75,8 +75,8 @@ enum status engine_plan(const struct engine_plan_params *params, struct engine_p
 		error_set(err, st, "the model's KV geometry is not supported");
 		goto out;
 	}
-	if (form != KV_FORM_F16)
-		kv_layout_narrow(&layout, form);
+	if (choice.form != KV_FORM_F16)
+		kv_layout_narrow(&layout, choice.form);
 	strncpy(out->arch, p.arch, sizeof out->arch - 1);
 	out->n_ctx = params->context_tokens ? params->context_tokens : p.n_ctx_train;
 	out->n_layer = p.n_layer;

@@ -610,6 +610,9 @@ void sched_describe(const struct sched *s, struct engine_stats *out)
 	out->kv_wide_max = wide.n_slots;
 	out->kv_wide_refused = wide.refused;
 	out->kv_not_finite = wide.n_not_finite;
+	out->kv_fallback_pages = wide.fallback;
+	out->kv_unsound_pages = wide.n_unsound;
+	out->kv_clamped = wide.n_clamped;
 	out->pages_cached = prefix.n_idle;
 	out->prefix_evictions = 0;
 	for (int reason = 0; reason < EVICT_N_REASONS; reason++)

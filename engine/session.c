@@ -256,8 +256,9 @@ enum status session_restore(struct session_table *t, int32_t tenant, const struc
 	        .tenant = tenant,
 	};
 	struct session *s;
-	/* A calendar that was set back makes nobody younger than now. */
-	int64_t age_ms = calendar_ms > saved->created_ms ? calendar_ms - saved->created_ms : 0;
+	/* A calendar that was set back makes nobody younger than now, and nobody is older than the calendar. */
+	int64_t created_ms = saved->created_ms > 0 ? saved->created_ms : 0;
+	int64_t age_ms = calendar_ms > created_ms ? calendar_ms - created_ms : 0;
 	if (saved->ttl_ms >= 0 && age_ms >= saved->ttl_ms)
 		return error_set(err, STATUS_NOT_FOUND, "the session's TTL has passed");
 	memcpy(p.id, saved->id, sizeof p.id);

@@ -3,7 +3,8 @@
 
 #include "engine/engine_internal.h"
 
-static_assert((int)KV_TIER_RAM == ENGINE_TIER_RAM && (int)KV_TIER_DISK == ENGINE_TIER_DISK && (int)KV_TIER_REMOTE == ENGINE_TIER_REMOTE,
+static_assert((int)KV_TIER_RAM == ENGINE_TIER_RAM && (int)KV_TIER_DISK == ENGINE_TIER_DISK &&
+                      (int)KV_TIER_DISK_WIDE == ENGINE_TIER_DISK_WIDE && (int)KV_TIER_REMOTE == ENGINE_TIER_REMOTE,
               "both count the tiers in one order");
 
 static struct engine_tier describe(const struct kv_tiers_stats *s, enum kv_tier_kind kind)
@@ -15,6 +16,7 @@ static struct engine_tier describe(const struct kv_tiers_stats *s, enum kv_tier_
 	        .io = t->io,
 	        .off = t->off,
 	        .off_reason = t->off_reason,
+	        .reconnects = t->reconnects,
 	        .pays = s->pays[kind],
 	        .cap_bytes = t->cap_bytes,
 	        .used_bytes = t->used_bytes,

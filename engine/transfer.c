@@ -9,7 +9,7 @@
 #include "engine/base/hmac.h"
 
 enum {
-	FORMAT = 1,
+	FORMAT = 2,
 	BYTE_ORDER_MARK = 0x01020304,
 	RECORD_MAGIC = 0x5047564B, /* "KVGP" */
 	PART_BYTES = 1 << 20,
@@ -33,12 +33,14 @@ struct record {
 	uint32_t magic;
 	int32_t index;
 	int32_t n_tokens;
-	uint32_t first;
+	uint32_t flags; /* enum record_flags */
 	struct kv_key key, parent;
 	int32_t tokens[KV_PAGE_TOKENS];
 	uint8_t tag[SHA256_BYTES];
 };
 static_assert(sizeof(struct record) == 16 + 5 * SHA256_BYTES, "padding");
+
+enum record_flags { RECORD_FIRST = 1, RECORD_WIDE = 2 /* the page's bytes are followed by its wide copy's: kv/image.h */ };
 
 struct transfer {
 	struct list link;
@@ -49,13 +51,18 @@ struct transfer {
 	bool is_export;
 	struct header header;      /* import: as it has come */
 	struct kv_weak_page *pages; /* export: [n_pages]. import: those that have joined the index, [n_joined] */
+	struct kv_key *keys;       /* export: [n_pages] */
+	struct kv_read read;       /* export: of a page that is in a tier */
+	struct kv_page_name name;  /* export: that page's */
 	/* An import's. */
 	struct engine_session_params params;
 	struct session *session;   /* once the header is there */
 	uint64_t session_serial;
 	int32_t n_joined;
 	bool lost;                 /* one was evicted or found no room: the rest is of no use */
-	char *bytes;               /* [need] of what is expected next */
+	struct record record;      /* whose page comes next */
+	bool in_page;
+	char *bytes;               /* import: [need] of what is expected next. export: what a tier gives */
 	size_t have, need;
 	bool complete;
 };
@@ -83,11 +90,14 @@ static struct transfer *find(struct transfers *t, uint64_t id)
 	return NULL;
 }
 
-static void drop(struct transfers *t, struct transfer *x)
+static void drop(struct transfers *t, const struct engine *e, struct transfer *x)
 {
+	if (e->tiers)
+		kv_tiers_read_cancel(e->tiers, &x->read);
 	list_remove(&x->link);
 	t->n--;
 	free(x->pages);
+	free(x->keys);
 	free(x->bytes);
 	free(x);
 }
@@ -120,9 +130,9 @@ static void next_tag(const struct engine *e, struct transfer *x, const void *dat
 	hmac_final(&h, x->tag);
 }
 
-static char *device_page(const struct engine *e, int32_t page)
+static struct kv_tier_device device_of(const struct engine *e)
 {
-	return (char *)kv_pool_slab(e->pool) + (size_t)page * e->layout.page_stride;
+	return (struct kv_tier_device){e->backend, kv_pool_slab(e->pool), e->layout};
 }
 
 /* What every stream of this daemon begins with. */
@@ -142,6 +152,16 @@ static void fill_header(const struct engine *e, struct header *h)
 
 /* ---- Out ---- */
 
+/* How many of the session's pages, from the first on, are in the device or, behind those, in a tier. */
+static int32_t count_pages(const struct engine *e, const struct kv_weak *kv)
+{
+	struct kv_page_name name;
+	int32_t n = kv_weak_alive(e->prefix, kv);
+	while (e->tiers && n < kv->n_pages && kv_tiers_find(e->tiers, &kv->keys[n], &name))
+		n++;
+	return n;
+}
+
 enum status export_begin(struct transfers *t, struct engine *e, uint64_t id, const struct session_table *sessions, const struct session *s,
                          struct error *err)
 {
@@ -150,14 +170,18 @@ enum status export_begin(struct transfers *t, struct engine *e, uint64_t id, con
 	if (st != STATUS_OK)
 		return st;
 	x->is_export = true;
-	x->n_pages = kv_weak_alive(e->prefix, &s->kv);
+	x->n_pages = count_pages(e, &s->kv);
 	x->pages = calloc((size_t)x->n_pages + 1, sizeof *x->pages);
-	if (!x->pages) {
-		drop(t, x);
+	x->keys = calloc((size_t)x->n_pages + 1, sizeof *x->keys);
+	x->bytes = e->tiers ? malloc(kv_image_bytes(&e->layout, true)) : NULL;
+	if (!x->pages || !x->keys || (e->tiers && !x->bytes)) {
+		drop(t, e, x);
 		return error_set(err, STATUS_NOMEM, "no memory to export a session");
 	}
-	if (x->n_pages > 0)
+	if (x->n_pages > 0) {
 		memcpy(x->pages, s->kv.pages, (size_t)x->n_pages * sizeof *x->pages);
+		memcpy(x->keys, s->kv.keys, (size_t)x->n_pages * sizeof *x->keys);
+	}
 	fill_header(e, &x->header);
 	x->header.n_pages = x->n_pages;
 	x->header.n_tokens = s->kv.n_tokens < x->n_pages * KV_PAGE_TOKENS ? s->kv.n_tokens : x->n_pages * KV_PAGE_TOKENS;
@@ -166,41 +190,80 @@ enum status export_begin(struct transfers *t, struct engine *e, uint64_t id, con
 	return STATUS_OK;
 }
 
-/* Appends a page's record and its bytes, or the last record. */
-static enum status export_page(const struct engine *e, struct transfer *x, struct buf *out, struct error *err)
+static enum status page_is_gone(struct error *err)
 {
-	struct record r = {.magic = RECORD_MAGIC, .index = x->at};
-	struct kv_page_name name;
-	size_t n = 0;
-	if (x->at < x->n_pages) {
-		const struct kv_weak_page *w = &x->pages[x->at];
-		if (kv_prefix_serial(e->prefix, w->page) != w->serial || !kv_prefix_name(e->prefix, w->page, &name))
-			return error_set(err, STATUS_BUSY, "a page of the session was evicted while it was exported; try again");
-		r.n_tokens = name.n_tokens;
-		r.first = name.first;
-		r.key = name.key;
-		r.parent = name.parent;
-		memcpy(r.tokens, name.tokens, (size_t)name.n_tokens * sizeof *r.tokens);
-		n = e->layout.page_bytes;
-	}
-	if (!buf_reserve(out, sizeof r + n))
-		return error_set(err, STATUS_NOMEM, "no memory to export a session");
-	char *p = out->data + out->len;
-	if (n > 0 && e->backend->ops->mem_read(e->backend, p + sizeof r, device_page(e, x->pages[x->at].page), n) != STATUS_OK)
-		return error_set(err, STATUS_DEVICE, "the device did not give a page of the session");
-	next_tag(e, x, &r, offsetof(struct record, tag), p + sizeof r, n);
-	memcpy(r.tag, x->tag, sizeof r.tag);
-	memcpy(p, &r, sizeof r);
-	out->len += sizeof r + n;
-	x->at++;
-	return STATUS_OK;
+	return error_set(err, STATUS_BUSY, "a page of the session was lost while it was exported; try again");
 }
 
-enum status export_next(struct transfers *t, struct engine *e, uint64_t id, struct buf *out, bool *more, struct error *err)
+/* Appends a record, the page's image behind it. */
+static enum status append_record(const struct engine *e, struct transfer *x, const struct kv_page_name *name, bool wide, const void *image,
+                                 struct buf *out, struct error *err)
+{
+	struct record r = {.magic = RECORD_MAGIC, .index = x->at};
+	size_t n = image ? kv_image_bytes(&e->layout, wide) : 0;
+	if (image) {
+		r.n_tokens = name->n_tokens;
+		r.flags = (name->first ? RECORD_FIRST : 0) | (wide ? RECORD_WIDE : 0);
+		r.key = name->key;
+		r.parent = name->parent;
+		memcpy(r.tokens, name->tokens, (size_t)name->n_tokens * sizeof *r.tokens);
+	}
+	next_tag(e, x, &r, offsetof(struct record, tag), image, n);
+	memcpy(r.tag, x->tag, sizeof r.tag);
+	buf_append(out, &r, sizeof r);
+	buf_append(out, image, n);
+	x->at++;
+	return out->failed ? error_set(err, STATUS_NOMEM, "no memory to export a session") : STATUS_OK;
+}
+
+/* The page at hand is in a tier, if it is anywhere. *later: it is on its way. */
+static enum status export_from_tier(const struct engine *e, struct transfer *x, struct buf *out, bool *later, struct error *err)
+{
+	if (!e->tiers)
+		return page_is_gone(err);
+	if (x->read.state == KV_READ_NONE) {
+		enum status st = STATUS_NOT_FOUND;
+		if (kv_tiers_find(e->tiers, &x->keys[x->at], &x->name))
+			st = kv_tiers_read(e->tiers, &x->read, &x->name, x->bytes);
+		if (st != STATUS_OK && st != STATUS_LIMIT)
+			return page_is_gone(err);
+	}
+	*later = x->read.state == KV_READ_NONE || x->read.state == KV_READ_UNDER_WAY;
+	if (*later)
+		return STATUS_OK;
+	bool good = x->read.state == KV_READ_DONE;
+	x->read.state = KV_READ_NONE;
+	return good ? append_record(e, x, &x->name, x->read.wide, x->bytes, out, err) : page_is_gone(err);
+}
+
+/* Appends a page's record and its bytes, or the last record. */
+static enum status export_page(const struct engine *e, struct transfer *x, struct buf *out, bool *later, struct error *err)
+{
+	const struct kv_tier_device device = device_of(e);
+	struct kv_page_name name;
+	if (x->at == x->n_pages)
+		return append_record(e, x, NULL, false, NULL, out, err);
+	const struct kv_weak_page *w = &x->pages[x->at];
+	if (x->read.state != KV_READ_NONE || kv_prefix_serial(e->prefix, w->page) != w->serial || !kv_prefix_name(e->prefix, w->page, &name))
+		return export_from_tier(e, x, out, later, err);
+	bool wide = kv_image_is_wide(&e->layout, w->page);
+	char *image = malloc(kv_image_bytes(&e->layout, wide));
+	if (!image)
+		return error_set(err, STATUS_NOMEM, "no memory to export a session");
+	enum status st = kv_image_read(&device, w->page, wide, image);
+	if (st != STATUS_OK)
+		error_set(err, st = STATUS_DEVICE, "the device did not give a page of the session");
+	else
+		st = append_record(e, x, &name, wide, image, out, err);
+	free(image);
+	return st;
+}
+
+enum status export_next(struct transfers *t, struct engine *e, uint64_t id, struct buf *out, bool *more, bool *later, struct error *err)
 {
 	struct transfer *x = find(t, id);
 	enum status st = STATUS_OK;
-	*more = false;
+	*more = *later = false;
 	if (!x || !x->is_export)
 		return error_set(err, STATUS_CANCELLED, "the export has ended");
 	if (x->at < 0) {
@@ -211,11 +274,12 @@ enum status export_next(struct transfers *t, struct engine *e, uint64_t id, stru
 	}
 	/* A page more than the least: one larger than a part goes out as well. */
 	do {
-		st = export_page(e, x, out, err);
-	} while (st == STATUS_OK && x->at <= x->n_pages && out->len + e->layout.page_bytes <= PART_BYTES);
+		st = export_page(e, x, out, later, err);
+	} while (st == STATUS_OK && !*later && x->at <= x->n_pages && out->len + e->layout.page_bytes <= PART_BYTES);
 	*more = st == STATUS_OK && x->at <= x->n_pages;
+	*later = *later && out->len == 0;
 	if (!*more)
-		drop(t, x);
+		drop(t, e, x);
 	return st;
 }
 
@@ -230,10 +294,10 @@ enum status import_begin(struct transfers *t, struct engine *e, uint64_t id, con
 	x->params = *p;
 	x->need = sizeof x->header;
 	/* The longest thing that is expected; nothing is ever taken from the stream's own sizes. */
-	size_t most = sizeof(struct record) + e->layout.page_bytes;
+	size_t most = sizeof(struct record) + kv_image_bytes(&e->layout, true);
 	x->bytes = malloc(most > sizeof x->header ? most : sizeof x->header);
 	if (!x->bytes) {
-		drop(t, x);
+		drop(t, e, x);
 		return error_set(err, STATUS_NOMEM, "no memory to import a session");
 	}
 	return STATUS_OK;
@@ -299,7 +363,7 @@ static enum status take_header(struct engine *e, struct transfer *x, struct sess
 		return st;
 	x->session = session_find(sessions, x->params.tenant, saved.id);
 	x->session_serial = x->session ? x->session->serial : 0;
-	x->need = sizeof(struct record) + (x->n_pages > 0 ? e->layout.page_bytes : 0);
+	x->need = sizeof(struct record);
 	return x->session ? STATUS_OK : error_set(err, STATUS_NOT_FOUND, "the session's time has passed");
 }
 
@@ -319,8 +383,9 @@ static int32_t take_page(struct engine *e, int32_t parent, struct kv_holder hold
 }
 
 /* The page joins the index behind the one before it; when it cannot, it is computed again some day. */
-static void join(struct engine *e, struct transfer *x, const struct kv_page_name *name, const char *bytes)
+static void join(struct engine *e, struct transfer *x, const struct kv_page_name *name, bool wide, const char *image)
 {
+	const struct kv_tier_device device = device_of(e);
 	struct kv_holder holder = {KV_HOLDER_COPY, x->id};
 	struct kv_use use = {.now_ms = clock_now_ms(e->clock), .n_prompt = x->header.n_tokens, .claim = x->session->claim};
 	int32_t parent = KV_NO_PAGE, joined = KV_NO_PAGE;
@@ -337,7 +402,7 @@ static void join(struct engine *e, struct transfer *x, const struct kv_page_name
 		x->lost = true;
 		return;
 	}
-	if (e->backend->ops->mem_write(e->backend, device_page(e, page), bytes, e->layout.page_bytes) == STATUS_OK)
+	if (kv_image_write(&device, page, wide, image) == STATUS_OK)
 		joined = kv_prefix_adopt(e->prefix, name, parent, page, &use);
 	kv_pool_unref(e->pool, page, holder);
 	if (joined == KV_NO_PAGE) {
@@ -347,33 +412,50 @@ static void join(struct engine *e, struct transfer *x, const struct kv_page_name
 	x->pages[x->n_joined++] = (struct kv_weak_page){joined, kv_prefix_serial(e->prefix, joined)};
 }
 
+static enum status damaged(const struct transfer *x, struct error *err)
+{
+	return error_set_param(err, STATUS_INVALID, "body", "the export is damaged at page %" PRId32 " of %" PRId32, x->at, x->n_pages);
+}
+
+/* A record is there, whose page comes next; the last one has none. That it is whole shows when its page is there. */
 static enum status take_record(struct engine *e, struct transfer *x, struct error *err)
 {
-	struct record r;
-	struct kv_page_name name = {0};
-	const char *page = x->bytes + sizeof r;
-	bool last = x->at == x->n_pages;
-	memcpy(&r, x->bytes, sizeof r);
-	next_tag(e, x, &r, offsetof(struct record, tag), page, last ? 0 : e->layout.page_bytes);
-	if (r.magic != RECORD_MAGIC || r.index != x->at || !hmac_equal(x->tag, r.tag))
-		return error_set_param(err, STATUS_INVALID, "body", "the export is damaged at page %" PRId32 " of %" PRId32, x->at, x->n_pages);
-	x->at++;
-	if (last) {
-		x->complete = true;
+	struct record *r = &x->record;
+	bool wide, last = x->at == x->n_pages;
+	memcpy(r, x->bytes, sizeof *r);
+	wide = (r->flags & RECORD_WIDE) && e->layout.wide;
+	if (r->magic != RECORD_MAGIC || r->index != x->at || (last && r->flags != 0))
+		return damaged(x, err);
+	x->in_page = !last;
+	x->need = last ? sizeof *r : kv_image_bytes(&e->layout, wide);
+	if (!last)
 		return STATUS_OK;
-	}
-	x->need = sizeof r + (x->at < x->n_pages ? e->layout.page_bytes : 0);
+	next_tag(e, x, r, offsetof(struct record, tag), NULL, 0);
+	x->complete = hmac_equal(x->tag, r->tag);
+	return x->complete ? STATUS_OK : damaged(x, err);
+}
+
+static enum status take_page_bytes(struct engine *e, struct transfer *x, struct error *err)
+{
+	const struct record *r = &x->record;
+	struct kv_page_name name = {0};
+	next_tag(e, x, r, offsetof(struct record, tag), x->bytes, x->need);
+	if (!hmac_equal(x->tag, r->tag))
+		return damaged(x, err);
 	/* Only the last page may have room, and it may hold more than the session saw of it. */
-	int32_t n = x->at < x->n_pages ? KV_PAGE_TOKENS : x->header.n_tokens - (x->n_pages - 1) * KV_PAGE_TOKENS;
-	if (r.n_tokens < n || r.n_tokens > KV_PAGE_TOKENS || (r.first != 0) != (r.index == 0))
-		return error_set_param(err, STATUS_INVALID, "body", "the export is damaged at page %" PRId32 " of %" PRId32, r.index, x->n_pages);
-	name.key = r.key;
-	name.parent = r.parent;
-	name.n_tokens = r.n_tokens;
-	name.first = r.first;
-	memcpy(name.tokens, r.tokens, (size_t)r.n_tokens * sizeof *r.tokens);
+	int32_t n = x->at + 1 < x->n_pages ? KV_PAGE_TOKENS : x->header.n_tokens - (x->n_pages - 1) * KV_PAGE_TOKENS;
+	if (r->n_tokens < n || r->n_tokens > KV_PAGE_TOKENS || ((r->flags & RECORD_FIRST) != 0) != (r->index == 0))
+		return damaged(x, err);
+	name.key = r->key;
+	name.parent = r->parent;
+	name.n_tokens = r->n_tokens;
+	name.first = r->flags & RECORD_FIRST;
+	memcpy(name.tokens, r->tokens, (size_t)r->n_tokens * sizeof *r->tokens);
 	if (!x->lost)
-		join(e, x, &name, page);
+		join(e, x, &name, x->need > e->layout.page_bytes, x->bytes);
+	x->at++;
+	x->in_page = false;
+	x->need = sizeof *r;
 	return STATUS_OK;
 }
 
@@ -420,7 +502,7 @@ static enum status take(struct transfer *x, struct engine *e, struct session_tab
 		x->have = 0;
 		if (x->session && !own_session(x, sessions))
 			return error_set(err, STATUS_NOT_FOUND, "the session ended while it was imported");
-		enum status st = x->session ? take_record(e, x, err) : take_header(e, x, sessions, err);
+		enum status st = !x->session ? take_header(e, x, sessions, err) : x->in_page ? take_page_bytes(e, x, err) : take_record(e, x, err);
 		if (st != STATUS_OK)
 			return st;
 	}
@@ -444,22 +526,22 @@ enum status import_data(struct transfers *t, struct engine *e, struct session_ta
 		st = error_set(err, STATUS_NOT_FOUND, "the session ended while it was imported");
 	if (st == STATUS_OK)
 		keep(e, x, sessions, *out);
-	drop(t, x);
+	drop(t, e, x);
 	return st;
 }
 
-struct session *transfer_cancel(struct transfers *t, struct session_table *sessions, uint64_t id)
+struct session *transfer_cancel(struct transfers *t, const struct engine *e, struct session_table *sessions, uint64_t id)
 {
 	struct transfer *x = find(t, id);
 	if (!x)
 		return NULL;
 	struct session *s = x->is_export ? NULL : own_session(x, sessions);
-	drop(t, x);
+	drop(t, e, x);
 	return s;
 }
 
-void transfers_free(struct transfers *t)
+void transfers_free(struct transfers *t, const struct engine *e)
 {
 	list_each(l, next, &t->all)
-		drop(t, list_entry(l, struct transfer, link));
+		drop(t, e, list_entry(l, struct transfer, link));
 }

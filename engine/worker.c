@@ -35,6 +35,7 @@ struct worker {
 	struct context_bounds context;
 	struct kv_scorer scorer;
 	struct transfers transfers;
+	struct list exports;    /* commands that wait for a page from a tier */
 	struct restart restart; /* sessions of the process before that still wait for their tenant */
 	struct engine_kv kv;    /* as the census found it last */
 	int64_t census_ms;      /* and when */
@@ -191,19 +192,34 @@ static void handle_export(struct worker *w, struct command *c)
 {
 	struct error err;
 	enum status st = STATUS_OK;
+	bool later = false;
 	if (c->type == COMMAND_SESSION_EXPORT) {
 		collect_sessions(w);
 		const struct session *s = session_find(&w->sessions, c->tenant, c->session.id);
 		st = s ? export_begin(&w->transfers, w->e, c->id, &w->sessions, s, &err) : no_session(c, &err);
 	}
 	if (st == STATUS_OK)
-		st = export_next(&w->transfers, w->e, c->id, &c->reply->text, &c->reply->more, &err);
+		st = export_next(&w->transfers, w->e, c->id, &c->reply->text, &c->reply->more, &later, &err);
 	if (st == STATUS_OK && c->reply->text.failed)
 		st = error_set(&err, STATUS_NOMEM, "no memory to export a session");
-	if (st != STATUS_OK)
+	if (st != STATUS_OK) {
 		command_fail(w->e, c, &err, &w->out);
-	else
+	} else if (later) {
+		c->type = COMMAND_EXPORT_NEXT;
+		list_push_back(&w->exports, &c->link);
+	} else {
 		command_answer(w->e, c, &w->out);
+	}
+}
+
+/* Those that wait for pages from tiers try again. */
+static void continue_exports(struct worker *w)
+{
+	struct list waiting;
+	list_init(&waiting);
+	list_splice_back(&waiting, &w->exports);
+	for (struct list *l; (l = list_pop_front(&waiting));)
+		handle_export(w, list_entry(l, struct command, link));
 }
 
 static void handle_import(struct worker *w, struct command *c)
@@ -230,7 +246,7 @@ static void handle_import(struct worker *w, struct command *c)
 
 static void cancel_transfer(struct worker *w, uint64_t id)
 {
-	struct session *s = transfer_cancel(&w->transfers, &w->sessions, id);
+	struct session *s = transfer_cancel(&w->transfers, w->e, &w->sessions, id);
 	if (s)
 		end_session(w, s, "session_deleted");
 }
@@ -782,6 +798,7 @@ static void serve(struct worker *w)
 		} else {
 			look_at_device(w);
 		}
+		continue_exports(w);
 		publish(w);
 	}
 	if (w->lost)
@@ -792,6 +809,8 @@ static void serve(struct worker *w)
 		finish_request(w, list_entry(l, struct request, link), ENGINE_FINISH_CANCELLED, "shutdown");
 	if (e->tiers && e->options.kv_disk_dir && !w->lost)
 		restart_save(e->options.kv_disk_dir, &e->identity, &w->sessions, e->tiers, &w->restart, SAVE_MS);
+	transfers_free(&w->transfers, e);
+	continue_exports(w); /* they have ended */
 	while (w->sessions.n_sessions > 0)
 		session_remove(&w->sessions, w->sessions.heap[0]);
 	publish(w);
@@ -872,6 +891,7 @@ void *worker_thread_main(void *engine)
 	enum status st = start(&w, &e->load_error);
 	list_init(&w.out);
 	transfers_init(&w.transfers);
+	list_init(&w.exports);
 	if (st == STATUS_OK)
 		publish(&w);
 	atomic_store_explicit(&e->state, st == STATUS_OK ? ENGINE_READY : ENGINE_FAILED, memory_order_release);
@@ -881,7 +901,7 @@ void *worker_thread_main(void *engine)
 		serve(&w);
 	if (!w.stopping)
 		refuse(e);
-	transfers_free(&w.transfers);
+	transfers_free(&w.transfers, e);
 	restart_free(&w.restart);
 	kv_scorer_free(&w.scorer);
 	census_free(&w.census);

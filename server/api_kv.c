@@ -16,12 +16,14 @@ static void write_pool(struct buf *out, const struct engine_kv *kv, const struct
 	buf_printf(out,
 		   ",\"pool\":{\"pages\":%d,\"pages_free\":%d,\"pages_used\":%d,\"bytes\":%llu,\"bytes_used\":%llu,"
 		   "\"page_tokens\":%d,\"page_bytes\":%llu,\"token_bytes\":%llu,\"type\":\"%s\","
-		   "\"wide_pages\":%d,\"wide_pages_max\":%d,\"wide_refused\":%llu,\"not_finite\":%llu}",
+		   "\"wide_pages\":%d,\"wide_pages_max\":%d,\"wide_refused\":%llu,\"fallback_pages\":%llu,"
+		   "\"not_finite\":%llu,\"unsound_pages\":%llu,\"clamped\":%llu}",
 		   kv->pages_total, kv->pages_free, used, (unsigned long long)kv->pages_total * page_bytes,
 		   (unsigned long long)used * page_bytes, info->page_tokens, (unsigned long long)page_bytes,
 		   (unsigned long long)info->kv_bytes_per_token, info->kv_type,
 		   s->kv_wide_pages, s->kv_wide_max, (unsigned long long)s->kv_wide_refused,
-		   (unsigned long long)s->kv_not_finite);
+		   (unsigned long long)s->kv_fallback_pages, (unsigned long long)s->kv_not_finite,
+		   (unsigned long long)s->kv_unsound_pages, (unsigned long long)s->kv_clamped);
 }
 
 static void write_holders(struct buf *out, const struct engine_kv *kv)
@@ -75,9 +77,9 @@ static void write_counters(struct buf *out, const struct engine_stats *s, const 
 static void write_tier(struct buf *out, const struct engine_tier *t)
 {
 	buf_printf(out,
-		   "{\"kind\":\"%s\",\"type\":\"%s\",\"io\":\"%s\",\"state\":\"%s\",\"off_reason\":\"%s\",\"pays\":%s,\"pages\":%d,"
+		   "{\"kind\":\"%s\",\"type\":\"%s\",\"io\":\"%s\",\"state\":\"%s\",\"off_reason\":\"%s\",\"reconnects\":%llu,\"pays\":%s,\"pages\":%d,"
 		   "\"max_pages\":%d,\"writing\":%d,\"loading\":%d,\"bytes\":%llu,\"bytes_used\":%llu,\"index_bytes\":%llu",
-		   t->kind, t->type, t->io, t->off ? "off" : "on", t->off_reason, t->pays ? "true" : "false", t->pages,
+		   t->kind, t->type, t->io, t->off ? "off" : "on", t->off_reason, (unsigned long long)t->reconnects, t->pays ? "true" : "false", t->pages,
 		   t->max_pages, t->writing, t->loading, (unsigned long long)t->cap_bytes, (unsigned long long)t->used_bytes,
 		   (unsigned long long)t->index_bytes);
 	buf_printf(out, ",\"stored\":%llu,\"present\":%llu,\"evicted\":%llu,\"fetched\":%llu", (unsigned long long)t->stored,

@@ -45,7 +45,8 @@ void write_session(const struct app *a, const struct engine_session_info *s, str
 		   s->n_tokens, s->n_pages, (unsigned long long)s->kv_bytes, s->n_running, s->n_waiting,
 		   (unsigned long long)s->n_requests);
 	buf_printf(out, ",\"pages_by_tier\":{\"device\":%d,\"ram\":%d,\"disk\":%d,\"remote\":%d,\"lost\":%d}", s->pages_device,
-		   s->pages_tier[ENGINE_TIER_RAM], s->pages_tier[ENGINE_TIER_DISK], s->pages_tier[ENGINE_TIER_REMOTE], s->pages_lost);
+		   s->pages_tier[ENGINE_TIER_RAM],
+		   s->pages_tier[ENGINE_TIER_DISK] + s->pages_tier[ENGINE_TIER_DISK_WIDE], s->pages_tier[ENGINE_TIER_REMOTE], s->pages_lost);
 	buf_printf(out,
 		   ",\"pages_exclusive\":%d,\"pages_shared\":%d,\"pages_indexed\":%d,\"references\":%lld"
 		   ",\"positions_unused\":%d,\"fragmentation\":%.6g",

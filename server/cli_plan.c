@@ -18,7 +18,7 @@ static const struct option rows[] = {
 	OPTION_ROW_INT(struct args, ctx, "ctx", 0, 0, 1 << 30, "tokens of a conversation; 0: as trained"),
 	OPTION_ROW_INT(struct args, sessions, "sessions", 1, 0, 1 << 30, "conversations to hold at once"),
 	OPTION_ROW_BYTES(struct args, memory, "memory", 0, 0, INT64_MAX, "memory for everything; 0: what the plan comes to"),
-	OPTION_ROW_STRING(struct args, kv_dtype, "kv-dtype", "f16", "as the server's: f16, int8 or fp8_e4m3"),
+	OPTION_ROW_STRING(struct args, kv_dtype, "kv-dtype", "auto", "as the server's: auto, f16, bf16, int8 or fp8_e4m3"),
 	OPTION_ROW_REAL(struct args, rate, "rate", 0, 0, 1 << 30, "tokens a second that all clients write; 0: not known"),
 	OPTION_ROW_INT(struct args, step_tokens, "step-tokens", 0, 0, 65536, "rows of a step; 0: the server's default"),
 	OPTION_ROW_INT(struct args, max_running, "max-running", 0, 0, 4096, "generations that run together; 0: the server's default"),

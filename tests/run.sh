@@ -148,8 +148,10 @@ build_clang() {
 	fi
 }
 build_cuda() {
-	if [ "$full" = yes ]; then
-		build build-cuda -Dserver=disabled -Dtests=disabled -Dcuda=enabled
+	local flags
+	if [ "$full" = yes ]; then # as the image's build stage does it
+		read -ra flags <<<"$(sed -nE '/ AS build-cuda$/,/^FROM/s/^RUN meson setup (.*) \/build \/src && .*/\1/p' Dockerfile)"
+		[ ${#flags[@]} -gt 0 ] && build build-cuda "${flags[@]}"
 	else # the oldest, and the one with instructions of its own
 		build build-cuda-two -Dserver=disabled -Dtests=disabled -Dcuda=enabled -Dgpu_arch=75,90a
 	fi
@@ -186,7 +188,7 @@ build_ahead() {
 unit_tests() {
 	local name=$1 dir=$2 log
 	log=$logs/$name.log
-	meson test -C "$dir" --suite unit --num-processes "$jobs" --print-errorlogs --timeout-multiplier "${3:-1}" >"$log" 2>&1
+	KVASIR_FULL=$full meson test -C "$dir" --suite unit --num-processes "$jobs" --print-errorlogs --timeout-multiplier "${3:-1}" >"$log" 2>&1
 	grep -E ' (FAIL|TIMEOUT|ERROR) ' "$log" | sed -E 's/^ *[0-9]+\/[0-9]+ +/FAIL /'
 	number() { sed -nE "s/^$1: *([0-9]+).*/\1/p" "$log" | tail -n 1; }
 	local ok fail timeout skip
@@ -364,17 +366,21 @@ suite_clang() {
 
 # What nvcc compiles runs on no GPU here, and must say so; what runs here is the same source on the CPU. Without nvcc only that.
 suite_cuda() {
-	local model=$cache/models/random-cuda.gguf dir=build-cuda-two files=(tests/api/test_{device,errors,openai,websocket}.py)
+	local model=$cache/models/random-cuda.gguf dir=build-cuda-two files=(tests/api/test_{device,errors,kv_dtype,openai,websocket}.py)
 	if [ "$full" = yes ]; then
-		dir=build-cuda files=(tests/api/test_{openai,device,errors,kv,quirks,sessions,websocket}.py)
+		dir=build-cuda files=(tests/api/test_{openai,device,errors,kv,kv_dtype,quirks,sessions,websocket}.py)
 	fi
 	if [ -x "$(nvcc)" ]; then
 		if build_cuda; then
 			need_cuobjdump
 			summed cuda-resources python3 tests/cuda/check_resources.py "$dir"/cuda/*.resources
 			summed cuda-sass python3 tests/cuda/check_sass.py "${KVASIR_CUOBJDUMP:-cuobjdump}" "$dir/cuda/product.o" \
-				"$dir/cuda/attention.o"
+				"$dir"/cuda/attention{,_int8,_fp8}.o
 			check cuda-no-gpu no_gpu "$dir/server/kvasir"
+			if [ "$full" = yes ]; then
+				check cuda-dockerfile runs_in_the_image "$dir/server/kvasir"
+				check cuda-without-meson tests/gpu/build.sh build-gpu-sh 90a "$jobs"
+			fi
 		fi
 	else
 		skip cuda-nvcc "nvcc is not installed"
@@ -410,6 +416,20 @@ no_gpu() {
 	said=$("$1" generate --model "${KVASIR_TEST_MODEL:-none}" --device cuda --prompt x 2>&1) && return 1
 	echo "$said"
 	[ "$(wc -l <<<"$said")" -eq 1 ] && grep -q CUDA <<<"$said"
+}
+
+# The program needs no library but libc's and those whose packages the Dockerfile's cuda stage has. (What only this machine has is left out.)
+runs_in_the_image() {
+	local packages library bad=0
+	packages=$(sed -n '/ AS cuda$/,/^FROM/p' Dockerfile | grep -oE '\blib[a-z]+[a-z0-9-]*')
+	for library in $(readelf -d "$1" | sed -nE 's/.*NEEDED.*\[lib([a-z0-9+_-]+)\.so.*/\1/p'); do
+		case $library in
+		c | m | dl | rt | pthread | stdc++ | gcc_s | hiredis) ;;
+		crypto) library=ssl ;&
+		*) grep -qE "^lib$library[0-9]" <<<"$packages" || { echo "lib$library is in no package of the image"; bad=1; } ;;
+		esac
+	done
+	return $bad
 }
 
 # NVIDIA's disassembler, which not every toolkit has, from the Python package index. Without it the test of the machine code skips.

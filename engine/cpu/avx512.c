@@ -9,4 +9,6 @@
 #define TABLE cpu_kernels_avx512
 #define TABLE_NAME "cpu-avx512"
 #define TABLE_DETAIL "AVX-512 F, BW, DQ, VL, VNNI"
+#define PAGES_TABLE cpu_pages_avx512
+#define PAGES_OTHER cpu_pages_avx512_plain_bf16
 #include "engine/cpu/kernels_table.h"

@@ -22,6 +22,8 @@ enum status cpu_reference_create(int32_t n_threads, struct backend **out, struct
 enum status cpu_avx2_create(int32_t n_threads, struct backend **out, struct error *err);
 enum status cpu_avx512_bf16_create(int32_t n_threads, struct backend **out, struct error *err);
 enum status cpu_avx512_create(int32_t n_threads, struct backend **out, struct error *err);
+enum status cpu_amx_create(int32_t n_threads, struct backend **out, struct error *err);
+enum status cpu_amx_emulated_create(int32_t n_threads, struct backend **out, struct error *err);
 enum status cpu_neon_create(int32_t n_threads, struct backend **out, struct error *err);
 enum status cpu_neon_dotprod_create(int32_t n_threads, struct backend **out, struct error *err);
 

@@ -1,13 +1,17 @@
 /* The fast backends: weights, matmul and row operations over a table of kernels. Layouts: fast.h. */
 #include "engine/cpu/fast.h"
 
+#include "engine/cpu/amx.h"
+
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum {
 	PIECE_BYTES = 256 << 10,      /* smallest share of weights worth handing to a thread */
-	BLOCK_BYTES = 256 << 10,     /* weights that stay in the second-level cache while all rows pass by */
+	BLOCK_BYTES = 256 << 10,     /* weights that stay in the second-level cache while all rows pass by, */
+	ACT_BYTES = 512 << 10,       /* beside quantised activations of a block of rows, */
+	BLOCK_ROWS = 256,            /* which has this many rows at most, so that a tile's sums of their fine parts stay in the first */
 	INLINE_FLOATS = 8 << 10,     /* row operations below this size are quicker done alone */
 	FINE_TOGETHER = 4,           /* rows whose fine parts a kernel takes as it goes; of more, most have none in a unit where one has */
 };
@@ -42,6 +46,18 @@ static void pack_range(void *arg, int64_t begin, int64_t end, int thread)
 	pack_tiles(j->w, j->lanes, begin, end);
 }
 
+/* Whether products with it go through the tiles of AMX, unless they are to be precise. */
+static bool takes_amx(const struct fast *f, const struct weight *w)
+{
+	return f->amx && (!pack_is_float(w->format) || w->format->type == QUANT_BF16);
+}
+
+/* Whether they take activations as bfloat16s. */
+static bool takes_narrow(const struct fast *f, const struct weight *w)
+{
+	return takes_amx(f, w) || (w->format->type == QUANT_BF16 && f->kernels->narrow);
+}
+
 static enum status weight_create(struct backend *b, const struct weight_desc *desc, struct weight **out,
                                  struct error *err)
 {
@@ -69,7 +85,7 @@ static enum status weight_create(struct backend *b, const struct weight_desc *de
 		cpu_memory_cool(desc->data, cpu_row_bytes(desc) * (size_t)desc->n_out);
 	}
 	f->max_in = desc->n_in > f->max_in ? desc->n_in : f->max_in;
-	if (desc->format->type == QUANT_BF16 && f->kernels->narrow && desc->n_in > f->max_narrow_in)
+	if (takes_narrow(f, w) && desc->n_in > f->max_narrow_in)
 		f->max_narrow_in = desc->n_in;
 	*out = w;
 	return STATUS_OK;
@@ -132,21 +148,57 @@ struct matmul_job {
 	const struct matmul *mm;
 	int32_t n_mm;
 	bool precise;
-	bool narrow; /* products with BF16 weights take bfloat16s */
+	bool narrow; /* those products that can take bfloat16s do */
 	bool one_group; /* all rows go into one call of a kernel, which takes their fine parts as it goes */
+	int64_t block_rows; /* rows whose fine parts are listed together */
 };
 
-static int64_t narrow_stride(int64_t n_in)
+/* What is kept of the fine parts of a block of rows: see struct fast. */
+struct fine_block {
+	int64_t first, n_rows;
+	struct act *fine;           /* [n_units][n_rows] */
+	int32_t *row;               /* [n_units][n_rows] counted from the first of the block */
+	int32_t *n_fine;            /* [n_units] */
+	int32_t *unit, *n_units;    /* [*n_units] */
+};
+
+static struct fine_block fine_block(const struct matmul_job *j, int64_t block)
 {
-	return (n_in + 1) & ~INT64_C(1);
+	const struct fast *f = j->f;
+	int64_t n_units = j->n_in / UNIT, first = block * j->block_rows;
+	return (struct fine_block){
+	        .first = first,
+	        .n_rows = min_i64(j->block_rows, j->n_rows - first),
+	        .fine = (struct act *)f->fine.p + first * n_units,
+	        .row = (int32_t *)f->fine_row.p + first * n_units,
+	        .n_fine = (int32_t *)f->n_fine.p + block * n_units,
+	        .unit = (int32_t *)f->fine_unit.p + block * n_units,
+	        .n_units = (int32_t *)f->n_fine_units.p + block,
+	};
+}
+
+/* Of rows of bfloat16s: what the products read. */
+static int64_t narrow_stride(const struct fast *f, int64_t n_in)
+{
+	return f->amx ? amx_stride(n_in) : (n_in + 1) & ~INT64_C(1);
+}
+
+/* Elements of n_rows such rows. */
+static int64_t narrow_room(const struct fast *f, int64_t n_rows, int64_t n_in)
+{
+	return (f->amx ? amx_rows(n_rows) : n_rows) * narrow_stride(f, n_in);
 }
 
 static void narrow_rows(void *arg, int64_t begin, int64_t end, int thread)
 {
 	const struct matmul_job *j = arg;
 	(void)thread;
-	for (int64_t row = begin; row < end; row++)
-		j->f->kernels->narrow(j->x + row * j->n_in, j->n_in, (uint16_t *)j->f->narrow.p + row * narrow_stride(j->n_in));
+	const int64_t stride = narrow_stride(j->f, j->n_in);
+	for (int64_t row = begin; row < end; row++) {
+		uint16_t *out = (uint16_t *)j->f->narrow.p + row * stride;
+		j->f->kernels->narrow(j->x + row * j->n_in, j->n_in, out);
+		memset(out + j->n_in, 0, (size_t)(stride - j->n_in) * sizeof *out);
+	}
 }
 
 /* Items are groups of rows_quant rows. */
@@ -161,83 +213,127 @@ static void quantize_groups(void *arg, int64_t begin, int64_t end, int thread)
 		                        j->n_rows);
 }
 
-/* Items are units: collects the fine parts of those rows that have them; where rows are one group, zeros for the others. */
+/* Items are units of blocks of rows: collects the fine parts of those rows that have them; where rows are one group, zeros for the others. */
 static void refine_units(void *arg, int64_t begin, int64_t end, int thread)
 {
 	const struct matmul_job *j = arg;
+	const int64_t n_units = j->n_in / UNIT;
 	(void)thread;
-	for (int64_t u = begin; u < end; u++) {
-		const uint8_t *is_fine = (const uint8_t *)j->f->is_fine.p + u * j->n_rows;
-		struct act *fine = (struct act *)j->f->fine.p + u * j->n_rows;
-		int32_t *row = (int32_t *)j->f->fine_row.p + u * j->n_rows, n = 0;
-		for (int64_t r = 0; r < j->n_rows; r++) {
+	for (int64_t i = begin; i < end; i++) {
+		struct fine_block b = fine_block(j, i / n_units);
+		int64_t u = i % n_units;
+		const uint8_t *is_fine = (const uint8_t *)j->f->is_fine.p + u * j->n_rows + b.first;
+		struct act *fine = b.fine + u * b.n_rows;
+		int32_t *row = b.row + u * b.n_rows, n = 0;
+		for (int64_t r = 0; r < b.n_rows; r++) {
 			struct act *to = fine + (j->one_group ? r : n);
 			if (is_fine[r]) {
-				j->f->kernels->refine(j->x + r * j->n_in + u * UNIT, to);
+				j->f->kernels->refine(j->x + (b.first + r) * j->n_in + u * UNIT, to);
 				row[n++] = (int32_t)r;
 			} else if (j->one_group) {
 				memset(to, 0, sizeof *to);
 			}
 		}
-		((int32_t *)j->f->n_fine.p)[u] = n;
+		b.n_fine[u] = n;
 	}
 }
 
-/* The units that some row has a fine part of. */
-static void list_fine_units(struct fast *f, int64_t n_units)
+/* The units of each block that some row has a fine part of. */
+static void list_fine_units(const struct matmul_job *j)
 {
-	const int32_t *n_fine = f->n_fine.p;
-	int32_t *unit = f->fine_unit.p;
-	f->n_fine_units = 0;
-	for (int64_t u = 0; u < n_units; u++)
-		if (n_fine[u])
-			unit[f->n_fine_units++] = (int32_t)u;
+	for (int64_t block = 0; block * j->block_rows < j->n_rows; block++) {
+		struct fine_block b = fine_block(j, block);
+		*b.n_units = 0;
+		for (int64_t u = 0; u < j->n_in / UNIT; u++)
+			if (b.n_fine[u])
+				b.unit[(*b.n_units)++] = (int32_t)u;
+	}
 }
 
 /*
- * Adds the fine parts of all rows to a tile's outputs, which stand at y for the first row. They are summed up by themselves, in
- * sums[n_rows][lanes], as a kernel does that takes both parts at once: the result is the same.
+ * Sums up the fine parts of a block's rows with a tile, in sums[n_rows][lanes], as a kernel does that takes both parts at once: by
+ * themselves, in ascending order.
  */
-static void add_fine(const struct matmul_job *j, const struct weight *w, struct tile_job *tile, float *sums)
+static void sum_fine(const struct matmul_job *j, const struct fine_block *b, enum quant_type type, struct tile_job *tile, float *sums)
 {
-	const struct fast *f = j->f;
-	int lanes = f->kernels->lanes;
-	memset(sums, 0, (size_t)j->n_rows * (size_t)lanes * sizeof *sums);
+	const struct cpu_kernels *k = j->f->kernels;
+	memset(sums, 0, (size_t)b->n_rows * (size_t)k->lanes * sizeof *sums);
 	tile->sums = sums;
-	for (int32_t i = 0; i < f->n_fine_units; i++) {
-		int64_t u = ((const int32_t *)f->fine_unit.p)[i], n = ((const int32_t *)f->n_fine.p)[u];
+	for (int32_t i = 0; i < *b->n_units; i++) {
+		int64_t u = b->unit[i], n = b->n_fine[u];
 		tile->unit = u;
-		for (int64_t r = 0; r < n; r += f->kernels->rows_quant) {
-			tile->act = (const struct act *)f->fine.p + u * j->n_rows + r;
-			tile->row = (const int32_t *)f->fine_row.p + u * j->n_rows + r;
-			f->kernels->tile_add_unit(tile, w->format->type, (int)min_i64(f->kernels->rows_quant, n - r));
+		for (int64_t r = 0; r < n; r += k->rows_quant) {
+			tile->act = b->fine + u * b->n_rows + r;
+			tile->row = b->row + u * b->n_rows + r;
+			k->tile_add_unit(tile, type, (int)min_i64(k->rows_quant, n - r));
 		}
 	}
-	for (int64_t r = 0; r < j->n_rows; r++)
-		for (int i = 0; i < tile->n_outs; i++)
-			tile->y[r * tile->y_stride + i] += sums[r * lanes + i];
 }
 
-/* Tile t of a product for rows from `row` on. */
-static struct tile_job tile_of(const struct matmul_job *j, const struct matmul *mm, int64_t t, int64_t row)
+/* Tile t of a product, for rows that aim() gives: filled in place, as copies of it cost more than a small product. */
+static void begin_tile(const struct matmul_job *j, const struct matmul *mm, int64_t t, struct tile_job *out)
 {
 	const struct weight *w = mm->weight;
 	int64_t at = t * w->tile_outs;
-	return (struct tile_job){
-	        .tile = w->tiles + (size_t)t * w->tile_bytes,
-	        .n_units = w->n_units,
-	        .act = (const struct act *)j->f->act.p + row * w->n_units,
-	        .fine = j->one_group && j->f->n_fine_units > 0 ? j->f->fine.p : NULL,
-	        .n_fine = j->f->n_fine.p,
-	        .n_in = j->n_in,
-	        .x = j->x + row * j->n_in,
-	        .narrow = j->narrow ? (const uint16_t *)j->f->narrow.p + row * narrow_stride(j->n_in) : NULL,
-	        .y = mm->y + row * w->desc.n_out + at,
-	        .y_stride = w->desc.n_out,
-	        .n_outs = (int)min_i64(w->tile_outs, w->desc.n_out - at),
-	        .bias = mm->bias ? mm->bias + at : NULL,
+	out->tile = w->tiles + (size_t)t * w->tile_bytes;
+	out->n_units = w->n_units;
+	out->fine = j->one_group && *(const int32_t *)j->f->n_fine_units.p > 0 ? j->f->fine.p : NULL;
+	out->n_fine = j->f->n_fine.p;
+	out->n_in = j->n_in;
+	out->y_stride = w->desc.n_out;
+	out->n_outs = (int)min_i64(w->tile_outs, w->desc.n_out - at);
+	out->bias = mm->bias ? mm->bias + at : NULL;
+	out->accumulate = mm->accumulate;
+	out->sums = NULL;
+}
+
+/* The rows from `row` on. */
+static void aim(const struct matmul_job *j, const struct matmul *mm, int64_t t, int64_t row, struct tile_job *out)
+{
+	const struct weight *w = mm->weight;
+	out->act = (const struct act *)j->f->act.p + row * w->n_units;
+	out->x = j->x + row * j->n_in;
+	out->narrow = j->narrow ? (const uint16_t *)j->f->narrow.p + row * narrow_stride(j->f, j->n_in) : NULL;
+	out->y = mm->y + row * w->desc.n_out + t * w->tile_outs;
+}
+
+/* Tiles [begin, end) of a product of quantised weights for a block of rows: what is fine first, which the kernel then adds to the rest. */
+static void multiply_block(const struct matmul_job *j, const struct matmul *mm, int64_t block, int64_t begin, int64_t end, float *sums)
+{
+	const struct weight *w = mm->weight;
+	const struct cpu_kernels *k = j->f->kernels;
+	struct fine_block b = fine_block(j, block);
+	bool fine = !j->one_group && *b.n_units > 0;
+	for (int64_t t = begin; t < end; t++) {
+		struct tile_job tile;
+		begin_tile(j, mm, t, &tile);
+		if (fine)
+			sum_fine(j, &b, w->format->type, &tile, sums);
+		for (int64_t r = 0; r < b.n_rows; r += k->rows_quant) {
+			aim(j, mm, t, b.first + r, &tile);
+			tile.sums = fine ? sums + r * k->lanes : NULL;
+			k->tile(&tile, w->format->type, (int)min_i64(k->rows_quant, b.n_rows - r));
+		}
+	}
+}
+
+/* Tiles [begin, end) of one product for all rows, by AMX. */
+static void multiply_amx(const struct matmul_job *j, const struct matmul *mm, int64_t begin, int64_t end, int thread)
+{
+	const struct fast *f = j->f;
+	struct amx_job job = {
+	        .weight = mm->weight,
+	        .begin = begin,
+	        .end = end,
+	        .n_rows = j->n_rows,
+	        .x = f->narrow.p,
+	        .stride = amx_stride(j->n_in),
+	        .y = mm->y,
+	        .bias = mm->bias,
 	        .accumulate = mm->accumulate,
+	        .scratch = (char *)f->amx_scratch.p + (size_t)thread * amx_scratch_bytes(f->max_narrow_in),
 	};
+	f->amx->product(&job);
 }
 
 /* Tiles [begin, end) of one product for all rows. */
@@ -245,20 +341,26 @@ static void multiply_tiles(const struct matmul_job *j, const struct matmul *mm, 
 {
 	const struct weight *w = mm->weight;
 	const struct cpu_kernels *k = j->f->kernels;
-	int64_t group = pack_is_float(w->format) ? k->rows_float : k->rows_quant;
-	int64_t block = (int64_t)(BLOCK_BYTES / w->tile_bytes) + 1;
-	bool fine = !pack_is_float(w->format) && !j->one_group && j->f->n_fine_units > 0;
-	float *sums = (float *)j->f->fine_sums.p + (int64_t)thread * j->n_rows * k->lanes;
-	for (; begin < end; begin += block) {
-		for (int64_t row = 0; row < j->n_rows; row += group)
-			for (int64_t t = begin; t < end && t < begin + block; t++) {
-				struct tile_job tile = tile_of(j, mm, t, row);
-				k->tile(&tile, w->format->type, (int)min_i64(group, j->n_rows - row));
-			}
-		for (int64_t t = begin; t < end && t < begin + block && fine; t++) {
-			struct tile_job tile = tile_of(j, mm, t, 0);
-			add_fine(j, w, &tile, sums);
+	if (takes_amx(j->f, w) && !j->precise) {
+		multiply_amx(j, mm, begin, end, thread);
+		return;
+	}
+	int64_t some = (int64_t)(BLOCK_BYTES / w->tile_bytes) + 1;
+	float *sums = (float *)j->f->fine_sums.p + (int64_t)thread * BLOCK_ROWS * k->lanes;
+	for (; begin < end; begin += some) {
+		int64_t stop = min_i64(begin + some, end);
+		if (!pack_is_float(w->format)) {
+			for (int64_t block = 0; block * j->block_rows < j->n_rows; block++)
+				multiply_block(j, mm, block, begin, stop, sums);
+			continue;
 		}
+		for (int64_t row = 0; row < j->n_rows; row += k->rows_float)
+			for (int64_t t = begin; t < stop; t++) {
+				struct tile_job tile;
+				begin_tile(j, mm, t, &tile);
+				aim(j, mm, t, row, &tile);
+				k->tile(&tile, w->format->type, (int)min_i64(k->rows_float, j->n_rows - row));
+			}
 	}
 }
 
@@ -275,22 +377,35 @@ static void multiply_range(void *arg, int64_t begin, int64_t end, int thread)
 	}
 }
 
+/* Rows of a block: whole groups, as many as ACT_BYTES hold. */
+static int64_t block_rows(const struct fast *f, int64_t n_in)
+{
+	int64_t group = f->kernels->rows_quant, n = ACT_BYTES / ((n_in / UNIT + 1) * (int64_t)sizeof(struct act)) / group * group;
+	return n < group ? group : min_i64(n, BLOCK_ROWS);
+}
+
 static enum status reserve_act(struct fast *f, int64_t n_rows, int64_t n_in)
 {
 	size_t n_units = (size_t)(n_in / UNIT), n = (size_t)n_rows * n_units;
+	size_t n_blocks = (size_t)((n_rows + block_rows(f, n_in) - 1) / block_rows(f, n_in));
 	bool ok = n == 0 || (scratch_grow(&f->act, n * sizeof(struct act)) && scratch_grow(&f->is_fine, n) &&
 	                     scratch_grow(&f->fine, n * sizeof(struct act)) && scratch_grow(&f->fine_row, n * sizeof(int32_t)) &&
-	                     scratch_grow(&f->n_fine, n_units * sizeof(int32_t)) &&
-	                     scratch_grow(&f->fine_unit, n_units * sizeof(int32_t)) &&
-	                     scratch_grow(&f->fine_sums, (size_t)n_rows * (size_t)f->kernels->lanes *
+	                     scratch_grow(&f->n_fine, n_blocks * n_units * sizeof(int32_t)) &&
+	                     scratch_grow(&f->fine_unit, n_blocks * n_units * sizeof(int32_t)) &&
+	                     scratch_grow(&f->n_fine_units, n_blocks * sizeof(int32_t)) &&
+	                     scratch_grow(&f->fine_sums, BLOCK_ROWS * (size_t)f->kernels->lanes *
 	                                                         (size_t)threads_count(f->base.threads) * sizeof(float)));
 	return ok ? STATUS_OK : STATUS_NOMEM;
 }
 
 static enum status reserve_narrow(struct fast *f, int64_t n_rows, int64_t n_in)
 {
-	size_t bytes = (size_t)n_rows * (size_t)narrow_stride(n_in) * sizeof(uint16_t);
-	return n_in == 0 || scratch_grow(&f->narrow, bytes) ? STATUS_OK : STATUS_NOMEM;
+	if (n_in == 0)
+		return STATUS_OK;
+	size_t n_threads = (size_t)threads_count(f->base.threads);
+	bool ok = scratch_grow(&f->narrow, (size_t)narrow_room(f, n_rows, n_in) * sizeof(uint16_t)) &&
+	          (!f->amx || scratch_grow(&f->amx_scratch, n_threads * amx_scratch_bytes(f->max_narrow_in)));
+	return ok ? STATUS_OK : STATUS_NOMEM;
 }
 
 static enum status matmul(struct backend *b, const float *x, int64_t n_rows, const struct matmul *mm, int32_t n_mm)
@@ -306,11 +421,14 @@ static enum status matmul(struct backend *b, const float *x, int64_t n_rows, con
 		const struct weight *w = mm[i].weight;
 		if (!w->tiles || w->desc.n_in != j.n_in)
 			return STATUS_INVALID;
-		quantised |= !pack_is_float(w->format);
-		j.narrow |= w->format->type == QUANT_BF16 && f->kernels->narrow;
 		j.precise |= mm[i].precise;
 		n_tiles += w->n_tiles;
 		tile_bytes = (int64_t)w->tile_bytes > tile_bytes ? (int64_t)w->tile_bytes : tile_bytes;
+	}
+	for (int32_t i = 0; i < n_mm; i++) {
+		const struct weight *w = mm[i].weight;
+		j.narrow |= !j.precise && takes_narrow(f, w);
+		quantised |= !pack_is_float(w->format) && (j.precise || !takes_amx(f, w));
 	}
 	if (quantised) {
 		int64_t group = f->kernels->rows_quant;
@@ -319,10 +437,11 @@ static enum status matmul(struct backend *b, const float *x, int64_t n_rows, con
 		if (s != STATUS_OK)
 			return s;
 		threads_for(f->base.threads, (n_rows + group - 1) / group, row_grain(group * j.n_in), quantize_groups, &j);
-		threads_for(f->base.threads, j.n_in / UNIT, row_grain(n_rows), refine_units, &j);
-		list_fine_units(f, j.n_in / UNIT);
+		j.block_rows = block_rows(f, j.n_in);
+		int64_t n_blocks = (n_rows + j.block_rows - 1) / j.block_rows;
+		threads_for(f->base.threads, n_blocks * (j.n_in / UNIT), row_grain(min_i64(n_rows, j.block_rows)), refine_units, &j);
+		list_fine_units(&j);
 	}
-	j.narrow &= !j.precise;
 	if (j.narrow) {
 		enum status s = reserve_narrow(f, n_rows, j.n_in);
 		if (s != STATUS_OK)
@@ -509,19 +628,32 @@ static enum status reserve(struct backend *b, int32_t max_rows, int32_t max_widt
 	return s == STATUS_OK ? attn_plan_reserve(f, max_rows, layout) : s;
 }
 
+static enum status choose_kv(struct backend *b, enum quant_type type)
+{
+	struct fast *f = self(b);
+	for (int i = 0; i < 2; i++) {
+		if (f->kernels->pages[i]->type == type) {
+			f->pages = f->kernels->pages[i];
+			return STATUS_OK;
+		}
+	}
+	return STATUS_UNSUPPORTED;
+}
+
 static void info(const struct backend *b, struct backend_info *out)
 {
 	const struct fast *f = self(b);
 	*out = (struct backend_info){
-	        .name = f->kernels->name,
+	        .name = f->amx ? f->amx->name : f->kernels->name,
 	        .n_threads = threads_count(f->base.threads),
 	        .host_memory = true,
-	        .kv_order = {.known = true, .pairs = true, .keys = f->kernels->kv_keys, .values = f->kernels->kv_values},
-	        .kv_type = f->kernels->kv_type,
+	        .kv_order = {.known = true, .pairs = true, .keys = f->pages->keys, .values = f->pages->values},
+	        .kv_type = f->pages->type,
 	        .narrow_kv = true,
 	};
-	for (size_t i = 0; i + 1 < sizeof out->detail && f->kernels->detail[i]; i++)
-		out->detail[i] = f->kernels->detail[i];
+	const char *detail = f->amx ? f->amx->detail : f->kernels->detail;
+	for (size_t i = 0; i + 1 < sizeof out->detail && detail[i]; i++)
+		out->detail[i] = detail[i];
 }
 
 static void destroy(struct backend *b)
@@ -535,8 +667,10 @@ static void destroy(struct backend *b)
 	scratch_free(&f->fine_row);
 	scratch_free(&f->n_fine);
 	scratch_free(&f->fine_unit);
+	scratch_free(&f->n_fine_units);
 	scratch_free(&f->fine_sums);
 	scratch_free(&f->narrow);
+	scratch_free(&f->amx_scratch);
 	for (int i = 0; i < ROPE_TABLES; i++)
 		scratch_free(&f->rope[i].table);
 	free(f);
@@ -545,6 +679,7 @@ static void destroy(struct backend *b)
 static const struct backend_ops fast_ops = {
         .destroy = destroy,
         .info = info,
+        .choose_kv = choose_kv,
         .mem_alloc = cpu_mem_alloc,
         .mem_free = cpu_mem_free,
         .mem_write = cpu_mem_write,
@@ -570,12 +705,15 @@ static const struct backend_ops fast_ops = {
         .scan = cpu_scan,
 };
 
-enum status fast_create(const struct cpu_kernels *kernels, int32_t n_threads, struct backend **out, struct error *err)
+enum status fast_create(const struct cpu_kernels *kernels, const struct amx_kernels *amx, int32_t n_threads, struct backend **out,
+                        struct error *err)
 {
 	struct fast *f = calloc(1, sizeof *f);
 	if (!f)
 		goto fail;
 	f->kernels = kernels;
+	f->pages = kernels->pages[0];
+	f->amx = amx;
 	if (attn_plan_create(&f->plan) != STATUS_OK)
 		goto fail_plan;
 	if (cpu_base_init(&f->base, &fast_ops, n_threads) != STATUS_OK)

@@ -21,6 +21,7 @@
 
 #include "engine/cpu/cpu.h"
 #include "engine/cpu/memory.h"
+#include "engine/cpu/watch.h"
 
 enum {
 	UNIT = 32,         /* inputs that share an activation scale */
@@ -88,7 +89,7 @@ struct tile_job {
 	const int32_t *n_fine; /* [n_units] with it: rows that have one */
 	int64_t unit;          /* one unit only: which, */
 	const int32_t *row;    /* [rows] whose rows these are, */
-	float *sums;           /* [..][lanes] and the sums to add to, by row */
+	float *sums;           /* [..][lanes] and the sums to add to, by row; all units: [rows][lanes] to add in the end, or NULL */
 	int64_t n_in;          /* float formats */
 	const float *x;        /* [rows][n_in] */
 	const uint16_t *narrow; /* BF16: [rows][n_in rounded up to even] the same as bfloat16, or NULL: x counts */
@@ -123,7 +124,22 @@ struct attn_job {
 	uint16_t *unpacked;          /* [ATTN_BLOCK / 16][2][16 * head_dim] scratch */
 };
 
-struct narrow_block; /* narrow.h */
+/* What depends on the elements of KV pages, and on how they lie. */
+struct cpu_pages {
+	enum quant_type type;
+	enum kv_block_order keys, values;
+
+	/* One position of one head, to its places in a page: see kernels_pages_*.h. */
+	void (*kv_store)(const float *k, const float *v, int32_t head_dim, int32_t token, uint16_t *k_page, uint16_t *v_page);
+	/* A query, q * scale, in the form attn_run() takes. */
+	void (*attn_query)(const float *q, float scale, int32_t head_dim, void *out);
+	void (*attn_run)(const struct attn_job *j);
+	/* The same over narrow KV, and its kv_store(). */
+	void (*attn_run_narrow)(const struct attn_job *j);
+	void (*narrow_store)(enum kv_form form, const float *k, const float *v, int32_t head_dim, int32_t token, struct narrow_block *to);
+	/* A narrow block as one of a page that is not narrow. */
+	void (*narrow_widen)(enum kv_form form, const struct narrow_block *from, int32_t head_dim, uint16_t *to);
+};
 
 struct cpu_kernels {
 	const char *name, *detail;
@@ -131,8 +147,7 @@ struct cpu_kernels {
 	int tile_floats;   /* outputs of a float tile */
 	int rows_quant;    /* rows a kernel takes at once, of quantised */
 	int rows_float;    /* ... and of float formats */
-	enum quant_type kv_type; /* elements of KV pages ... */
-	enum kv_block_order kv_keys, kv_values; /* ... and how they lie */
+	const struct cpu_pages *pages[2]; /* the best first */
 
 	/* out: [n_in / UNIT][rows]; fine[unit * fine_stride + row]: whether eight bits are too few, as always for `precise`. */
 	void (*quantize)(const float *x, int64_t n_in, int rows, bool precise, struct act *out, uint8_t *fine, int64_t fine_stride);
@@ -151,15 +166,8 @@ struct cpu_kernels {
 	void (*softcap)(float *x, int64_t n, float cap);
 	/* Rotates one head. cs: cosines and sines, [n_dims / 2][2] when interleaved, [2][n_dims / 2] for halves. */
 	void (*rope)(float *x, int32_t n_dims, enum rope_pairing pairing, const float *cs);
-	/* One position of one head, to its places in a page: see kernels_pages_*.h. */
-	void (*kv_store)(const float *k, const float *v, int32_t head_dim, int32_t token, uint16_t *k_page, uint16_t *v_page);
+	kv_peak *peak;
 
-	/* A query, q * scale, in the form attn_run() takes. */
-	void (*attn_query)(const float *q, float scale, int32_t head_dim, void *out);
-	void (*attn_run)(const struct attn_job *j);
-	/* The same over narrow KV, and its kv_store(). */
-	void (*attn_run_narrow)(const struct attn_job *j);
-	void (*narrow_store)(enum kv_form form, const float *k, const float *v, int32_t head_dim, int32_t token, struct narrow_block *to);
 	/* Folds a later run (max, sum, acc) into an earlier one. */
 	void (*attn_fold)(float *max, float *sum, float *acc, float max2, float sum2, const float *acc2, int32_t head_dim);
 	/* out = acc / sum */
@@ -169,6 +177,9 @@ struct cpu_kernels {
 /* Those of x86-64 and of 64-bit ARM; a build has either. */
 extern const struct cpu_kernels cpu_kernels_avx2, cpu_kernels_avx512, cpu_kernels_avx512_bf16;
 extern const struct cpu_kernels cpu_kernels_neon, cpu_kernels_neon_dotprod;
+/* Halves and bfloat16s that become floats as they are read, and bfloat16s that are multiplied as they are. */
+extern const struct cpu_pages cpu_pages_avx2, cpu_pages_avx2_bf16, cpu_pages_avx512, cpu_pages_avx512_plain_bf16, cpu_pages_avx512_bf16;
+extern const struct cpu_pages cpu_pages_neon, cpu_pages_neon_dotprod, cpu_pages_neon_bf16;
 
 struct attn_plan;
 
@@ -182,23 +193,30 @@ struct rope_table {
 struct fast {
 	struct cpu_base base;
 	const struct cpu_kernels *kernels;
+	const struct cpu_pages *pages;
+	const struct amx_kernels *amx;        /* NULL: none */
 	struct memory_heap weights;           /* tiles of all matrices */
 	int64_t max_in, max_narrow_in;        /* widest matrix so far, and widest of BF16 */
 	struct scratch act;                   /* struct act: quantised activations of the matmul at hand */
 	struct scratch is_fine;               /* uint8_t [n_units][n_rows]: which have a fine part */
-	struct scratch fine;                  /* struct act [n_units][n_rows]: the fine parts of a unit, all or those of n_fine rows ... */
+	/* Their fine parts, for each block of rows; [n_rows] are those of a block. */
+	struct scratch fine;                  /* struct act [n_units][n_rows]: of a unit, all or those of n_fine rows ... */
 	struct scratch fine_row;              /* int32_t [n_units][n_rows]: ... which are these, ascending */
 	struct scratch n_fine;                /* int32_t [n_units] */
-	struct scratch fine_unit;             /* int32_t [n_fine_units]: units that have such rows, ascending */
-	int32_t n_fine_units;
-	struct scratch fine_sums;             /* float [n_threads][n_rows][lanes] */
-	struct scratch narrow;                /* uint16_t [n_rows][n_in rounded up to even], likewise */
+	struct scratch fine_unit;             /* int32_t [n_units]: units that have such rows, ascending, */
+	struct scratch n_fine_units;          /* int32_t: and how many there are */
+	struct scratch fine_sums;             /* float [n_threads][rows of a block at most][lanes] */
+	struct scratch narrow;                /* uint16_t [n_rows][n_in], both rounded up: see narrow_stride() and narrow_room() */
+	struct scratch amx_scratch;           /* [n_threads][amx_scratch_bytes()] */
 	struct rope_table rope[ROPE_TABLES];
 	struct attn_plan *plan;
 };
 
-/* A backend over kernels whose instructions this machine has (isa.c). */
-enum status fast_create(const struct cpu_kernels *kernels, int32_t n_threads, struct backend **out, struct error *err);
+struct amx_kernels; /* amx.h */
+
+/* A backend over kernels whose instructions this machine has (isa.c). amx: what products go through where they can, or NULL. */
+enum status fast_create(const struct cpu_kernels *kernels, const struct amx_kernels *amx, int32_t n_threads, struct backend **out,
+                        struct error *err);
 
 /* fast_attention.c */
 enum status attn_plan_create(struct attn_plan **out);

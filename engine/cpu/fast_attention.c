@@ -1,6 +1,6 @@
 /*
  * KV writes and attention of the fast backends. Page layout: [n_layer][n_head_kv]{ K, V }, head_dim * 16 elements each, in the order
- * that kernels_pages_f16.h or kernels_pages_bf16.h gives.
+ * that kernels_pages_plain.h or kernels_pages_bf16.h gives.
  *
  * The positions a row sees are cut into ranges whose length depends on the row's position and window alone. Each range is reduced by itself
  * and the ranges are folded in ascending order, so the result is the same whether one thread walks a row's ranges (prefill, many
@@ -309,9 +309,9 @@ static void run_range(const struct attention_call *c, const struct attn_tile *t,
 	j->sum = to.sum;
 	j->acc = to.acc;
 	if (c->layout->form == KV_FORM_F16)
-		c->f->kernels->attn_run(j);
+		c->f->pages->attn_run(j);
 	else
-		c->f->kernels->attn_run_narrow(j);
+		c->f->pages->attn_run_narrow(j);
 }
 
 /* Adds range `range` to what the ranges before it gave. A query has nothing of ranges it does not see, and takes its first one as it is. */
@@ -374,7 +374,7 @@ static void run_item(const struct attention_call *c, const struct attn_item *ite
 		first_of[i] = first_seen(limit[i] - 1, c->params.window);
 	}
 	for (int i = 0; i < n; i++)
-		c->f->kernels->attn_query(c->q + query_offset(c, t, item->head_kv, i), c->params.scale * 0x1.715476p+0f, dim,
+		c->f->pages->attn_query(c->q + query_offset(c, t, item->head_kv, i), c->params.scale * 0x1.715476p+0f, dim,
 		                          q + (int64_t)i * dim);
 	if (item->range == WHOLE) {
 		struct partial total = partial_at(first), part = partial_at(second);
@@ -415,7 +415,7 @@ enum status fast_attention(struct backend *b, const void *kv, const struct kv_la
 	struct fast *f = (struct fast *)b;
 	struct attn_plan *plan = f->plan;
 	struct attn_cut *p = &plan->cut[params->window > 0];
-	if (layout->type != f->kernels->kv_type)
+	if (layout->type != f->pages->type)
 		return STATUS_INVALID;
 	if (!p->valid || p->n_head != n_head || p->window != params->window) {
 		enum status s = make_cut(f, p, layout, n_head, params->window);
@@ -453,13 +453,14 @@ static void store_row(const struct kv_call *c, const struct batch_seq *seq, int3
 		if (l->form != KV_FORM_F16) {
 			struct narrow_block *block = (struct narrow_block *)(void *)(page + narrow_offset(l, c->layer, h));
 			int32_t token = position % KV_PAGE_TOKENS;
-			c->f->kernels->narrow_store(l->form, c->k + at, c->v + at, l->head_dim, token, block);
-			narrow_count(l, block->k_scale[token], block->v_scale[token]);
-			if (!wide)
+			c->f->pages->narrow_store(l->form, c->k + at, c->v + at, l->head_dim, token, block);
+			if (!wide) {
+				narrow_count(l, block->k_scale[token], block->v_scale[token]);
 				continue;
+			}
 		}
 		uint16_t *k_page = (uint16_t *)(void *)(wide + kv_offset(l, c->layer, h));
-		c->f->kernels->kv_store(c->k + at, c->v + at, l->head_dim, position % KV_PAGE_TOKENS, k_page,
+		c->f->pages->kv_store(c->k + at, c->v + at, l->head_dim, position % KV_PAGE_TOKENS, k_page,
 		                        k_page + (int64_t)l->head_dim * KV_PAGE_TOKENS);
 	}
 }
@@ -477,13 +478,21 @@ static void store_rows(void *arg, int64_t begin, int64_t end, int thread)
 	}
 }
 
+static void widen_block(void *arg, const struct kv_layout *l, int32_t layer, int32_t head_kv, const struct narrow_block *from, char *wide)
+{
+	const struct fast *f = arg;
+	f->pages->narrow_widen(l->form, from, l->head_dim, (uint16_t *)(void *)(wide + kv_offset(l, layer, head_kv)));
+}
+
 enum status fast_kv_write(struct backend *b, void *kv, const struct kv_layout *layout, int32_t layer, const float *k,
                           const float *v)
 {
 	struct fast *f = (struct fast *)b;
-	if (layout->type != f->kernels->kv_type)
+	if (layout->type != f->pages->type)
 		return STATUS_INVALID;
+	const struct kv_look look = {f->base.threads, f->base.batch, kv, layout, k, v, f->kernels->peak, widen_block, f};
 	struct kv_call c = {f, kv, layout, layer, k, v};
+	kv_look(&look);
 	threads_for(f->base.threads, f->base.batch->n_rows, KV_PAGE_TOKENS, store_rows, &c);
 	return STATUS_OK;
 }

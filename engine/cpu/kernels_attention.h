@@ -1,7 +1,7 @@
 /*
  * Attention kernels over the primitives of one instruction set: included by avx2.c and its like.
  *
- * How K and V stand in a page, and the products with them, are in kernels_pages_f16.h or, where the processor multiplies bfloat16s,
+ * How K and V stand in a page, and the products with them, are in kernels_pages_plain.h or, where the processor multiplies bfloat16s,
  * kernels_pages_bf16.h. Scores of 16 tokens stand in the lanes of a vector and add up over head_dim without a horizontal sum; the
  * weighted sum of V has dimensions in its lanes. Softmax is computed in one pass over blocks of ATTN_BLOCK positions with a running
  * maximum (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018), in powers of two: q comes multiplied by log2(e).
@@ -16,7 +16,7 @@
 #ifdef __AVX512BF16__
 #include "engine/cpu/kernels_pages_bf16.h"
 #else
-#include "engine/cpu/kernels_pages_f16.h"
+#include "engine/cpu/kernels_pages_plain.h"
 #endif
 
 enum { QK_PAGES = 4 / PAGE_VECTORS }; /* pages whose scores are computed together: four vectors a query */

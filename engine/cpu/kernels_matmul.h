@@ -4,18 +4,9 @@
 #include <stddef.h>
 #include <string.h>
 
-#include "engine/cpu/fast.h"
-
-#if defined(__clang__)
-#define UNROLL _Pragma("clang loop unroll(full)")
-#define NO_UNROLL _Pragma("clang loop unroll(disable)")
-#else
-#define UNROLL _Pragma("GCC unroll 16")
-#define NO_UNROLL _Pragma("GCC unroll 1")
-#endif
+#include "engine/cpu/kernels_unit.h"
 
 enum {
-	VB = 4 * LANES, /* bytes of a byte vector */
 	FLOAT_VECTORS = 4,
 	ROW_STRIDE = sizeof(struct act), /* of rows in a group */
 	FINE_ABOVE = 2, /* times the mean square of the units' largest values: see struct act */
@@ -99,51 +90,6 @@ static void refine(const float *x, struct act *out)
 	store_unit(v, top / 127 * (1.0f / 256), out);
 }
 
-INLINE int unit_bytes(enum pack_planes planes)
-{
-	switch (planes) {
-	case PLANES_8:
-		return 8 * VB;
-	case PLANES_4:
-		return 4 * VB;
-	case PLANES_4_1:
-		return 5 * VB;
-	case PLANES_4_2:
-		return 6 * VB;
-	case PLANES_2:
-		return 2 * VB;
-	default: /* PLANES_2_1 */
-		return 3 * VB;
-	}
-}
-
-/* x with its bit `from` moved to bit `to`, the others anywhere. */
-INLINE vb move_bit(vb x, int from, int to)
-{
-	return from == to ? x : from < to ? vb_shl(x, to - from) : vb_shr(x, from - to);
-}
-
-/* Subvector j of the unit whose planes are the vectors v; the other arguments are constants after inlining. */
-INLINE vb subvector(const vb *v, enum pack_planes planes, int j)
-{
-	vb low;
-	switch (planes) {
-	case PLANES_8:
-		return vb_prepare_s8(v[j]);
-	case PLANES_2:
-	case PLANES_2_1:
-		low = vb_and(move_bit(v[j / 4], 2 * (j % 4), 0), vb_set1(3));
-		return planes == PLANES_2 ? low : vb_or_and(low, move_bit(v[2], j, 2), vb_set1(4));
-	default:
-		low = vb_and(move_bit(v[j % 4], j / 4 * 4, 0), vb_set1(15));
-		if (planes == PLANES_4_1)
-			low = vb_or_and(low, move_bit(v[4], j, 4), vb_set1(16));
-		if (planes == PLANES_4_2)
-			low = vb_or_and(low, move_bit(v[4 + j / 4], 2 * (j % 4), 4), vb_set1(48));
-		return low;
-	}
-}
-
 INLINE vi dot(vi acc, vb w, const int8_t *a, enum pack_planes planes)
 {
 	return planes == PLANES_8 ? vi_dot_s8(acc, w, a) : vi_dot_u8(acc, w, a);
@@ -178,6 +124,8 @@ INLINE void store_outputs(const struct tile_job *t, int row, int at, vf v)
 		v = vf_add(v, vf_load_n(t->bias + at, n));
 	if (t->accumulate)
 		v = vf_add(v, vf_load_n(y, n));
+	if (t->sums)
+		v = vf_add(v, vf_load(t->sums + row * LANES));
 	vf_store_n(y, v, n);
 }
 
@@ -225,48 +173,6 @@ INLINE void add_products(vi *sum, const vb *v, int rows, enum pack_planes planes
 INLINE vi begin_sum(int32_t minus_sum, int offset)
 {
 	return offset < 0 ? vi_zero() : vi_shl(vi_set1(minus_sum), offset);
-}
-
-/*
- * How a quantised format stands in tiles: the arguments of its pack_format row, and its offset: the stored integers are too large by
- * 1 << offset; -1: by nothing. All are constants after inlining.
- */
-struct form {
-	enum pack_planes planes;
-	int groups;
-	bool has_min, super;
-	int offset;
-};
-
-INLINE int unit_scale_bytes(struct form f)
-{
-	return f.groups * (f.super ? 1 : 2) * (f.has_min ? 2 : 1) * LANES;
-}
-
-INLINE int super_scale_bytes(struct form f)
-{
-	return (f.super ? f.has_min ? 4 : 2 : 0) * LANES;
-}
-
-/* Bytes of the scales of a span of n units. */
-INLINE int span_scale_bytes(struct form f, int n)
-{
-	return (super_scale_bytes(f) + n * unit_scale_bytes(f) + VB - 1) & -VB;
-}
-
-/* The scales of a super-block, where the format has them. */
-struct super {
-	vf d, dmin;
-};
-
-INLINE struct super load_super(const char *s, struct form f)
-{
-	struct super super = {vf_zero(), vf_zero()};
-	if (f.super)
-		super.d = vf_load_half(s);
-	if (f.super && f.has_min)
-		super.dmin = vf_load_half(s + 2 * LANES);
-	return super;
 }
 
 /*
@@ -483,17 +389,8 @@ static __attribute__((unused)) void narrow(const float *x, int64_t n, uint16_t *
 			whole_##name(t, rows);                                                                         \
 	}
 
-/* planes, groups, has_min and super as in the pack_format row; offset of the format */
-QUANTISED(q4_0, PLANES_4, 1, false, false, 3)
-QUANTISED(q4_1, PLANES_4, 1, true, false, -1)
-QUANTISED(q5_0, PLANES_4_1, 1, false, false, 4)
-QUANTISED(q5_1, PLANES_4_1, 1, true, false, -1)
-QUANTISED(q8_0, PLANES_8, 1, false, false, S8_SHIFT)
-QUANTISED(q2_k, PLANES_2, 2, true, true, -1)
-QUANTISED(q3_k, PLANES_2_1, 2, false, true, 2)
-QUANTISED(q4_k, PLANES_4, 1, true, true, -1)
-QUANTISED(q5_k, PLANES_4_1, 1, true, true, -1)
-QUANTISED(q6_k, PLANES_4_2, 2, false, true, 5)
+#define QUANTISED_FORM(type, name, ...) QUANTISED(name, __VA_ARGS__)
+FORMS(QUANTISED_FORM)
 TILE_FUNCTION(tile_f32, FLOAT_ROWS, tile_float(t, ROWS, PLANES_F32))
 TILE_FUNCTION(tile_f16, FLOAT_ROWS, tile_float(t, ROWS, PLANES_F16))
 TILE_FUNCTION(tile_bf16_float, FLOAT_ROWS, tile_pairs(t, ROWS, false))

@@ -7,6 +7,8 @@
  */
 #pragma once
 
+#include <float.h>
+
 #include "engine/cpu/kernels_attention.h"
 #include "engine/cpu/narrow.h"
 
@@ -246,21 +248,52 @@ static attend_fn *const *attend_codes_of(const struct attn_job *j, enum kv_form 
 	return NULL;
 }
 
-/* K [head_dim][16] and V [16][head_dim] as halves. */
+/* K [head_dim][16] and V [16][head_dim] as kernels_pages_plain.h has them. */
 INLINE void unpack_page(const struct unpacker *u, enum kv_form form, const struct narrow_block *from, int32_t head_dim, uint16_t *to)
 {
 	const int64_t n = 2 * (int64_t)head_dim * KV_PAGE_TOKENS; /* in the order of the codes */
 	(void)u;
 	for (int64_t i = 0; i < n; i += LANES)
-		vf_store_half(to + i, code_values(form, from->code + i));
+		page_store(to + i, code_values(form, from->code + i));
 }
 _Static_assert((int)KV_PAGE_TOKENS % (int)LANES == 0, "codes are whole vectors");
 #endif
 
 static void narrow_store(enum kv_form form, const float *k, const float *v, int32_t head_dim, int32_t token, struct narrow_block *to)
 {
-	to->k_scale[token] = narrow_pack(form, k, head_dim, to->code + token, KV_PAGE_TOKENS);
-	to->v_scale[token] = narrow_pack(form, v, head_dim, to->code + (int64_t)head_dim * (KV_PAGE_TOKENS + token), 1);
+	to->k_scale[token] = kv_form_pack(form, k, head_dim, FLT_MAX, to->code + token, KV_PAGE_TOKENS);
+	to->v_scale[token] = kv_form_pack(form, v, head_dim, FLT_MAX, to->code + (int64_t)head_dim * (KV_PAGE_TOKENS + token), 1);
+}
+
+/* The same K and V as in the page's wide copy, where those of this block are at `to`; head_dim <= WATCH_MAX_DIM. Rare: element by element. */
+static void narrow_widen(enum kv_form form, const struct narrow_block *from, int32_t head_dim, uint16_t *to)
+{
+	const int64_t n = (int64_t)head_dim * KV_PAGE_TOKENS;
+	float k[WATCH_MAX_DIM], v[WATCH_MAX_DIM];
+	for (int32_t t = 0; t < KV_PAGE_TOKENS; t++) {
+		for (int32_t d = 0; d < head_dim; d++) {
+			uint8_t kc = from->code[d * KV_PAGE_TOKENS + t], vc = from->code[n + (int64_t)t * head_dim + d];
+			k[d] = from->k_scale[t] * (form == KV_FORM_INT8 ? (float)(int8_t)kc : quant_fp8_to_float(kc));
+			v[d] = from->v_scale[t] * (form == KV_FORM_INT8 ? (float)(int8_t)vc : quant_fp8_to_float(vc));
+		}
+		kv_store(k, v, head_dim, t, to, to + n);
+	}
+}
+
+/* See watch.h. */
+static int32_t peak(const float *x, int64_t n)
+{
+	vf most = vf_zero();
+	int32_t bits[LANES], top = 0;
+	/* As integers: a maximum of floats may lose a NaN. */
+	for (int64_t i = 0; i < n; i += LANES) {
+		vf v = vf_abs(i + LANES <= n ? vf_load(x + i) : vf_load_n(x + i, (int)(n - i)));
+		most = vf_bits_max(most, v);
+	}
+	memcpy(bits, &most, sizeof bits);
+	for (int i = 0; i < LANES; i++)
+		top = bits[i] > top ? bits[i] : top;
+	return top;
 }
 
 /*

@@ -2,7 +2,7 @@
  * Pages of bfloat16s, for processors that multiply pairs of them and add both products to a float (vf_dot_bf16()): twice the products
  * of floats for each instruction, and nothing to convert. Within a page and KV head, K is [head_dim / 2][16 tokens][2 dimensions]
  * (when head_dim is odd, then [16 tokens] of the last one) and V [8 pairs of tokens][head_dim][2 tokens]; queries and weights are rounded to
- * bfloat16 too. Included by kernels_attention.h; kernels_pages_f16.h has the same names.
+ * bfloat16 too. Included by kernels_attention.h; kernels_pages_plain.h has the same names.
  */
 #pragma once
 

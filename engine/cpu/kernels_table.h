@@ -1,6 +1,8 @@
 /* The last of the kernel sources: defines TABLE, the table that holds the functions of the others. */
 #pragma once
 
+#include "engine/cpu/kernels_pages_table.h"
+
 const struct cpu_kernels TABLE = {
         .name = TABLE_NAME,
         .detail = TABLE_DETAIL,
@@ -8,9 +10,7 @@ const struct cpu_kernels TABLE = {
         .tile_floats = FLOAT_VECTORS * LANES,
         .rows_quant = QUANT_ROWS,
         .rows_float = FLOAT_ROWS,
-        .kv_type = KV_TYPE,
-        .kv_keys = KV_KEYS,
-        .kv_values = KV_VALUES,
+        .pages = {&PAGES_TABLE, &PAGES_OTHER},
         .quantize = quantize,
         .refine = refine,
         .narrow = HAS_BF16 ? narrow : NULL,
@@ -20,11 +20,7 @@ const struct cpu_kernels TABLE = {
         .glu = glu,
         .softcap = softcap,
         .rope = rope,
-        .kv_store = kv_store,
-        .attn_query = attn_query,
-        .attn_run = attn_run,
-        .attn_run_narrow = attn_run_narrow,
-        .narrow_store = narrow_store,
+        .peak = peak,
         .attn_fold = attn_fold,
         .attn_finish = attn_finish,
 };

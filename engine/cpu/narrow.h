@@ -24,25 +24,6 @@ static inline size_t narrow_offset(const struct kv_layout *l, int32_t layer, int
 	return ((size_t)layer * (size_t)l->n_head_kv + (size_t)head_kv) * narrow_block_bytes(l->head_dim);
 }
 
-/* A vector's codes, `step` bytes apart, and its scale, which is NaN when the vector has a value that is none or infinite. */
-static inline float narrow_pack(enum kv_form form, const float *x, int32_t n, uint8_t *code, int32_t step)
-{
-	const float largest = form == KV_FORM_INT8 ? 127 : 448, rounder = 12582912.0f; /* 1.5 * 2^23: see quant_fp8_from_float() */
-	float max = 0;
-	bool finite = true;
-	for (int32_t i = 0; i < n; i++) {
-		float a = fabsf(x[i]);
-		max = a > max ? a : max;
-		finite &= a <= 3.402823466e38f;
-	}
-	float inverse = finite && max > 0 ? largest / max : 0;
-	for (int32_t i = 0; i < n; i++) {
-		float y = finite ? x[i] * inverse : 0;
-		code[(int64_t)i * step] = form == KV_FORM_INT8 ? (uint8_t)(int8_t)((y + rounder) - rounder) : quant_fp8_from_float(y);
-	}
-	return finite ? max / largest : NAN;
-}
-
 /* Counts vectors that became NaNs. */
 static inline void narrow_count(const struct kv_layout *l, float k_scale, float v_scale)
 {

@@ -9,4 +9,6 @@
 #define TABLE cpu_kernels_neon
 #define TABLE_NAME "cpu-neon"
 #define TABLE_DETAIL "NEON"
+#define PAGES_TABLE cpu_pages_neon
+#define PAGES_OTHER cpu_pages_neon_bf16
 #include "engine/cpu/kernels_table.h"

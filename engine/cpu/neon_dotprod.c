@@ -9,4 +9,6 @@
 #define TABLE cpu_kernels_neon_dotprod
 #define TABLE_NAME "cpu-neon-dotprod"
 #define TABLE_DETAIL "NEON, DotProd"
+#define PAGES_TABLE cpu_pages_neon_dotprod
+#define PAGES_OTHER cpu_pages_neon_bf16
 #include "engine/cpu/kernels_table.h"

@@ -2,14 +2,16 @@
  * The reference backend: plain C, written to be read. Activations stay float, weights are dequantised row by row, sums run in
  * double. The fast backends are compared with it, and a machine without their instruction sets runs on it.
  *
- * KV page: [n_layer][K, V][n_head_kv][page_tokens][head_dim] halves.
+ * KV page: [n_layer][K, V][n_head_kv][page_tokens][head_dim] halves or bfloat16s.
  */
+#include <float.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "engine/cpu/cpu.h"
 #include "engine/cpu/narrow.h"
+#include "engine/cpu/watch.h"
 
 enum {
 	OUT_TILE = 8,  /* weight rows dequantised together, so that each activation row is read once for all of them */
@@ -22,6 +24,7 @@ struct weight {
 
 struct reference {
 	struct cpu_base base;
+	enum quant_type kv_type;
 	float *half; /* [65536] the value of every half */
 	/* Per thread: OUT_TILE dequantised weight rows, or the keys and values of one head. Grows with the longest sequence. */
 	float *scratch; /* [n_threads][scratch_floats] */
@@ -318,6 +321,14 @@ static struct narrow_place narrow_place(const struct kv_layout *l, const char *p
 	                             (what == KEY ? b->k_scale : b->v_scale) + token};
 }
 
+/* A value as an element of a page that is not narrow; halves are held at the ends of their range. */
+static uint16_t element(const struct kv_layout *l, float x)
+{
+	if (l->type == QUANT_BF16)
+		return quant_float_to_bf16(x);
+	return quant_float_to_half(x > KV_HALF_MAX ? KV_HALF_MAX : x < -KV_HALF_MAX ? -KV_HALF_MAX : x);
+}
+
 /* One vector: in its page, and in the page's wide copy if it is narrow and has one. */
 static void store_vector(const struct kv_layout *l, char *kv, int32_t page, int32_t layer, int what, int32_t head, int32_t token,
                          const float *x)
@@ -325,18 +336,55 @@ static void store_vector(const struct kv_layout *l, char *kv, int32_t page, int3
 	char *at = kv + (size_t)page * l->page_stride, *wide = l->form == KV_FORM_F16 ? at : narrow_wide_page(l, kv, page);
 	if (l->form != KV_FORM_F16) {
 		struct narrow_place p = narrow_place(l, at, layer, what, head, token);
-		*p.scale = narrow_pack(l->form, x, l->head_dim, p.code, 1);
-		narrow_count(l, *p.scale, 0);
+		*p.scale = kv_form_pack(l->form, x, l->head_dim, FLT_MAX, p.code, 1);
+		if (!wide)
+			narrow_count(l, *p.scale, 0);
 	}
 	uint16_t *to = wide ? (uint16_t *)(void *)(wide + kv_offset(l, layer, what, head, token)) : NULL;
 	for (int32_t d = 0; to && d < l->head_dim; d++)
-		to[d] = quant_float_to_half(x[d]);
+		to[d] = element(l, x[d]);
+}
+
+static void unpack_vector(const struct kv_layout *l, struct narrow_place p, float *to)
+{
+	for (int32_t d = 0; d < l->head_dim; d++)
+		to[d] = *p.scale * (l->form == KV_FORM_INT8 ? (float)(int8_t)p.code[d] : quant_fp8_to_float(p.code[d]));
+}
+
+/* See watch.h: what the narrow page has of a layer and head, in its wide copy. */
+static void widen_block(void *arg, const struct kv_layout *l, int32_t layer, int32_t head, const struct narrow_block *from, char *wide)
+{
+	float *x = ((struct reference *)arg)->scratch;
+	const char *page = (const char *)from - narrow_offset(l, layer, head);
+	for (int32_t token = 0; token < KV_PAGE_TOKENS; token++)
+		for (int what = KEY; what <= VALUE; what++) {
+			uint16_t *to = (uint16_t *)(void *)(wide + kv_offset(l, layer, what, head, token));
+			unpack_vector(l, narrow_place(l, page, layer, what, head, token), x);
+			for (int32_t d = 0; d < l->head_dim; d++)
+				to[d] = element(l, x[d]);
+		}
+}
+
+static int32_t peak(const float *x, int64_t n)
+{
+	int32_t top = 0, bits;
+	for (int64_t i = 0; i < n; i++) {
+		memcpy(&bits, x + i, sizeof bits);
+		top = (bits & INT32_MAX) > top ? bits & INT32_MAX : top;
+	}
+	return top;
 }
 
 static enum status kv_write(struct backend *b, void *kv, const struct kv_layout *l, int32_t layer, const float *k,
                             const float *v)
 {
-	const struct batch *batch = self(b)->base.batch;
+	struct reference *r = self(b);
+	const struct batch *batch = r->base.batch;
+	const struct kv_look look = {r->base.threads, batch, kv, l, k, v, peak, widen_block, r};
+	enum status st = grow_scratch(r, (size_t)l->head_dim);
+	if (st != STATUS_OK)
+		return st;
+	kv_look(&look);
 	for (int32_t s = 0; s < batch->n_seqs; s++) {
 		const struct batch_seq *seq = &batch->seq[s];
 		for (int32_t i = 0; i < seq->n_rows; i++) {
@@ -404,14 +452,12 @@ static void load_vector(const struct attention_job *j, int32_t page, int what, i
 	const char *kv = (const char *)j->kv, *at = kv + (size_t)page * l->page_stride;
 	const char *wide = l->form == KV_FORM_F16 ? at : narrow_wide_page(l, kv, page);
 	if (!wide) {
-		struct narrow_place p = narrow_place(l, at, j->layer, what, head, token);
-		for (int32_t d = 0; d < l->head_dim; d++)
-			to[d] = *p.scale * (l->form == KV_FORM_INT8 ? (float)(int8_t)p.code[d] : quant_fp8_to_float(p.code[d]));
+		unpack_vector(l, narrow_place(l, at, j->layer, what, head, token), to);
 		return;
 	}
 	const uint16_t *from = (const uint16_t *)(const void *)(wide + kv_offset(l, j->layer, what, head, token));
 	for (int32_t d = 0; d < l->head_dim; d++)
-		to[d] = j->r->half[from[d]];
+		to[d] = l->type == QUANT_BF16 ? quant_bf16_to_float(from[d]) : j->r->half[from[d]];
 }
 
 /* The first position that a row at `position` sees. */
@@ -476,6 +522,14 @@ static enum status reserve(struct backend *b, int32_t max_rows, int32_t max_widt
 	return grow_scratch(self(b), (size_t)(max_width > 0 ? max_width : 0) * OUT_TILE);
 }
 
+static enum status choose_kv(struct backend *b, enum quant_type type)
+{
+	if (type != QUANT_F16 && type != QUANT_BF16)
+		return STATUS_UNSUPPORTED;
+	self(b)->kv_type = type;
+	return STATUS_OK;
+}
+
 static void info(const struct backend *b, struct backend_info *out)
 {
 	*out = (struct backend_info){
@@ -484,7 +538,7 @@ static void info(const struct backend *b, struct backend_info *out)
 	        .n_threads = threads_count(self(b)->base.threads),
 	        .host_memory = true,
 	        .kv_order = {.known = true},
-	        .kv_type = QUANT_F16,
+	        .kv_type = self(b)->kv_type,
 	        .narrow_kv = true,
 	};
 }
@@ -501,6 +555,7 @@ static void destroy(struct backend *b)
 static const struct backend_ops reference_ops = {
         .destroy = destroy,
         .info = info,
+        .choose_kv = choose_kv,
         .mem_alloc = cpu_mem_alloc,
         .mem_free = cpu_mem_free,
         .mem_write = cpu_mem_write,
@@ -531,6 +586,7 @@ enum status cpu_reference_create(int32_t n_threads, struct backend **out, struct
 	struct reference *r = calloc(1, sizeof *r);
 	if (!r)
 		goto fail;
+	r->kv_type = QUANT_F16;
 	r->half = malloc(65536 * sizeof *r->half);
 	if (!r->half)
 		goto fail_half;

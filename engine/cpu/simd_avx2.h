@@ -39,6 +39,9 @@ INLINE vf vf_div(vf a, vf b) { return _mm256_div_ps(a, b); }
 INLINE vf vf_min(vf a, vf b) { return _mm256_min_ps(a, b); }
 /* Where b is NaN, so is the result. */
 INLINE vf vf_max(vf a, vf b) { return _mm256_max_ps(a, b); }
+INLINE vf vf_bits_max(vf a, vf b) { return _mm256_castsi256_ps(_mm256_max_epi32(_mm256_castps_si256(a), _mm256_castps_si256(b))); }
+/* a held between -most and most; a NaN stays one: of two operands, one of them a NaN, these instructions give the second */
+INLINE vf vf_hold(vf a, vf most) { return _mm256_max_ps(_mm256_xor_ps(_mm256_set1_ps(-0.0f), most), _mm256_min_ps(most, a)); }
 INLINE vf vf_abs(vf a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
 INLINE vf vf_fma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
 INLINE vf vf_fnma(vf a, vf b, vf c) { return _mm256_fnmadd_ps(a, b, c); }
@@ -66,6 +69,28 @@ INLINE void vf_store_half_n(void *p, vf v, int n)
 {
 	uint16_t part[8];
 	vf_store_half(part, v);
+	memcpy(p, part, (size_t)n * 2);
+}
+/* bfloat16s by plain instructions: the upper halves of floats, rounded to nearest even; a NaN stays one */
+INLINE vf vf_load_bf16(const void *p) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(p)), 16)); }
+INLINE vf vf_load_bf16_n(const void *p, int n)
+{
+	uint16_t part[8] = {0};
+	memcpy(part, p, (size_t)n * 2);
+	return vf_load_bf16(part);
+}
+INLINE void vf_round_bf16(void *p, vf v)
+{
+	__m256i x = _mm256_castps_si256(v), odd = _mm256_and_si256(_mm256_srli_epi32(x, 16), _mm256_set1_epi32(1));
+	__m256i up = _mm256_srli_epi32(_mm256_add_epi32(x, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7FFF))), 16);
+	__m256i quiet = _mm256_or_si256(_mm256_srli_epi32(x, 16), _mm256_set1_epi32(0x40));
+	up = _mm256_blendv_epi8(up, quiet, _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q)));
+	_mm_storeu_si128(p, _mm_packus_epi32(_mm256_castsi256_si128(up), _mm256_extracti128_si256(up, 1)));
+}
+INLINE void vf_round_bf16_n(void *p, vf v, int n)
+{
+	uint16_t part[8];
+	vf_round_bf16(part, v);
 	memcpy(p, part, (size_t)n * 2);
 }
 INLINE void vf_store_s8(int8_t *p, vf v)

@@ -45,6 +45,10 @@ INLINE vf vf_div(vf a, vf b) { return _mm512_div_ps(a, b); }
 INLINE vf vf_min(vf a, vf b) { return _mm512_min_ps(a, b); }
 /* Where b is NaN, so is the result. */
 INLINE vf vf_max(vf a, vf b) { return _mm512_max_ps(a, b); }
+/* of the lanes as int32 */
+INLINE vf vf_bits_max(vf a, vf b) { return _mm512_castsi512_ps(_mm512_max_epi32(_mm512_castps_si512(a), _mm512_castps_si512(b))); }
+/* a held between -most and most; a NaN stays one: of two operands, one of them a NaN, these instructions give the second */
+INLINE vf vf_hold(vf a, vf most) { return _mm512_max_ps(_mm512_xor_ps(_mm512_set1_ps(-0.0f), most), _mm512_min_ps(most, a)); }
 INLINE vf vf_abs(vf a) { return _mm512_abs_ps(a); }
 /* a * b + c, rounded once */
 INLINE vf vf_fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
@@ -66,6 +70,21 @@ INLINE void vf_store_half_n(void *p, vf v, int n)
 {
 	_mm256_mask_storeu_epi16(p, first(n), _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
+/* bfloat16s by plain instructions: the upper halves of floats, rounded to nearest even; a NaN stays one */
+INLINE __m256i rounded_bf16(vf v)
+{
+	__m512i x = _mm512_castps_si512(v), odd = _mm512_and_si512(_mm512_srli_epi32(x, 16), _mm512_set1_epi32(1));
+	__m512i up = _mm512_srli_epi32(_mm512_add_epi32(x, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF))), 16);
+	__m512i quiet = _mm512_or_si512(_mm512_srli_epi32(x, 16), _mm512_set1_epi32(0x40));
+	return _mm512_cvtepi32_epi16(_mm512_mask_mov_epi32(up, _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), quiet));
+}
+INLINE vf vf_load_bf16(const void *p) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(p)), 16)); }
+INLINE vf vf_load_bf16_n(const void *p, int n)
+{
+	return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(first(n), p)), 16));
+}
+INLINE void vf_round_bf16(void *p, vf v) { _mm256_storeu_si256(p, rounded_bf16(v)); }
+INLINE void vf_round_bf16_n(void *p, vf v, int n) { _mm256_mask_storeu_epi16(p, first(n), rounded_bf16(v)); }
 /* rounded to nearest integers in -128..127 */
 INLINE void vf_store_s8(int8_t *p, vf v) { _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(v))); }
 /* the first (second) bfloat16 of each pair */

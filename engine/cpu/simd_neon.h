@@ -63,6 +63,9 @@ INLINE vf vf_div(vf a, vf b) { return vdivq_f32(a, b); }
 INLINE vf vf_min(vf a, vf b) { return vminnmq_f32(a, b); }
 /* Where b is NaN, so is the result. */
 INLINE vf vf_max(vf a, vf b) { return vmaxq_f32(a, b); }
+INLINE vf vf_bits_max(vf a, vf b) { return vreinterpretq_f32_s32(vmaxq_s32(vreinterpretq_s32_f32(a), vreinterpretq_s32_f32(b))); }
+/* a held between -most and most; a NaN stays one */
+INLINE vf vf_hold(vf a, vf most) { return vmaxq_f32(vnegq_f32(most), vminq_f32(most, a)); }
 INLINE vf vf_abs(vf a) { return vabsq_f32(a); }
 INLINE vf vf_fma(vf a, vf b, vf c) { return vfmaq_f32(c, a, b); }
 INLINE vf vf_fnma(vf a, vf b, vf c) { return vfmsq_f32(c, a, b); }
@@ -97,6 +100,26 @@ INLINE void vf_store_half_n(void *p, vf v, int n)
 {
 	uint16_t part[4];
 	vf_store_half(part, v);
+	memcpy(p, part, (size_t)n * 2);
+}
+INLINE vf vf_load_bf16(const void *p) { return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16((const uint16_t *)p), 16)); }
+INLINE vf vf_load_bf16_n(const void *p, int n)
+{
+	uint16_t part[4] = {0};
+	memcpy(part, p, (size_t)n * 2);
+	return vf_load_bf16(part);
+}
+INLINE void vf_round_bf16(void *p, vf v)
+{
+	uint32x4_t x = vreinterpretq_u32_f32(v), odd = vandq_u32(vshrq_n_u32(x, 16), vdupq_n_u32(1));
+	uint32x4_t up = vshrq_n_u32(vaddq_u32(x, vaddq_u32(odd, vdupq_n_u32(0x7FFF))), 16);
+	uint32x4_t quiet = vorrq_u32(vshrq_n_u32(x, 16), vdupq_n_u32(0x40));
+	vst1_u16((uint16_t *)p, vmovn_u32(vbslq_u32(vceqq_f32(v, v), up, quiet)));
+}
+INLINE void vf_round_bf16_n(void *p, vf v, int n)
+{
+	uint16_t part[4];
+	vf_round_bf16(part, v);
 	memcpy(p, part, (size_t)n * 2);
 }
 INLINE void vf_store_s8(int8_t *p, vf v)

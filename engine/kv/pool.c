@@ -35,6 +35,7 @@ struct kv_pool {
 	void (*watcher)(void *arg, int32_t page, bool idle);
 	void *watcher_arg;
 	int32_t *free_pages; /* [counts.n_free] a stack: the page freed last is warm and goes out first */
+	struct kv_watch watch;   /* layout.watch points here */
 	struct kv_wide wide;     /* layout.wide points here in a narrow pool */
 	int32_t *free_slots;     /* [n_slots - n_used] */
 	struct kv_wide_counts wide_counts;
@@ -67,6 +68,19 @@ size_t kv_pool_bytes(const struct kv_layout *layout, int32_t n_pages, int32_t n_
 	return (size_t)n_pages * layout->page_stride + (n_wide > 0 ? (size_t)n_wide * wide_layout(layout).page_stride : 0);
 }
 
+/* See struct kv_wide. A page is counted as falling back when a mark was the reason. */
+static int32_t widen(void *arg, int32_t page)
+{
+	struct kv_pool *p = arg;
+	uint8_t *mark = &p->watch.mark[page];
+	if (*mark & KV_MARK_ASKED)
+		return p->wide.slot[page];
+	kv_pool_widen(p, page);
+	p->wide_counts.fallback += *mark && p->wide.slot[page] >= 0;
+	*mark |= *mark ? KV_MARK_ASKED : 0;
+	return p->wide.slot[page];
+}
+
 /* The arrays of wide copies; true when there are none. */
 static bool make_wide(struct kv_pool *p, int32_t n_wide)
 {
@@ -78,6 +92,8 @@ static bool make_wide(struct kv_pool *p, int32_t n_wide)
 	        .offset = (size_t)p->counts.n_pages * p->layout.page_stride,
 	        .stride = wide.page_stride,
 	        .bytes = wide.page_bytes,
+	        .widen = widen,
+	        .arg = p,
 	};
 	p->free_slots = malloc((size_t)(n_wide + 1) * sizeof *p->free_slots);
 	p->layout.wide = &p->wide;
@@ -111,7 +127,9 @@ enum status kv_pool_create_narrow(struct backend *b, const struct kv_layout *lay
 	p->slab_bytes = kv_pool_bytes(layout, n_pages, n_wide);
 	p->pages = calloc((size_t)n_pages, sizeof *p->pages);
 	p->free_pages = calloc((size_t)n_pages, sizeof *p->free_pages);
-	if (!p->pages || !p->free_pages || !make_wide(p, n_wide))
+	p->watch.mark = calloc((size_t)n_pages, sizeof *p->watch.mark);
+	p->layout.watch = &p->watch;
+	if (!p->pages || !p->free_pages || !p->watch.mark || !make_wide(p, n_wide))
 		goto fail_arrays;
 	if (kv_ledger_init(&p->ledger, n_pages) != STATUS_OK)
 		goto fail_arrays;
@@ -126,6 +144,7 @@ enum status kv_pool_create_narrow(struct backend *b, const struct kv_layout *lay
 fail_ledger:
 	kv_ledger_free(&p->ledger);
 fail_arrays:
+	free(p->watch.mark);
 	free(p->wide.slot);
 	free(p->free_slots);
 	free(p->free_pages);
@@ -158,6 +177,7 @@ enum status kv_pool_destroy(struct kv_pool *p)
 	}
 	p->backend->ops->mem_free(p->backend, p->slab, p->slab_bytes);
 	kv_ledger_free(&p->ledger);
+	free(p->watch.mark);
 	free(p->wide.slot);
 	free(p->free_slots);
 	free(p->free_pages);
@@ -167,6 +187,15 @@ enum status kv_pool_destroy(struct kv_pool *p)
 }
 
 /* ---- Changes ---- */
+
+static void drop_wide(struct kv_pool *p, int32_t page)
+{
+	struct kv_wide_counts *c = &p->wide_counts;
+	if (!p->layout.wide || p->wide.slot[page] < 0)
+		return;
+	p->free_slots[c->n_slots - c->n_used--] = p->wide.slot[page];
+	p->wide.slot[page] = -1;
+}
 
 /* Going on with a wrong count would show one conversation's memory to another: stop, with what led here. */
 __attribute__((noreturn)) static void broken(const struct kv_pool *p, int32_t page, const char *what,
@@ -224,6 +253,7 @@ int32_t kv_pool_get_at(struct kv_pool *p, struct kv_holder holder, const char *w
 	if (p->pages[page].refs != 0)
 		broken(p, page, "free list holds used", holder, where);
 	p->pages[page].refs = 1;
+	p->watch.mark[page] = 0;
 	add(p, page, holder, where);
 	record(p, page, 'g', holder, where);
 	return page;
@@ -257,7 +287,7 @@ void kv_pool_unref_at(struct kv_pool *p, int32_t page, struct kv_holder holder, 
 		return;
 	if (p->pages[page].indexed)
 		broken(p, page, "free of indexed", holder, where);
-	kv_pool_narrow(p, page);
+	drop_wide(p, page);
 	p->free_pages[p->counts.n_free++] = page;
 }
 
@@ -294,6 +324,7 @@ int32_t kv_pool_clone(struct kv_pool *p, int32_t from, struct kv_holder holder)
 		kv_pool_unref(p, to, copy);
 		return KV_NO_PAGE;
 	}
+	p->watch.mark[to] = p->watch.mark[from];
 	kv_pool_pass(p, to, copy, holder);
 	return to;
 }
@@ -314,17 +345,21 @@ void kv_pool_widen(struct kv_pool *p, int32_t page)
 
 void kv_pool_narrow(struct kv_pool *p, int32_t page)
 {
-	struct kv_wide_counts *c = &p->wide_counts;
-	if (!p->layout.wide || p->wide.slot[page] < 0)
-		return;
-	p->free_slots[c->n_slots - c->n_used--] = p->wide.slot[page];
-	p->wide.slot[page] = -1;
+	if (!p->watch.mark[page])
+		drop_wide(p, page);
+}
+
+bool kv_pool_is_sound(const struct kv_pool *p, int32_t page)
+{
+	return !(p->watch.mark[page] & KV_MARK_UNSOUND);
 }
 
 void kv_pool_wide_counts(const struct kv_pool *p, struct kv_wide_counts *out)
 {
 	*out = p->wide_counts;
 	out->n_not_finite = p->wide.n_not_finite;
+	out->n_unsound = p->watch.n_unsound;
+	out->n_clamped = p->watch.n_clamped;
 }
 
 /* ---- Questions ---- */

@@ -77,15 +77,24 @@ int32_t kv_pool_clone(struct kv_pool *p, int32_t from, struct kv_holder holder);
 
 /*
  * Gives a page whose content is undefined a wide copy, which it has until kv_pool_narrow(), or until it is free. Without room, which
- * is counted, it has none; nothing happens in a pool that is not narrow.
+ * is counted, it has none; nothing happens in a pool that is not narrow. A page with values that have no narrow form keeps its copy.
  */
 void kv_pool_widen(struct kv_pool *p, int32_t page);
 void kv_pool_narrow(struct kv_pool *p, int32_t page);
 
+/*
+ * Whether all values in a page are numbers, as far as the backend looks (struct kv_watch). A page that is not sound shows what went wrong in
+ * one sequence, and is nobody else's.
+ */
+bool kv_pool_is_sound(const struct kv_pool *p, int32_t page);
+
 struct kv_wide_counts {
 	int32_t n_slots, n_used;
 	uint64_t refused;      /* pages that found no room for a copy */
+	uint64_t fallback;     /* pages that have, or had, a copy because of a value without a narrow form */
 	uint64_t n_not_finite; /* see struct kv_wide */
+	/* Of all pools: */
+	uint64_t n_unsound, n_clamped; /* see struct kv_watch */
 };
 void kv_pool_wide_counts(const struct kv_pool *p, struct kv_wide_counts *out);
 

@@ -449,8 +449,11 @@ int32_t kv_prefix_put(struct kv_prefix *p, struct kv_chain *chain, const int32_t
 		int32_t page = find(p, key, parent, mine, KV_PAGE_TOKENS);
 		if (page == NO_NODE) {
 			page = seq->pages[i];
-			/* A page that is indexed for another place cannot be indexed twice; its content would have to be the same. */
-			if (p->nodes[page].present)
+			/*
+			 * A page that is indexed for another place cannot be indexed twice; its content would have to be the same. One
+			 * with values that are no numbers stays where they came about: the next to need it computes it again.
+			 */
+			if (p->nodes[page].present || !kv_pool_is_sound(p->pool, page))
 				return i;
 			add_node(p, key, parent, mine, KV_PAGE_TOKENS, page);
 		} else {
@@ -467,7 +470,8 @@ bool kv_prefix_put_tail(struct kv_prefix *p, const int32_t *tokens, struct kv_se
 	int32_t i = seq->n_tokens / KV_PAGE_TOKENS, n = seq->n_tokens % KV_PAGE_TOKENS;
 	const int32_t *mine = tokens + i * KV_PAGE_TOKENS;
 	struct kv_key key;
-	if (n == 0 || i == 0 || seq->n_dropped > 0 || !p->nodes[seq->pages[i - 1]].present || p->nodes[seq->pages[i]].present)
+	if (n == 0 || i == 0 || seq->n_dropped > 0 || !p->nodes[seq->pages[i - 1]].present ||
+	    p->nodes[seq->pages[i]].present || !kv_pool_is_sound(p->pool, seq->pages[i]))
 		return false;
 	p->keys->tail(&p->nodes[seq->pages[i - 1]].key, mine, n, &key);
 	int32_t page = find(p, &key, seq->pages[i - 1], mine, n);

@@ -83,7 +83,7 @@ struct kv_weak {
 		int32_t page;
 		uint64_t serial; /* of its entry in the index */
 	} *pages; /* [n_pages] */
-	struct kv_key *keys; /* [n_pages] */
+	struct kv_key *keys; /* [n_pages] under which they were indexed, and are in a tier perhaps */
 	int32_t n_pages;
 	int32_t n_tokens; /* that were computed */
 };
@@ -145,7 +145,7 @@ enum status kv_prefix_hold(struct kv_prefix *p, struct kv_chain *chain, const in
  * Indexes the full pages of seq from page `first` on; pages before it are indexed already, the last of them is not gone (kv_seq_let_go()), or
  * the call indexes nothing. A page whose
  * content is indexed under another number is replaced in seq by that one, so that equal prefixes end up sharing memory.
- * Returns the number of leading pages of seq that are indexed now.
+ * Returns the number of leading pages of seq that are indexed now; a page that is not sound (pool.h), and those behind it, are not.
  */
 int32_t kv_prefix_put(struct kv_prefix *p, struct kv_chain *chain, const int32_t *tokens, struct kv_seq *seq, int32_t first,
                       const struct kv_use *use);

@@ -162,21 +162,21 @@ bool kv_tier_evict(struct kv_tier *t)
 
 /* ---- The device ---- */
 
-static char *device_page(const struct kv_tier *t, int32_t page)
+enum status kv_tier_read_page(struct kv_tier *t, int32_t page, bool wide, void *host)
 {
-	return (char *)t->device.slab + (size_t)page * t->device.layout.page_stride;
+	return kv_image_read(&t->device, page, wide, host);
 }
 
-enum status kv_tier_read_page(struct kv_tier *t, int32_t page, void *host)
+enum kv_tier_end kv_tier_deliver(struct kv_tier *t, const struct kv_tier_load *l, bool wide, const void *image)
 {
-	struct backend *b = t->device.backend;
-	return b->ops->mem_read(b, host, device_page(t, page), t->device.layout.page_bytes);
-}
-
-enum status kv_tier_write_page(struct kv_tier *t, int32_t page, const void *host)
-{
-	struct backend *b = t->device.backend;
-	return b->ops->mem_write(b, device_page(t, page), host, t->device.layout.page_bytes);
+	if (l->cancelled)
+		return KV_LOAD_FAILED;
+	if (l->to == KV_NO_PAGE) {
+		memcpy(l->host, image, kv_image_bytes(&t->device.layout, wide));
+		*l->host_wide = wide;
+		return KV_LOAD_DONE;
+	}
+	return kv_image_write(&t->device, l->to, wide, image) == STATUS_OK ? KV_LOAD_DONE : KV_LOAD_FAILED;
 }
 
 void kv_tier_measure(double *bytes_per_s, uint64_t bytes, int64_t ns)
@@ -189,6 +189,12 @@ void kv_tier_measure(double *bytes_per_s, uint64_t bytes, int64_t ns)
 }
 
 /* ---- The interface ---- */
+
+bool kv_tier_takes(const struct kv_tier *t, int32_t device_page)
+{
+	bool wide = kv_image_is_wide(&t->device.layout, device_page);
+	return t->pages == KV_TIER_ALL || wide == (t->pages == KV_TIER_WIDE);
+}
 
 enum kv_tier_put kv_tier_put(struct kv_tier *t, const struct kv_page_name *page, int32_t from)
 {
@@ -249,7 +255,7 @@ bool kv_tier_find(struct kv_tier *t, const struct kv_key *key, struct kv_page_na
 	return true;
 }
 
-enum status kv_tier_load(struct kv_tier *t, const struct kv_page_name *page, int32_t to, uint64_t ticket)
+static enum status begin_load(struct kv_tier *t, const struct kv_page_name *page, const struct kv_tier_load *what)
 {
 	int32_t entry = find(t, page);
 	struct kv_tier_load *l = t->loads;
@@ -268,12 +274,24 @@ enum status kv_tier_load(struct kv_tier *t, const struct kv_page_name *page, int
 	}
 	while (l->entry != NONE)
 		l++;
-	*l = (struct kv_tier_load){.ticket = ticket, .entry = entry, .to = to, .staging = NONE};
+	*l = *what;
+	l->entry = entry;
+	l->staging = NONE;
 	t->n_loads++;
 	t->stats.n_loading++;
 	kv_tier_touch(t, entry);
 	kv_tier_hold(t, entry);
 	return STATUS_OK;
+}
+
+enum status kv_tier_load(struct kv_tier *t, const struct kv_page_name *page, int32_t to, uint64_t ticket)
+{
+	return begin_load(t, page, &(struct kv_tier_load){.ticket = ticket, .to = to});
+}
+
+enum status kv_tier_read(struct kv_tier *t, const struct kv_page_name *page, void *host, bool *wide, uint64_t ticket)
+{
+	return begin_load(t, page, &(struct kv_tier_load){.ticket = ticket, .to = KV_NO_PAGE, .host = host, .host_wide = wide});
 }
 
 void kv_tier_end_load(struct kv_tier *t, struct kv_tier_load *l, enum kv_tier_end end)
@@ -334,7 +352,7 @@ void kv_tier_hurry(struct kv_tier *t)
 
 bool kv_tier_quiet(const struct kv_tier *t)
 {
-	return t->n_loads == 0 && t->stats.n_writing == 0;
+	return t->n_loads == 0 && t->stats.n_writing == 0 && !(t->ops->has_news && t->ops->has_news(t));
 }
 
 bool kv_tier_drop(struct kv_tier *t, const struct kv_key *key)
@@ -359,8 +377,8 @@ void kv_tier_destroy(struct kv_tier *t)
 		t->ops->destroy(t);
 }
 
-const char *kv_tier_scheme(enum kv_codec_type type)
+const char *kv_tier_scheme(enum kv_form type)
 {
-	static const char *const schemes[KV_CODEC_N] = {"", "+int8 tier", "+fp8_e4m3 tier"};
+	static const char *const schemes[KV_N_FORMS] = {[KV_FORM_F16] = "", [KV_FORM_FP8_E4M3] = "+fp8_e4m3 tier", [KV_FORM_INT8] = "+int8 tier"};
 	return schemes[type];
 }

@@ -22,17 +22,17 @@
 
 #include "engine/backend.h"
 #include "engine/base/clock.h"
+#include "engine/kv/image.h"
 #include "engine/kv/prefix.h"
 #include "engine/kv/tier_codec.h"
 
 struct kv_tier;
 
-/* Whose pages a tier keeps. */
-struct kv_tier_device {
-	struct backend *backend;
-	void *slab; /* the pool's */
-	struct kv_layout layout;
-};
+/*
+ * Which pages of a narrow pool a tier keeps. Those with a wide copy take about three times the room (image.h); files have slots of one size,
+ * so they have files of their own.
+ */
+enum kv_tier_pages { KV_TIER_ALL, KV_TIER_NARROW, KV_TIER_WIDE };
 
 /* What became of a page that was offered. */
 enum kv_tier_put {
@@ -64,11 +64,12 @@ struct kv_tier_done {
 enum { KV_TIER_MAX_LOADS = 64 }; /* under way in one tier */
 
 struct kv_tier_stats {
-	const char *kind; /* "ram", "disk" */
+	const char *kind; /* "ram", "disk", "disk-wide", "remote" */
 	const char *type; /* of its pages' elements: "f16", "int8", "fp8_e4m3" */
 	const char *io;   /* disk: "io_uring" or "threads"; else "" */
 	bool off;
 	const char *off_reason; /* "" or a static text */
+	uint64_t reconnects;    /* how often it came back */
 	uint64_t cap_bytes;     /* memory or file bytes it may take, headers included */
 	uint64_t used_bytes;    /* of these, by pages */
 	uint64_t index_bytes;   /* host memory for finding them, beside the cap */
@@ -88,13 +89,14 @@ struct kv_tier_stats {
  * be indexed under roots of their own (see kv_tier_scheme()). NOMEM; INVALID when not even one page fits.
  */
 enum status kv_tier_ram_create(const struct kv_tier_device *device, const struct clock *clock, uint64_t bytes,
-                               enum kv_codec_type type, struct kv_tier **out, struct error *err);
+                               enum kv_form type, struct kv_tier **out, struct error *err);
 
 struct kv_io; /* tier_io.h */
 
 struct kv_tier_disk_options {
 	const char *dir;               /* made with 0700 when it is missing */
 	uint64_t bytes;                /* of all files together */
+	enum kv_tier_pages pages;
 	uint64_t write_bytes_per_s;    /* 0: no bound */
 	struct kv_key identity;        /* of all that KV depends on but the salt; the files of another are refused */
 	const char *version, *host;    /* likewise; borrowed during the call */
@@ -122,15 +124,17 @@ struct kv_tier_remote_options {
 
 /*
  * A tier in the memory of a Valkey or Redis server, under chain keys, which say all that a page depends on: so daemons of one model share
- * pages, and those of others never meet. Each value ends in an HMAC under the secret. UNSUPPORTED in a build without hiredis; IO: there
- * is no such server; NOMEM.
+ * pages, and those of others never meet. Each value ends in an HMAC under the secret. UNSUPPORTED in a build without hiredis; INVALID;
+ * NOMEM. A server that does not answer is tried again, now and then: until then the tier is off.
  */
 enum status kv_tier_remote_create(const struct kv_tier_device *device, const struct clock *clock, const struct kv_tier_remote_options *o,
                                   struct kv_tier **out, struct error *err);
 /* Drops loads under way; waits for writes. NULL is allowed. */
 void kv_tier_destroy(struct kv_tier *t);
 
-/* Stores a device page. It is copied when this returns. */
+/* Whether it keeps pages like this one. */
+bool kv_tier_takes(const struct kv_tier *t, int32_t device_page);
+/* Stores a device page that it takes. It is copied when this returns. */
 enum kv_tier_put kv_tier_put(struct kv_tier *t, const struct kv_page_name *page, int32_t device_page);
 /* Whether a page that it does not have would be stored, for all that is known beforehand. */
 bool kv_tier_has_room(struct kv_tier *t);
@@ -145,6 +149,8 @@ bool kv_tier_find(struct kv_tier *t, const struct kv_key *key, struct kv_page_na
  * other load under way has) or kv_tier_cancel() is called. A use. NOT_FOUND; LIMIT: too many loads are under way.
  */
 enum status kv_tier_load(struct kv_tier *t, const struct kv_page_name *page, int32_t to, uint64_t ticket);
+/* The same to host memory, which has room for any image (image.h); what there is of the page, *wide says once it is reported as done. */
+enum status kv_tier_read(struct kv_tier *t, const struct kv_page_name *page, void *host, bool *wide, uint64_t ticket);
 /* Forgets a load: its page is the caller's again, and is not reported. Unknown tickets are ignored. */
 void kv_tier_cancel(struct kv_tier *t, uint64_t ticket);
 /* Moves what is under way on, and reports up to max loads that ended. */
@@ -153,7 +159,7 @@ int32_t kv_tier_poll(struct kv_tier *t, struct kv_tier_done *done, int32_t max);
 void kv_tier_wait(struct kv_tier *t, int64_t timeout_ms);
 /* The bound on writes no longer holds: the process is about to end. */
 void kv_tier_hurry(struct kv_tier *t);
-/* Nothing is being written or loaded. */
+/* Nothing is being written or loaded, and kv_tier_poll() would find nothing new. */
 bool kv_tier_quiet(const struct kv_tier *t);
 /* Forgets a page that nobody reads; false when it is not there or in use. */
 bool kv_tier_drop(struct kv_tier *t, const struct kv_key *key);
@@ -163,4 +169,4 @@ void kv_tier_stats(const struct kv_tier *t, struct kv_tier_stats *out);
  * What to append to a root's scheme (struct kv_root) where KV may have gone through a tier of this type: "" for exact ones. All KV of
  * a daemon with a lossy tier lies under such roots, so neither its pages nor its files nor its exports are ever taken for exact ones.
  */
-const char *kv_tier_scheme(enum kv_codec_type type);
+const char *kv_tier_scheme(enum kv_form type);

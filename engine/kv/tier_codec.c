@@ -1,39 +1,16 @@
 #include "engine/kv/tier_codec.h"
 
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
 #include "engine/model/quant.h"
 
-static const char *const names[KV_CODEC_N] = {"f16", "int8", "fp8_e4m3"};
-
-/* The largest code's value. */
-static const float LARGEST[KV_CODEC_N] = {[KV_CODEC_INT8] = 127, [KV_CODEC_FP8_E4M3] = 448};
-
-/* Adding and subtracting it rounds a float below 2^22 to a whole number, ties to even: the sum has no bits below one. */
-static const float ROUNDER = 12582912.0f; /* 1.5 * 2^23 */
-
-const char *kv_codec_name(enum kv_codec_type type)
+const char *kv_codec_elements(const struct kv_layout *l, enum kv_form type)
 {
-	return (unsigned)type < KV_CODEC_N ? names[type] : NULL;
-}
-
-const char *kv_codec_elements(const struct kv_layout *l, enum kv_codec_type type)
-{
-	if (type != KV_CODEC_F16)
-		return kv_codec_name(type);
+	if (type != KV_FORM_F16)
+		return kv_form_name(type);
 	return l->form == KV_FORM_F16 && l->type == QUANT_BF16 ? "bf16" : kv_form_name(l->form);
-}
-
-bool kv_codec_find(const char *name, enum kv_codec_type *out)
-{
-	for (int i = 0; i < KV_CODEC_N; i++) {
-		if (strcmp(names[i], name) == 0) {
-			*out = (enum kv_codec_type)i;
-			return true;
-		}
-	}
-	return false;
 }
 
 static size_t n_blocks(const struct kv_layout *l)
@@ -41,9 +18,9 @@ static size_t n_blocks(const struct kv_layout *l)
 	return (size_t)l->n_layer * 2 * (size_t)l->n_head_kv;
 }
 
-size_t kv_codec_bytes(const struct kv_layout *l, enum kv_codec_type type)
+size_t kv_codec_bytes(const struct kv_layout *l, enum kv_form type)
 {
-	if (type == KV_CODEC_F16)
+	if (type == KV_FORM_F16)
 		return l->page_bytes;
 	return n_blocks(l) * KV_PAGE_TOKENS * (sizeof(float) + (size_t)l->head_dim);
 }
@@ -113,35 +90,16 @@ static enum kv_block_order block_order(const struct kv_layout *l, struct kv_orde
 	return key ? order.keys : order.values;
 }
 
-/* False for a vector with an infinity or a NaN. */
-static bool pack_vector(const float *x, int32_t dim, enum kv_codec_type type, float *scale, uint8_t *code)
-{
-	float max = 0;
-	for (int32_t d = 0; d < dim; d++) {
-		/* A NaN passes no comparison, so it is looked for by name. */
-		if (!isfinite(x[d]))
-			return false;
-		max = fabsf(x[d]) > max ? fabsf(x[d]) : max;
-	}
-	float inverse = max > 0 ? LARGEST[type] / max : 0;
-	*scale = max / LARGEST[type];
-	for (int32_t d = 0; d < dim; d++) {
-		float y = x[d] * inverse;
-		code[d] = type == KV_CODEC_INT8 ? (uint8_t)(int8_t)((y + ROUNDER) - ROUNDER) : quant_fp8_from_float(y);
-	}
-	return true;
-}
-
 enum { MAX_HEAD_DIM = 1024 };
 
-bool kv_codec_pack(const struct kv_layout *l, struct kv_order order, enum kv_codec_type type, const void *page, void *out)
+bool kv_codec_pack(const struct kv_layout *l, struct kv_order order, enum kv_form type, const void *page, void *out)
 {
 	float x[MAX_HEAD_DIM * KV_PAGE_TOKENS];
 	int32_t dim = l->head_dim;
 	size_t n = n_blocks(l);
 	float *scale = out;
 	uint8_t *code = (uint8_t *)out + n * KV_PAGE_TOKENS * sizeof *scale;
-	if (type == KV_CODEC_F16) {
+	if (type == KV_FORM_F16) {
 		memcpy(out, page, l->page_bytes);
 		return true;
 	}
@@ -151,26 +109,27 @@ bool kv_codec_pack(const struct kv_layout *l, struct kv_order order, enum kv_cod
 		read_block((const uint16_t *)page + b * KV_PAGE_TOKENS * (size_t)dim, l->type, block_order(l, order, b), dim, x);
 		for (size_t t = 0; t < KV_PAGE_TOKENS; t++) {
 			size_t vector = b * KV_PAGE_TOKENS + t;
-			if (!pack_vector(x + t * (size_t)dim, dim, type, scale + vector, code + vector * (size_t)dim))
+			scale[vector] = kv_form_pack(type, x + t * (size_t)dim, dim, FLT_MAX, code + vector * (size_t)dim, 1);
+			if (isnan(scale[vector]))
 				return false;
 		}
 	}
 	return true;
 }
 
-void kv_codec_unpack(const struct kv_layout *l, struct kv_order order, enum kv_codec_type type, const void *packed, void *page)
+void kv_codec_unpack(const struct kv_layout *l, struct kv_order order, enum kv_form type, const void *packed, void *page)
 {
 	float x[MAX_HEAD_DIM * KV_PAGE_TOKENS], value[256];
 	int32_t dim = l->head_dim;
 	size_t n = n_blocks(l), in_block = KV_PAGE_TOKENS * (size_t)dim;
 	const float *scale = packed;
 	const uint8_t *code = (const uint8_t *)packed + n * KV_PAGE_TOKENS * sizeof *scale;
-	if (type == KV_CODEC_F16) {
+	if (type == KV_FORM_F16) {
 		memcpy(page, packed, l->page_bytes);
 		return;
 	}
 	for (int c = 0; c < 256; c++)
-		value[c] = type == KV_CODEC_INT8 ? (float)(int8_t)c : quant_fp8_to_float((uint8_t)c);
+		value[c] = type == KV_FORM_INT8 ? (float)(int8_t)c : quant_fp8_to_float((uint8_t)c);
 	for (size_t b = 0; b < n; b++) {
 		for (size_t i = 0; i < in_block; i++)
 			x[i] = scale[b * KV_PAGE_TOKENS + i / (size_t)dim] * value[code[b * in_block + i]];

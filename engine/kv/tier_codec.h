@@ -1,6 +1,6 @@
 /*
- * Narrower forms of a page of KV. A page in f16 or bf16 becomes, for each layer, K or V, head and token, one scale (float) and head_dim
- * codes of a byte; exact pages stay as they are.
+ * Narrower forms of a page of KV, for tiers. A page in f16 or bf16 becomes, for each layer, K or V, head and token, one scale (float) and
+ * head_dim codes of a byte (kv_form_pack()); exact pages stay as they are.
  *
  *   int8:     x ~ scale * c, c in -127..127, scale = max|x| / 127           |error| <= scale / 2
  *   fp8_e4m3: x ~ scale * c, c a float of 4 bits of exponent and 3 of mantissa, scale = max|x| / 448
@@ -17,21 +17,13 @@
 
 #include "engine/backend.h"
 
-/* KV_CODEC_F16: two bytes an element, as the device keeps them; on some devices they are bf16 (kv_layout.type). */
-enum kv_codec_type { KV_CODEC_F16, KV_CODEC_INT8, KV_CODEC_FP8_E4M3, KV_CODEC_N };
-
-/* "f16", "int8", "fp8_e4m3"; NULL past the end. */
-const char *kv_codec_name(enum kv_codec_type type);
-/* What the elements of a page in that form are: as above, or "bf16"; KV_CODEC_F16 is a page as the pool has it. */
-const char *kv_codec_elements(const struct kv_layout *layout, enum kv_codec_type type);
-/* False when there is none of that name. */
-bool kv_codec_find(const char *name, enum kv_codec_type *out);
-
+/* What the elements of a page in that form are: its name, or "bf16"; here KV_FORM_F16 is a page as the pool has it. */
+const char *kv_codec_elements(const struct kv_layout *layout, enum kv_form type);
 /* Bytes of a page in that form. */
-size_t kv_codec_bytes(const struct kv_layout *layout, enum kv_codec_type type);
+size_t kv_codec_bytes(const struct kv_layout *layout, enum kv_form type);
 /*
  * Packs a page of layout->type whose inner order is `order` (backend.h). False when it holds values that have no such form, infinities
  * and NaNs; out is then undefined. out: kv_codec_bytes(), aligned to 4.
  */
-bool kv_codec_pack(const struct kv_layout *layout, struct kv_order order, enum kv_codec_type type, const void *page, void *out);
-void kv_codec_unpack(const struct kv_layout *layout, struct kv_order order, enum kv_codec_type type, const void *packed, void *page);
+bool kv_codec_pack(const struct kv_layout *layout, struct kv_order order, enum kv_form type, const void *page, void *out);
+void kv_codec_unpack(const struct kv_layout *layout, struct kv_order order, enum kv_form type, const void *packed, void *page);

@@ -278,7 +278,7 @@ static enum kv_tier_put put(struct kv_tier *t, int32_t entry, int32_t device_pag
 		give_job_back(d, j);
 		return KV_PUT_RATE;
 	}
-	if (kv_tier_read_page(t, device_page, j->record + KV_FILE_BLOCK) != STATUS_OK) {
+	if (kv_tier_read_page(t, device_page, t->pages == KV_TIER_WIDE, j->record + KV_FILE_BLOCK) != STATUS_OK) {
 		give_job_back(d, j);
 		return KV_PUT_FAILED;
 	}
@@ -325,7 +325,7 @@ static void end_read(struct disk *d, const struct job *j)
 	if (l->cancelled)
 		end = KV_LOAD_FAILED;
 	else if (j->good)
-		end = kv_tier_write_page(t, l->to, j->record + KV_FILE_BLOCK) == STATUS_OK ? KV_LOAD_DONE : KV_LOAD_FAILED;
+		end = kv_tier_deliver(t, l, t->pages == KV_TIER_WIDE, j->record + KV_FILE_BLOCK);
 	kv_tier_end_load(t, l, end);
 	if (end == KV_LOAD_CORRUPT && t->entries[entry].n_users == 0)
 		kv_tier_forget(t, entry);
@@ -355,7 +355,7 @@ static void start_load(struct disk *d, int32_t load)
 	}
 	if (e->writing) {
 		const char *bytes = d->jobs[e->at].record + KV_FILE_BLOCK;
-		kv_tier_end_load(t, l, kv_tier_write_page(t, l->to, bytes) == STATUS_OK ? KV_LOAD_DONE : KV_LOAD_FAILED);
+		kv_tier_end_load(t, l, kv_tier_deliver(t, l, t->pages == KV_TIER_WIDE, bytes));
 		return;
 	}
 	struct job *j = take_job(d, false);
@@ -622,8 +622,9 @@ enum status kv_tier_disk_create(const struct kv_tier_device *device, const struc
 	}
 	d->running = true;
 	d->write_credit = (double)(d->write_bytes_per_s > d->record_bytes ? d->write_bytes_per_s : d->record_bytes);
-	d->base.stats.kind = "disk";
-	d->base.stats.type = kv_codec_elements(&device->layout, KV_CODEC_F16); /* as it is in the pool */
+	d->base.pages = o->pages;
+	d->base.stats.kind = o->pages == KV_TIER_WIDE ? "disk-wide" : "disk";
+	d->base.stats.type = kv_codec_elements(&device->layout, KV_FORM_F16); /* as it is in the pool */
 	d->base.stats.cap_bytes = kv_file_bytes(&d->files);
 	*out = &d->base;
 	return STATUS_OK;

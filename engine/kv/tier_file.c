@@ -41,8 +41,8 @@ enum status kv_file_plan(const struct kv_tier_disk_options *o, const struct kv_l
 	h->byte_order = BYTE_ORDER_MARK;
 	h->format = FORMAT;
 	memcpy(h->identity, o->identity.bytes, sizeof h->identity);
-	h->page_bytes = layout->page_bytes;
-	h->record_bytes = KV_FILE_BLOCK + (layout->page_bytes + KV_FILE_BLOCK - 1) / KV_FILE_BLOCK * KV_FILE_BLOCK;
+	h->page_bytes = kv_image_bytes(layout, o->pages == KV_TIER_WIDE);
+	h->record_bytes = KV_FILE_BLOCK + (h->page_bytes + KV_FILE_BLOCK - 1) / KV_FILE_BLOCK * KV_FILE_BLOCK;
 	uint64_t each = n_files ? o->bytes / n_files : 0;
 	h->n_slots = each > KV_FILE_BLOCK ? (each - KV_FILE_BLOCK) / h->record_bytes : 0;
 	if (h->n_slots > INT32_MAX / KV_FILE_MAX)

@@ -15,14 +15,17 @@ struct kv_tier_entry {
 	int32_t n_users;    /* transfers under way; an entry with users is not evicted */
 	bool present;
 	bool writing;
-	enum kv_codec_type form; /* RAM: of its bytes */
+	bool wide;          /* it is stored with a wide copy */
+	enum kv_form form; /* RAM: of its bytes */
 	int32_t at;         /* RAM: first unit; disk: the staging buffer it is written from */
 };
 
 struct kv_tier_load {
 	uint64_t ticket;
 	int32_t entry;      /* EVICT_NONE: free */
-	int32_t to;         /* device page */
+	int32_t to;         /* device page, or KV_NO_PAGE: */
+	void *host;         /* where else its image goes, */
+	bool *host_wide;    /* and whether it has a wide copy */
 	int32_t staging;    /* disk: buffer, or EVICT_NONE while it waits for one */
 	bool cancelled;     /* nobody waits for it */
 	bool ended;
@@ -34,6 +37,8 @@ struct kv_tier_ops {
 	enum kv_tier_put (*put)(struct kv_tier *t, int32_t entry, int32_t device_page);
 	/* Whether put() would find what it needs besides an entry; NULL: it always does. */
 	bool (*has_room)(struct kv_tier *t);
+	/* There is something for advance() though nothing is under way; NULL: there never is. */
+	bool (*has_news)(const struct kv_tier *t);
 	/* A page that has no entry may be there all the same: others put some. NULL: none is. */
 	bool (*hopes)(struct kv_tier *t, const struct kv_key *key);
 	/* Moves loads on; those that end are marked. */
@@ -49,6 +54,7 @@ struct kv_tier_ops {
 struct kv_tier {
 	const struct kv_tier_ops *ops;
 	struct kv_tier_device device;
+	enum kv_tier_pages pages;
 	struct kv_order order;
 	const struct clock *clock;
 	struct evict *evict;            /* its slots are entries */
@@ -85,9 +91,10 @@ void kv_tier_release(struct kv_tier *t, int32_t entry);
 void kv_tier_forget(struct kv_tier *t, int32_t entry);
 /* Takes out the entry that was touched longest ago; false when none can go. */
 bool kv_tier_evict(struct kv_tier *t);
-/* Copies between a device page and host memory. */
-enum status kv_tier_read_page(struct kv_tier *t, int32_t page, void *host);
-enum status kv_tier_write_page(struct kv_tier *t, int32_t page, const void *host);
+/* Copies the image of a device page to host memory. */
+enum status kv_tier_read_page(struct kv_tier *t, int32_t page, bool wide, void *host);
+/* Gives a load what it wants; its end. */
+enum kv_tier_end kv_tier_deliver(struct kv_tier *t, const struct kv_tier_load *l, bool wide, const void *image);
 /* A load has ended and lets go of its entry. */
 void kv_tier_end_load(struct kv_tier *t, struct kv_tier_load *l, enum kv_tier_end end);
 /* Adds a sample to an average of bytes a second. */

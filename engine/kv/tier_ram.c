@@ -17,11 +17,11 @@ enum {
 
 struct ram {
 	struct kv_tier base;
-	enum kv_codec_type type;
+	enum kv_form type;
 	char *slab;        /* [n_units][UNIT_BYTES] */
 	int32_t *next;     /* [n_units] next unit of the page, or of the free list */
 	int32_t n_units, n_free_units, first_free_unit;
-	char *wide, *narrow; /* a page each: on its way */
+	char *wide, *narrow; /* on its way: an image, and a page in a narrower form than the pool's */
 };
 
 static int32_t units_for(size_t bytes)
@@ -29,14 +29,10 @@ static int32_t units_for(size_t bytes)
 	return (int32_t)((bytes + UNIT_BYTES - 1) / UNIT_BYTES);
 }
 
-static enum kv_form form_of(enum kv_codec_type type)
+static size_t stored_bytes(const struct ram *r, const struct kv_tier_entry *e)
 {
-	return type == KV_CODEC_INT8 ? KV_FORM_INT8 : KV_FORM_FP8_E4M3;
-}
-
-static size_t form_bytes(const struct ram *r, enum kv_codec_type form)
-{
-	return kv_codec_bytes(&r->base.device.layout, form);
+	const struct kv_layout *l = &r->base.device.layout;
+	return e->form == KV_FORM_F16 ? kv_image_bytes(l, e->wide) : kv_codec_bytes(l, e->form);
 }
 
 /* Whether a page is kept as it is although the tier is a narrow one. */
@@ -56,34 +52,37 @@ static enum status pack(struct ram *r, int32_t page, bool *packed)
 {
 	const struct kv_tier_device *d = &r->base.device;
 	if (d->backend->ops->page_pack)
-		return d->backend->ops->page_pack(d->backend, d->slab, &d->layout, page, form_of(r->type), r->narrow, packed);
-	enum status st = kv_tier_read_page(&r->base, page, r->wide);
+		return d->backend->ops->page_pack(d->backend, d->slab, &d->layout, page, r->type, r->narrow, packed);
+	enum status st = kv_tier_read_page(&r->base, page, false, r->wide);
 	*packed = st == STATUS_OK && kv_codec_pack(&d->layout, r->base.order, r->type, r->wide, r->narrow);
 	return st;
 }
 
-static enum status unpack(struct ram *r, enum kv_codec_type form, int32_t page)
+/* The page in r->narrow, to where a load wants it. */
+static enum kv_tier_end unpack(struct ram *r, enum kv_form form, const struct kv_tier_load *l)
 {
 	const struct kv_tier_device *d = &r->base.device;
-	if (d->backend->ops->page_unpack)
-		return d->backend->ops->page_unpack(d->backend, d->slab, &d->layout, page, form_of(form), r->narrow);
+	if (d->backend->ops->page_unpack && l->to != KV_NO_PAGE) {
+		enum status st = d->backend->ops->page_unpack(d->backend, d->slab, &d->layout, l->to, form, r->narrow);
+		return st == STATUS_OK ? KV_LOAD_DONE : KV_LOAD_FAILED;
+	}
 	kv_codec_unpack(&d->layout, r->base.order, form, r->narrow, r->wide);
-	return kv_tier_write_page(&r->base, page, r->wide);
+	return kv_tier_deliver(&r->base, l, false, r->wide);
 }
 
-/* Reads a device page as it will be stored: its type, and where it is then. */
-static enum status read_page(struct ram *r, const struct kv_page_name *name, int32_t page, enum kv_codec_type *type, const char **bytes)
+/* Reads a device page as it will be stored: its form, and where it is then. */
+static enum status read_page(struct ram *r, struct kv_tier_entry *e, int32_t page, const char **bytes)
 {
 	bool packed = false;
-	if (r->type != KV_CODEC_F16 && !stays_wide(r, name)) {
+	if (r->type != KV_FORM_F16 && !stays_wide(r, &e->page)) {
 		enum status st = pack(r, page, &packed);
 		if (st != STATUS_OK)
 			return st;
 		r->base.stats.wide_values += !packed;
 	}
-	*type = packed ? r->type : KV_CODEC_F16;
+	e->form = packed ? r->type : KV_FORM_F16;
 	*bytes = packed ? r->narrow : r->wide;
-	return packed ? STATUS_OK : kv_tier_read_page(&r->base, page, r->wide);
+	return packed ? STATUS_OK : kv_tier_read_page(&r->base, page, e->wide, r->wide);
 }
 
 static void copy_in(struct ram *r, struct kv_tier_entry *e, const char *bytes, size_t n)
@@ -114,9 +113,10 @@ static enum kv_tier_put put(struct kv_tier *t, int32_t entry, int32_t device_pag
 	struct kv_tier_entry *e = &t->entries[entry];
 	const char *bytes;
 	int64_t start = clock_now_ns(clock_system());
-	if (read_page(r, &e->page, device_page, &e->form, &bytes) != STATUS_OK)
+	e->wide = kv_image_is_wide(&t->device.layout, device_page);
+	if (read_page(r, e, device_page, &bytes) != STATUS_OK)
 		return KV_PUT_FAILED;
-	size_t n = form_bytes(r, e->form);
+	size_t n = stored_bytes(r, e);
 	while (r->n_free_units < units_for(n)) {
 		if (!kv_tier_evict(t))
 			return KV_PUT_FULL;
@@ -144,10 +144,11 @@ static enum kv_tier_end load(struct ram *r, const struct kv_tier_load *l)
 	struct kv_tier *t = &r->base;
 	const struct kv_tier_entry *e = &t->entries[l->entry];
 	int64_t start = clock_now_ns(clock_system());
-	size_t n = form_bytes(r, e->form);
-	copy_out(r, e, e->form == KV_CODEC_F16 ? r->wide : r->narrow, n);
-	if ((e->form == KV_CODEC_F16 ? kv_tier_write_page(t, l->to, r->wide) : unpack(r, e->form, l->to)) != STATUS_OK)
-		return KV_LOAD_FAILED;
+	size_t n = stored_bytes(r, e);
+	copy_out(r, e, e->form == KV_FORM_F16 ? r->wide : r->narrow, n);
+	enum kv_tier_end end = e->form == KV_FORM_F16 ? kv_tier_deliver(t, l, e->wide, r->wide) : unpack(r, e->form, l);
+	if (end != KV_LOAD_DONE)
+		return end;
 	t->stats.bytes_read += n;
 	kv_tier_measure(&t->stats.read_bytes_per_s, t->device.layout.page_bytes, clock_now_ns(clock_system()) - start);
 	return KV_LOAD_DONE;
@@ -184,7 +185,7 @@ static void destroy(struct kv_tier *t)
 }
 
 enum status kv_tier_ram_create(const struct kv_tier_device *device, const struct clock *clock, uint64_t bytes,
-                               enum kv_codec_type type, struct kv_tier **out, struct error *err)
+                               enum kv_form type, struct kv_tier **out, struct error *err)
 {
 	static const struct kv_tier_ops ops = {.put = put, .advance = advance, .leave = leave, .stats = stats, .destroy = destroy};
 	size_t narrow = kv_codec_bytes(&device->layout, type), wide = device->layout.page_bytes;
@@ -193,14 +194,14 @@ enum status kv_tier_ram_create(const struct kv_tier_device *device, const struct
 		n_units = INT32_MAX;
 	/* A narrow page may be the larger one: with heads of a few dimensions the scales outweigh what is saved. */
 	int32_t most = (int32_t)(n_units / (uint64_t)units_for(narrow < wide ? narrow : wide));
-	if (n_units < (uint64_t)units_for(wide) || most < 1)
+	if (n_units < (uint64_t)units_for(kv_image_bytes(&device->layout, true)) || most < 1)
 		return error_set_param(err, STATUS_INVALID, "kv-ram", "a RAM tier of %llu bytes holds no page of %zu",
 		                       (unsigned long long)bytes, wide);
 	struct ram *r = calloc(1, sizeof *r);
 	struct backend_info info = {.kv_order = {.known = true}};
 	if (device->backend->ops->info)
 		device->backend->ops->info(device->backend, &info);
-	if (type != KV_CODEC_F16 && !info.kv_order.known) {
+	if (type != KV_FORM_F16 && !info.kv_order.known) {
 		free(r);
 		return error_set_param(err, STATUS_UNSUPPORTED, "kv-ram-dtype", "kv-ram-dtype: %s has pages that can only be kept as f16",
 		                       info.name);
@@ -213,7 +214,7 @@ enum status kv_tier_ram_create(const struct kv_tier_device *device, const struct
 	r->n_units = r->n_free_units = (int32_t)n_units;
 	r->slab = malloc((size_t)n_units * UNIT_BYTES);
 	r->next = malloc((size_t)n_units * sizeof *r->next);
-	r->wide = malloc(wide);
+	r->wide = malloc(kv_image_bytes(&device->layout, true));
 	r->narrow = malloc(narrow);
 	if (!r->slab || !r->next || !r->wide || !r->narrow) {
 		destroy(&r->base);

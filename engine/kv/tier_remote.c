@@ -5,8 +5,9 @@
  * Threads. The worker owns the index, the loads and the list of free buffers, and copies pages to and from buffers; the tier's own thread
  * talks to the server. A job goes to the thread by one mailbox and comes back by another, as in tier_disk.c.
  *
- * The tier is off for good after the first transfer that fails or takes longer than the timeout: whoever waits for pages from
- * there computes them instead.
+ * The tier is off after a transfer that fails or takes longer than the timeout: whoever waits for pages from there computes them instead.
+ * The thread then tries to reach the server again, at longer and longer intervals; once it answers the tier is on, and knows of no page.
+ * A daemon whose server is not there at the start begins in the same way.
  */
 #include "engine/kv/tier_impl.h"
 
@@ -33,6 +34,8 @@ enum {
 	LIFE_SECONDS = 3600,    /* the server forgets a page that long after it was put */
 	MISSES = 4096,          /* keys that are known not to be there */
 	MISS_MS = 2000,         /* for how long */
+	RETRY_MS = 500,         /* before the first try to reach the server again; each takes twice as long as the one before, */
+	MOST_RETRY_MS = 30000,  /* up to this */
 	NAME_BYTES = 3 + 2 * SHA256_BYTES + 1,
 };
 
@@ -55,7 +58,9 @@ struct job {
 	bool busy, write;
 	int32_t entry, load;    /* load: or NONE */
 	struct kv_page_name page;
-	char *value;            /* [value_bytes] */
+	char *value;            /* [max_value_bytes] */
+	size_t n;               /* of it */
+	bool wide;              /* it has a wide copy */
 	int64_t begun_ns;       /* by the tier's clock */
 	enum outcome outcome;
 	int64_t took_ns;
@@ -66,8 +71,8 @@ struct remote {
 	char address[256];
 	char *secret;
 	int64_t timeout_ms;
-	size_t value_bytes;
-	char *memory;           /* [JOBS][value_bytes] */
+	size_t max_value_bytes; /* of a page with a wide copy */
+	char *memory;           /* [JOBS][max_value_bytes] */
 	struct job jobs[JOBS];
 	int32_t n_busy, n_writes;
 	struct {
@@ -76,7 +81,10 @@ struct remote {
 	} misses[MISSES];
 	struct mailbox todo, done;
 	struct list arrived;
-	redisContext *server;   /* the thread's */
+	redisContext *server;   /* the thread's; NULL or in error: there is none */
+	_Atomic bool lost;      /* the worker wants the thread to reach the server again */
+	_Atomic bool back;      /* it has; every job from before has been answered */
+	int64_t retry_ms, retry_at_ns; /* the thread's */
 	char failure[128];      /* what the server said last; written before the job that failed is posted */
 	void (*wake)(void *arg);
 	void *wake_arg;
@@ -93,18 +101,24 @@ static void name_of(const struct kv_key *key, char name[NAME_BYTES])
 		snprintf(name + 3 + 2 * i, 3, "%02x", key->bytes[i]);
 }
 
-static void tag_of(const struct remote *r, const char *value, uint8_t tag[SHA256_BYTES])
+static void tag_of(const struct remote *r, const struct job *j, uint8_t tag[SHA256_BYTES])
 {
 	struct hmac h;
 	hmac_init(&h, r->secret, strlen(r->secret));
-	hmac_update(&h, value, offsetof(struct header, tag));
-	hmac_update(&h, value + sizeof(struct header), r->value_bytes - sizeof(struct header));
+	hmac_update(&h, j->value, offsetof(struct header, tag));
+	hmac_update(&h, j->value + sizeof(struct header), j->n - sizeof(struct header));
 	hmac_final(&h, tag);
 }
 
-static void fill_header(const struct remote *r, const struct kv_page_name *p, struct header *h)
+static size_t value_bytes(const struct remote *r, bool wide)
 {
-	*h = (struct header){.magic = MAGIC, .page_bytes = r->base.device.layout.page_bytes, .key = p->key, .parent = p->parent};
+	return sizeof(struct header) + kv_image_bytes(&r->base.device.layout, wide);
+}
+
+static void fill_header(const struct job *j, struct header *h)
+{
+	const struct kv_page_name *p = &j->page;
+	*h = (struct header){.magic = MAGIC, .page_bytes = j->n - sizeof *h, .key = p->key, .parent = p->parent};
 	memcpy(h->tokens, p->tokens, (size_t)p->n_tokens * sizeof *h->tokens);
 	h->n_tokens = p->n_tokens;
 	h->first = p->first;
@@ -115,12 +129,14 @@ static bool take_value(const struct remote *r, struct job *j, const char *value,
 {
 	struct header ours, theirs;
 	uint8_t tag[SHA256_BYTES];
-	if (n != r->value_bytes)
+	j->wide = n == r->max_value_bytes && n != value_bytes(r, false);
+	if (n != value_bytes(r, j->wide))
 		return false;
+	j->n = n;
 	memcpy(j->value, value, n);
 	memcpy(&theirs, value, sizeof theirs);
-	fill_header(r, &j->page, &ours);
-	tag_of(r, j->value, tag);
+	fill_header(j, &ours);
+	tag_of(r, j, tag);
 	return memcmp(&ours, &theirs, offsetof(struct header, tag)) == 0 && hmac_equal(tag, theirs.tag);
 }
 
@@ -131,11 +147,11 @@ static int append(struct remote *r, struct job *j)
 	if (!j->write)
 		return redisAppendCommand(r->server, "GET %s", name);
 	struct header h;
-	fill_header(r, &j->page, &h);
+	fill_header(j, &h);
 	memcpy(j->value, &h, sizeof h);
-	tag_of(r, j->value, h.tag);
+	tag_of(r, j, h.tag);
 	memcpy(j->value, &h, sizeof h);
-	return redisAppendCommand(r->server, "SET %s %b EX %d", name, j->value, r->value_bytes, LIFE_SECONDS);
+	return redisAppendCommand(r->server, "SET %s %b EX %d", name, j->value, j->n, LIFE_SECONDS);
 }
 
 static enum outcome read_reply(struct remote *r, struct job *j)
@@ -158,6 +174,11 @@ static enum outcome read_reply(struct remote *r, struct job *j)
 	return out;
 }
 
+static bool is_there(const struct remote *r)
+{
+	return r->server && !r->server->err;
+}
+
 /* All that waits goes to the server at once, and the answers come in the same order. */
 static void talk(struct remote *r, struct list *jobs)
 {
@@ -166,13 +187,15 @@ static void talk(struct remote *r, struct list *jobs)
 	list_init(&sent);
 	for (struct list *l; (l = list_pop_front(jobs));) {
 		struct job *j = list_entry(l, struct job, link);
-		j->outcome = !r->server->err && append(r, j) == REDIS_OK ? FOUND : BROKEN;
+		j->outcome = is_there(r) && append(r, j) == REDIS_OK ? FOUND : BROKEN;
 		list_push_back(&sent, &j->link);
 	}
 	for (struct list *l; (l = list_pop_front(&sent));) {
 		struct job *j = list_entry(l, struct job, link);
 		if (j->outcome != BROKEN)
-			j->outcome = r->server->err ? BROKEN : read_reply(r, j);
+			j->outcome = is_there(r) ? read_reply(r, j) : BROKEN;
+		if (j->outcome != BROKEN)
+			r->retry_ms = r->retry_at_ns = 0;
 		int64_t now = clock_now_ns(clock_system());
 		j->took_ns = now - last;
 		last = now;
@@ -180,6 +203,26 @@ static void talk(struct remote *r, struct list *jobs)
 		if (r->wake)
 			r->wake(r->wake_arg);
 	}
+}
+
+static enum status reach(struct remote *r, struct error *err);
+
+/* There are no jobs: the worker gives none while the tier is off, and those from before have been answered. */
+static void try_again(struct remote *r)
+{
+	int64_t now = clock_now_ns(clock_system());
+	if (now < r->retry_at_ns)
+		return;
+	enum status st = reach(r, NULL);
+	/* One that answers and then fails at once is no better than one that does not: only a transfer that goes well starts anew. */
+	r->retry_ms = r->retry_ms == 0 ? RETRY_MS : r->retry_ms * 2 < MOST_RETRY_MS ? r->retry_ms * 2 : MOST_RETRY_MS;
+	r->retry_at_ns = clock_now_ns(clock_system()) + r->retry_ms * 1000000;
+	if (st != STATUS_OK)
+		return;
+	atomic_store(&r->lost, false);
+	atomic_store(&r->back, true);
+	if (r->wake)
+		r->wake(r->wake_arg);
 }
 
 static void *thread_main(void *arg)
@@ -194,6 +237,8 @@ static void *thread_main(void *arg)
 			talk(r, &jobs);
 		else if (stop)
 			return NULL;
+		else if (atomic_load(&r->lost))
+			try_again(r);
 	}
 }
 
@@ -206,7 +251,9 @@ static void turn_off(struct remote *r, const char *reason, const char *detail)
 		return;
 	t->stats.off = true;
 	t->stats.off_reason = reason;
-	log_msg(LOG_WARN, "kv_remote_off", "the remote tier at %s is off from now on: %s%s%s", r->address, reason, *detail ? ": " : "", detail);
+	atomic_store(&r->lost, true);
+	log_msg(LOG_WARN, "kv_remote_off", "the remote tier at %s is off until it can be reached again: %s%s%s", r->address, reason,
+	        *detail ? ": " : "", detail);
 	for (int i = 0; i < KV_TIER_MAX_LOADS; i++) {
 		struct kv_tier_load *l = &t->loads[i];
 		if (l->entry == NONE || l->ended)
@@ -219,6 +266,23 @@ static void turn_off(struct remote *r, const char *reason, const char *detail)
 		if (t->entries[i].present && t->entries[i].n_users == 0)
 			kv_tier_forget(t, i);
 	}
+}
+
+/* The server answers again. What it had may be gone, and what was known not to be there may have come. */
+static void turn_on(struct remote *r)
+{
+	struct kv_tier *t = &r->base;
+	atomic_store(&r->back, false);
+	t->stats.off = false;
+	t->stats.off_reason = "";
+	t->stats.reconnects++;
+	memset(r->misses, 0, sizeof r->misses);
+	log_msg(LOG_INFO, "kv_remote_on", "the remote tier at %s is on again", r->address);
+}
+
+static bool has_news(const struct kv_tier *t)
+{
+	return atomic_load(&((struct remote *)t)->back);
 }
 
 /* ---- The tier ---- */
@@ -275,7 +339,9 @@ static enum kv_tier_put put(struct kv_tier *t, int32_t entry, int32_t device_pag
 	struct job *j = take_job(r, true, entry);
 	if (!j)
 		return KV_PUT_BUSY;
-	if (kv_tier_read_page(t, device_page, j->value + sizeof(struct header)) != STATUS_OK) {
+	j->wide = kv_image_is_wide(&t->device.layout, device_page);
+	j->n = value_bytes(r, j->wide);
+	if (kv_tier_read_page(t, device_page, j->wide, j->value + sizeof(struct header)) != STATUS_OK) {
 		give_job_back(r, j);
 		return KV_PUT_FAILED;
 	}
@@ -292,8 +358,9 @@ static void end_write(struct remote *r, const struct job *j)
 	t->stats.n_writing--;
 	kv_tier_release(t, j->entry);
 	if (j->outcome == FOUND) {
-		t->stats.bytes_written += r->value_bytes;
-		kv_tier_measure(&t->stats.write_bytes_per_s, r->value_bytes, j->took_ns);
+		t->stats.bytes_written += j->n;
+		t->entries[j->entry].wide = j->wide;
+		kv_tier_measure(&t->stats.write_bytes_per_s, j->n, j->took_ns);
 	}
 }
 
@@ -305,8 +372,8 @@ static void end_read(struct remote *r, const struct job *j)
 	enum kv_tier_end end = ends[j->outcome];
 	uint64_t hash;
 	if (end == KV_LOAD_DONE) {
-		t->stats.bytes_read += r->value_bytes;
-		kv_tier_measure(&t->stats.read_bytes_per_s, r->value_bytes, j->took_ns);
+		t->stats.bytes_read += j->n;
+		kv_tier_measure(&t->stats.read_bytes_per_s, j->n, j->took_ns);
 	} else {
 		size_t at = miss_at(&j->page.key, &hash);
 		r->misses[at].hash = hash;
@@ -314,8 +381,8 @@ static void end_read(struct remote *r, const struct job *j)
 	}
 	if (j->load != NONE) {
 		struct kv_tier_load *l = &t->loads[j->load];
-		if (end == KV_LOAD_DONE && (l->cancelled || kv_tier_write_page(t, l->to, j->value + sizeof(struct header)) != STATUS_OK))
-			end = KV_LOAD_FAILED;
+		if (end == KV_LOAD_DONE)
+			end = kv_tier_deliver(t, l, j->wide, j->value + sizeof(struct header));
 		kv_tier_end_load(t, l, end);
 	}
 	if (j->outcome != FOUND && t->entries[j->entry].present && t->entries[j->entry].n_users == 0)
@@ -340,6 +407,7 @@ static void advance(struct kv_tier *t)
 {
 	struct remote *r = (struct remote *)t;
 	int64_t now = clock_now_ns(t->clock);
+	bool back = atomic_load(&r->back);
 	mailbox_take(&r->done, &r->arrived);
 	for (struct list *l; (l = list_pop_front(&r->arrived));) {
 		struct job *j = list_entry(l, struct job, link);
@@ -357,6 +425,8 @@ static void advance(struct kv_tier *t)
 		if (r->jobs[i].busy && now - r->jobs[i].begun_ns > r->timeout_ms * 1000000)
 			turn_off(r, "a transfer takes too long", "");
 	}
+	if (back)
+		turn_on(r);
 	for (int32_t i = 0; i < KV_TIER_MAX_LOADS; i++) {
 		if (t->loads[i].entry != NONE && !t->loads[i].ended && t->loads[i].staging == NONE)
 			start_load(r, i);
@@ -373,8 +443,8 @@ static void wait_for(struct kv_tier *t, int64_t timeout_ms)
 static void stats(const struct kv_tier *t, struct kv_tier_stats *out)
 {
 	const struct remote *r = (const struct remote *)t;
-	out->used_bytes = (uint64_t)out->n_pages * r->value_bytes;
-	out->index_bytes += JOBS * r->value_bytes + sizeof *r;
+	out->used_bytes = (uint64_t)out->n_pages * value_bytes(r, false);
+	out->index_bytes += JOBS * r->max_value_bytes + sizeof *r;
 }
 
 static void free_remote(struct remote *r)
@@ -404,14 +474,23 @@ static void destroy(struct kv_tier *t)
 
 /* ---- Beginning ---- */
 
-static enum status reach(struct remote *r, const char *address, struct error *err)
+static enum status set_address(struct remote *r, const char *address, struct error *err)
 {
-	struct timeval timeout = {r->timeout_ms / 1000, r->timeout_ms % 1000 * 1000};
 	const char *colon = strrchr(address, ':');
-	char host[256];
-	if (strlen(address) >= sizeof host || (address[0] != '/' && (!colon || atoi(colon + 1) <= 0)))
+	if (strlen(address) >= sizeof r->address || (address[0] != '/' && (!colon || atoi(colon + 1) <= 0)))
 		return error_set_param(err, STATUS_INVALID, "kv-remote", "kv-remote: \"%.200s\" is neither HOST:PORT nor the path of a socket", address);
 	snprintf(r->address, sizeof r->address, "%s", address);
+	return STATUS_OK;
+}
+
+/* A connection on which the server answers, in place of the one there was. */
+static enum status reach(struct remote *r, struct error *err)
+{
+	struct timeval timeout = {r->timeout_ms / 1000, r->timeout_ms % 1000 * 1000};
+	const char *address = r->address, *colon = strrchr(address, ':');
+	char host[sizeof r->address];
+	if (r->server)
+		redisFree(r->server);
 	if (address[0] == '/') {
 		r->server = redisConnectUnixWithTimeout(address, timeout);
 	} else {
@@ -435,24 +514,27 @@ enum status kv_tier_remote_create(const struct kv_tier_device *device, const str
                                   struct kv_tier **out, struct error *err)
 {
 	static const struct kv_tier_ops ops = {
-	        .put = put, .has_room = has_room, .hopes = hopes, .advance = advance, .wait = wait_for, .stats = stats, .destroy = destroy};
+	        .put = put, .has_room = has_room, .has_news = has_news, .hopes = hopes, .advance = advance, .wait = wait_for, .stats = stats, .destroy = destroy};
 	struct remote *r = calloc(1, sizeof *r);
+	struct error unreached = {0};
 	if (!r)
 		return error_set(err, STATUS_NOMEM, "no memory for the remote tier");
 	r->timeout_ms = o->timeout_ms > 0 ? o->timeout_ms : DEFAULT_TIMEOUT_MS;
-	r->value_bytes = sizeof(struct header) + device->layout.page_bytes;
+	r->max_value_bytes = sizeof(struct header) + kv_image_bytes(&device->layout, true);
 	r->wake = o->wake;
 	r->wake_arg = o->wake_arg;
 	list_init(&r->arrived);
 	mailbox_init(&r->todo, NULL, NULL);
 	mailbox_init(&r->done, NULL, NULL);
 	r->secret = strdup(o->secret ? o->secret : "");
-	r->memory = malloc(JOBS * r->value_bytes);
-	enum status st = r->secret && r->memory ? reach(r, o->address, err) : error_set(err, STATUS_NOMEM, "no memory for the remote tier");
+	r->memory = malloc(JOBS * r->max_value_bytes);
+	enum status st = r->secret && r->memory ? set_address(r, o->address, err) : error_set(err, STATUS_NOMEM, "no memory for the remote tier");
 	for (int i = 0; i < JOBS; i++)
-		r->jobs[i].value = r->memory + (size_t)i * r->value_bytes;
+		r->jobs[i].value = r->memory + (size_t)i * r->max_value_bytes;
 	if (st == STATUS_OK)
 		st = kv_tier_init(&r->base, &ops, device, clock, ENTRIES, err);
+	if (st == STATUS_OK && reach(r, &unreached) != STATUS_OK)
+		turn_off(r, "the server cannot be reached", unreached.message);
 	if (st == STATUS_OK && pthread_create(&r->thread, NULL, thread_main, r) != 0)
 		st = error_set(err, STATUS_NOMEM, "no thread for the remote tier");
 	if (st != STATUS_OK) {
@@ -460,7 +542,7 @@ enum status kv_tier_remote_create(const struct kv_tier_device *device, const str
 		return st;
 	}
 	r->base.stats.kind = "remote";
-	r->base.stats.type = kv_codec_elements(&device->layout, KV_CODEC_F16);
+	r->base.stats.type = kv_codec_elements(&device->layout, KV_FORM_F16);
 	r->base.stats.io = "hiredis";
 	*out = &r->base;
 	return STATUS_OK;

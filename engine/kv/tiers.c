@@ -30,8 +30,8 @@ struct kv_tiers {
 	int32_t trial_left[KV_TIER_KINDS];
 	struct kv_weak_page *behind;         /* [BEHIND] a ring; NULL without a disk */
 	uint64_t first_behind, n_behind;
-	struct list fetches;
-	uint64_t last_id;
+	struct list fetches, reads;
+	uint64_t last_id; /* of both */
 	struct kv_tiers_stats stats;
 };
 
@@ -93,7 +93,7 @@ static void leaving(void *arg, int32_t page, const struct kv_page_name *name)
 {
 	struct kv_tiers *t = arg;
 	for (int kind = 0; kind < KV_TIER_KINDS; kind++) {
-		if (!t->tier[kind])
+		if (!t->tier[kind] || !kv_tier_takes(t->tier[kind], page))
 			continue;
 		if (may_use(t, (enum kv_tier_kind)kind))
 			kv_tier_put(t->tier[kind], name, page);
@@ -148,7 +148,7 @@ static void write_behind(struct kv_tiers *t)
 		if (kv_prefix_serial(t->prefix, w.page) != w.serial || !kv_prefix_name(t->prefix, w.page, &name))
 			continue;
 		for (int kind = 0; kind < KV_TIER_KINDS; kind++) {
-			if (!is_behind(t, kind) || kv_tier_has(t->tier[kind], &name))
+			if (!is_behind(t, kind) || !kv_tier_takes(t->tier[kind], w.page) || kv_tier_has(t->tier[kind], &name))
 				continue;
 			if (may_use(t, (enum kv_tier_kind)kind))
 				kv_tier_put(t->tier[kind], &name, w.page);
@@ -398,6 +398,45 @@ bool kv_tiers_advance(struct kv_tiers *t, struct kv_fetch *f, struct kv_seq *seq
 	return true;
 }
 
+/* ---- To host memory ---- */
+
+bool kv_tiers_find(const struct kv_tiers *t, const struct kv_key *key, struct kv_page_name *name)
+{
+	for (int kind = 0; kind < KV_TIER_KINDS; kind++) {
+		if (t->tier[kind] && kv_tier_find(t->tier[kind], key, name))
+			return true;
+	}
+	return false;
+}
+
+enum status kv_tiers_read(struct kv_tiers *t, struct kv_read *r, const struct kv_page_name *name, void *host)
+{
+	enum kv_tier_kind kind;
+	if (!in_tiers(t, name, &kind))
+		return STATUS_NOT_FOUND;
+	*r = (struct kv_read){.id = t->last_id + 1, .tier = kind, .state = KV_READ_UNDER_WAY};
+	enum status st = kv_tier_read(t->tier[kind], name, host, &r->wide, r->id * MAX_FETCH_PAGES);
+	if (st != STATUS_OK)
+		return st;
+	t->last_id++;
+	list_push_back(&t->reads, &r->link);
+	return STATUS_OK;
+}
+
+static void end_read(struct kv_read *r, enum kv_read_state state)
+{
+	list_remove(&r->link);
+	r->state = state;
+}
+
+void kv_tiers_read_cancel(struct kv_tiers *t, struct kv_read *r)
+{
+	if (r->state != KV_READ_UNDER_WAY)
+		return;
+	kv_tier_cancel(t->tier[r->tier], r->id * MAX_FETCH_PAGES);
+	end_read(r, KV_READ_NONE);
+}
+
 void kv_tiers_poll(struct kv_tiers *t)
 {
 	struct kv_tier_done done[DONE_BATCH];
@@ -408,6 +447,11 @@ void kv_tiers_poll(struct kv_tiers *t)
 				struct kv_fetch *f = list_entry(l, struct kv_fetch, link);
 				if (f->id == done[i].ticket / MAX_FETCH_PAGES)
 					f->pages[done[i].ticket % MAX_FETCH_PAGES].state = done[i].end == KV_LOAD_DONE ? PAGE_LOADED : PAGE_FAILED;
+			}
+			list_each(l, next, &t->reads) {
+				struct kv_read *r = list_entry(l, struct kv_read, link);
+				if (r->id == done[i].ticket / MAX_FETCH_PAGES)
+					end_read(r, done[i].end == KV_LOAD_DONE ? KV_READ_DONE : KV_READ_FAILED);
 			}
 		}
 	}
@@ -426,33 +470,58 @@ bool kv_tiers_busy(const struct kv_tiers *t)
 		if (t->tier[kind] && !kv_tier_quiet(t->tier[kind]))
 			return true;
 	}
-	return !list_empty(&t->fetches) || can_write_behind(t);
+	return !list_empty(&t->fetches) || !list_empty(&t->reads) || can_write_behind(t);
 }
 
 /* ---- The end of the process ---- */
 
+enum { DISKS_FROM = KV_TIER_DISK, DISKS_TO = KV_TIER_DISK_WIDE };
+
+/* A disk tier that is at work, or NULL. */
+static struct kv_tier *busy_disk(const struct kv_tiers *t)
+{
+	for (int kind = DISKS_FROM; kind <= DISKS_TO; kind++) {
+		if (t->tier[kind] && !kv_tier_quiet(t->tier[kind]))
+			return t->tier[kind];
+	}
+	return NULL;
+}
+
 static bool wait_a_bit(struct kv_tiers *t, int64_t deadline_ms)
 {
+	struct kv_tier *disk = busy_disk(t);
 	if (clock_now_ms(t->clock) >= deadline_ms)
 		return false;
-	kv_tier_wait(t->tier[KV_TIER_DISK], 20);
+	if (disk)
+		kv_tier_wait(disk, 20);
 	kv_tiers_poll(t);
 	return true;
 }
 
+/* The disk tier for a page, or NULL. */
+static struct kv_tier *disk_for(const struct kv_tiers *t, int32_t page)
+{
+	for (int kind = DISKS_FROM; kind <= DISKS_TO; kind++) {
+		if (t->tier[kind] && kv_tier_takes(t->tier[kind], page))
+			return t->tier[kind];
+	}
+	return NULL;
+}
+
 int32_t kv_tiers_save(struct kv_tiers *t, const struct kv_weak *weak, int64_t deadline_ms)
 {
-	struct kv_tier *disk = t->tier[KV_TIER_DISK];
 	int32_t n = kv_weak_alive(t->prefix, weak), saved = 0;
 	t->n_behind = 0;
 	struct kv_page_name name;
-	if (!disk)
-		return 0;
-	kv_tier_hurry(disk);
+	for (int kind = DISKS_FROM; kind <= DISKS_TO; kind++) {
+		if (t->tier[kind])
+			kv_tier_hurry(t->tier[kind]);
+	}
 	/* The beginning last: the tier lets go of what was touched first. */
 	for (int32_t i = n - 1; i >= 0; i--) {
 		enum kv_tier_put put;
-		if (!kv_prefix_name(t->prefix, weak->pages[i].page, &name))
+		struct kv_tier *disk = disk_for(t, weak->pages[i].page);
+		if (!disk || !kv_prefix_name(t->prefix, weak->pages[i].page, &name))
 			continue;
 		while ((put = kv_tier_put(disk, &name, weak->pages[i].page)) == KV_PUT_BUSY) {
 			if (!wait_a_bit(t, deadline_ms))
@@ -465,7 +534,7 @@ int32_t kv_tiers_save(struct kv_tiers *t, const struct kv_weak *weak, int64_t de
 
 void kv_tiers_flush(struct kv_tiers *t, int64_t deadline_ms)
 {
-	while (t->tier[KV_TIER_DISK] && !kv_tier_quiet(t->tier[KV_TIER_DISK]) && wait_a_bit(t, deadline_ms))
+	while (busy_disk(t) && wait_a_bit(t, deadline_ms))
 		;
 }
 
@@ -492,6 +561,7 @@ enum status kv_tiers_create(struct kv_pool *pool, struct kv_prefix *prefix, stru
 		t->trial_ms[kind] = clock_now_ms(clock);
 	}
 	list_init(&t->fetches);
+	list_init(&t->reads);
 	kv_prefix_on_evict(prefix, leaving, t);
 	*out = t;
 	return STATUS_OK;

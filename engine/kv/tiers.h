@@ -9,6 +9,8 @@
  * The disk is slower than prompts come in, so it is not left until a page is evicted: what a request leaves is written behind it,
  * as buffers and the bound on writes allow, and a page that is evicted later is there already.
  *
+ * In a narrow pool pages with a wide copy go to files of their own (KV_TIER_DISK_WIDE).
+ *
  * The remote tier is written behind as well, so that others find what was computed here. What it has of theirs is not known
  * beforehand: the first page that no nearer tier has is asked for, and only when it is there the ones behind it are.
  *
@@ -30,7 +32,7 @@
 #include "engine/kv/prefix.h"
 #include "engine/kv/tier.h"
 
-enum kv_tier_kind { KV_TIER_RAM, KV_TIER_DISK, KV_TIER_REMOTE, KV_TIER_KINDS };
+enum kv_tier_kind { KV_TIER_RAM, KV_TIER_DISK, KV_TIER_DISK_WIDE, KV_TIER_REMOTE, KV_TIER_KINDS };
 
 struct kv_tiers;
 
@@ -82,6 +84,27 @@ bool kv_tiers_comes(const struct kv_tiers *t, const struct kv_key *root, const i
 bool kv_tiers_advance(struct kv_tiers *t, struct kv_fetch *f, struct kv_seq *seq, const struct kv_use *use);
 /* Gives up what has not arrived. Nothing for a fetch that is not under way. */
 void kv_tiers_cancel(struct kv_tiers *t, struct kv_fetch *f);
+
+/* A page on its way to host memory; part of whoever wants it. */
+enum kv_read_state { KV_READ_NONE, KV_READ_UNDER_WAY, KV_READ_DONE, KV_READ_FAILED };
+
+struct kv_read {
+	struct list link;
+	uint64_t id;
+	enum kv_tier_kind tier;
+	enum kv_read_state state; /* kv_tiers_poll() moves it on */
+	bool wide;                /* DONE: the image has a wide copy */
+};
+
+/* What a tier has under this key: fills name, without bytes. */
+bool kv_tiers_find(const struct kv_tiers *t, const struct kv_key *key, struct kv_page_name *name);
+/*
+ * Begins to read a page's image (image.h) to host memory, which has room for the largest one and belongs to the read while it is under way.
+ * NOT_FOUND; LIMIT: too much is under way.
+ */
+enum status kv_tiers_read(struct kv_tiers *t, struct kv_read *r, const struct kv_page_name *name, void *host);
+/* Gives up a read that is under way; nothing for another. */
+void kv_tiers_read_cancel(struct kv_tiers *t, struct kv_read *r);
 
 /* A request ends, and has left these pages to the index: the disk is to have them. */
 void kv_tiers_write_behind(struct kv_tiers *t, const struct kv_seq *seq);

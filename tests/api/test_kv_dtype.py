@@ -58,15 +58,23 @@ def test_a_narrow_cache_holds_half_as_many_again(kind, page):
 def test_narrow_pages_go_down_and_come_back_as_they_are(page):
     disk = tempfile.mkdtemp(prefix="kvasir-narrow-")
     try:
-        with Daemon("--kv-memory", 32 * page, "--context", 500, "--kv-dtype", "int8", "--kv-ram", "64M", "--kv-disk", f"{disk}:64M") as d:
+        with Daemon("--kv-memory", 32 * page, "--context", 400, "--kv-dtype", "int8", "--kv-ram", "64M", "--kv-disk", f"{disk}:64M") as d:
             mine = prompt(0, 300)
-            complete(d, mine)
+            first, _ = complete(d, mine)
             for i in range(4):
                 complete(d, prompt(1 + i, 300), n=1)
             tiers = {t["kind"]: t for t in d.kv()["tiers"]}
             assert tiers["ram"]["type"] == tiers["disk"]["type"] == "int8" and tiers["ram"]["stored"] > 0
+            assert tiers["disk-wide"]["stored"] > 0, "first pages are kept with their wide copies"
             _, cached = complete(d, mine)
             assert cached >= len(mine) - 17 and d.kv()["drift_pages"] == 0
+        # After a restart the first page is wide again, and the answer what it was.
+        with Daemon("--kv-memory", 32 * page, "--context", 500, "--kv-dtype", "int8", "--kv-disk", f"{disk}:64M") as d:
+            assert d.kv()["pool"]["wide_pages"] == 0
+            again, cached = complete(d, mine)
+            assert again == first and cached >= len(mine) - 17
+            tiers = {t["kind"]: t for t in d.kv()["tiers"]}
+            assert tiers["disk-wide"]["fetched"] >= 1 and d.kv()["pool"]["wide_pages"] >= 1
         # Its files are none of an exact cache's.
         with Daemon("--kv-memory", 70 * page, "--context", 500, "--kv-disk", f"{disk}:64M") as d:
             assert complete(d, mine)[1] == 0
@@ -87,6 +95,21 @@ def test_exact_pages_become_narrow_in_host_memory(kind, page):
         assert tier["type"] == kind and tier["kept_exact"]["values"] == 0 and tier["pages"] > tier["kept_exact"]["sinks"] + tier["kept_exact"]["tails"]
         _, cached = complete(d, mine)
         assert cached >= len(mine) - 17 and d.kv()["tiers"][0]["fetched"] > 0 and d.kv()["drift_pages"] == 0
+
+
+@pytest.mark.parametrize("device", ["cpu", "cpu-avx512", "cpu-avx2", "cpu-reference"])
+def test_the_type_of_exact_pages_can_be_chosen(device, page):
+    if DEVICE != "cpu":
+        pytest.skip("other devices have one type")
+    if subprocess.run([BIN, "serve", "--model", MODEL, "--device", device, "--check"], capture_output=True).returncode:
+        pytest.skip(f"this machine has no {device}")
+    for kind in ("f16", "bf16"):
+        with Daemon("--kv-memory", 40 * page, "--context", 300, "--device", device, "--kv-dtype", kind) as d:
+            pool = d.kv()["pool"]
+            assert pool["type"].lower() == kind and pool["pages"] == 40
+            first, _ = complete(d, prompt(0, 20), n=3)
+            again, cached = complete(d, prompt(0, 20), n=3)
+            assert again == first and cached >= 16
 
 
 @pytest.mark.parametrize("args, words", [

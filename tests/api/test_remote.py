@@ -23,6 +23,9 @@ class Store:
     def __init__(self):
         self.port = free_port()
         self.dir = tempfile.mkdtemp(prefix="kvasir-redis-")
+        self.start()
+
+    def start(self):
         self.process = subprocess.Popen([SERVER, "--port", str(self.port), "--save", "", "--dir", self.dir, "--bind", "127.0.0.1"],
                                         stdout=subprocess.DEVNULL)
         eventually(self.up, 10, "the Redis server is up")
@@ -138,7 +141,43 @@ def test_a_server_that_dies_or_hangs_harms_nobody(store, how):
         assert d.kv()["drift_pages"] == 0
 
 
-def test_no_server_is_no_reason_not_to_serve():
-    with Daemon(*POOL, "--kv-remote", f"127.0.0.1:{free_port()}") as d:
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_server_that_returns_is_used_again(store, how):
+    with Daemon(*remote(store)) as d:
+        text = prompt("mine", 40)
+        first, n, _, _ = complete(d, text)
+        settled(d)
+        os.kill(store.process.pid, how)
+        complete(d, prompt("other", 40))
+        eventually(lambda: tier(d)["state"] == "off", 10, "the tier is off")
+        if how == signal.SIGSTOP:
+            os.kill(store.process.pid, signal.SIGCONT)
+        else:
+            store.process.wait()
+            store.start()
+        t = eventually(lambda: (lambda t: t if t["state"] == "on" else None)(tier(d)), 20 * SLOW, "the tier is on again")
+        assert t["reconnects"] >= 1 and t["off_reason"] == ""
+        # It is of use: what is computed from now on is there for others.
+        text = prompt("new", 40)
+        first, n, _, _ = complete(d, text)
+        settled(d)
+        with Daemon(*remote(store)) as b:
+            again, _, found, _ = complete(b, text)
+            assert again == first and found >= n - 32
+        # One line for each change; a busy machine may see more of them.
+        assert d.stderr().count("event=kv_remote_off") == d.stderr().count("event=kv_remote_on") == tier(d)["reconnects"]
+        assert d.kv()["drift_pages"] == 0
+
+
+def test_no_server_is_no_reason_not_to_serve(store):
+    store.process.kill()
+    store.process.wait()
+    with Daemon(*remote(store)) as d:
         complete(d, "Hello")
-        assert "there is no remote tier" in d.stderr()
+        assert tier(d)["state"] == "off" and "cannot be reached" in tier(d)["off_reason"]
+        # And one that comes later is found.
+        store.start()
+        eventually(lambda: tier(d)["state"] == "on", 20 * SLOW, "the tier is on")
+        complete(d, prompt("mine", 30))
+        settled(d)
+        assert d.stderr().count("event=kv_remote_off") == 1

@@ -231,6 +231,70 @@ def test_a_session_outlives_a_restart(disk):
         assert httpx.get(d.url + "/v1/sessions/tea").status_code == 404
 
 
+def first_token(d, ids):
+    """Seconds to the first token of these ids, and how many were found."""
+    begun = time.monotonic()
+    r = httpx.post(d.url + "/v1/completions", json={"prompt": ids, "max_tokens": 1, "temperature": 0}, timeout=300 * SLOW)
+    took = time.monotonic() - begun
+    assert r.status_code == 200, r.text
+    return took, (r.json()["usage"].get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+
+
+def ids(n, seed):
+    return [(seed * 7919 + i * 31) % 40000 + 1000 for i in range(n)]
+
+
+FULL = os.environ.get("KVASIR_FULL") == "yes"
+
+
+@pytest.mark.parametrize("kind", ["ram", "disk"])
+@pytest.mark.parametrize("n", [2000, pytest.param(6000, marks=pytest.mark.skipif(not FULL, reason="long; KVASIR_FULL=yes"))])
+def test_a_page_comes_back_sooner_than_it_is_computed(disk, kind, n):
+    args = ("--kv-ram", "1G") if kind == "ram" else ("--kv-disk", f"{disk}:1G")
+    with Daemon("--kv-memory", (n // 16 + 20) * PAGE, "--context", n + 100, *args) as d:
+        cold, warm = [], []
+        for seed in range(2):
+            took, found = first_token(d, ids(n, seed))
+            assert found == 0
+            cold.append(took)
+            settled(d, kind)
+        # Each has pushed the other out.
+        for seed in range(2):
+            took, found = first_token(d, ids(n, seed))
+            assert found >= n // 2
+            warm.append(took)
+            settled(d, kind)
+        print(f"{kind}, {n} tokens: {min(warm) / min(cold):.1%} of the time to compute them")
+        assert min(warm) <= 0.25 * min(cold), f"cold {cold}, from {kind} {warm}"
+
+
+def test_a_session_of_4000_tokens_goes_on_after_a_restart_in_3_percent_of_the_time(disk):
+    args = ("--kv-memory", 700 * PAGE, "--context", 5000, "--kv-disk", f"{disk}:1G", "--session-heartbeat", "200s", "--session-ttl", "280s")
+    turns = [{"role": "user", "content": prompt("mine", 310)}]
+    body = {"messages": turns, "max_tokens": 4, "temperature": 0, "session_id": "tea"}
+    warm = []
+    with Daemon(*args) as d:
+        httpx.post(d.url + "/v1/sessions", json={"id": "tea"})
+        begun = time.monotonic()
+        first = chat(d, "tea", turns)
+        cold = time.monotonic() - begun
+        assert first["usage"]["prompt_tokens"] > 3500
+    for _ in range(2):
+        with Daemon(*args) as d:
+            turns += [first["choices"][0]["message"], {"role": "user", "content": "Go on."}]
+            body = {"messages": turns, "max_tokens": 1, "temperature": 0, "session_id": "tea"}
+            begun = time.monotonic()
+            r = httpx.post(d.url + "/v1/chat/completions", json=body, timeout=120 * SLOW)
+            warm.append(time.monotonic() - begun)
+            assert r.status_code == 200, r.text
+            usage = r.json()["usage"]
+            assert usage["prompt_tokens_details"]["cached_tokens"] >= first["usage"]["prompt_tokens"] - 16
+            first = r.json()
+    print(f"after a restart: {min(warm) / cold:.1%} of {cold:.2f} s")
+    if SLOW == 1:
+        assert min(warm) <= 0.03 * cold, f"cold {cold}, after a restart {warm}"
+
+
 def test_sessions_of_api_keys_outlive_a_restart_by_their_names(disk):
     def keys(*names):
         return json.dumps({"keys": [{"name": n, "key": "sk-" + n} for n in names]})

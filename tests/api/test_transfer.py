@@ -199,6 +199,36 @@ def test_a_pool_that_is_too_small_takes_what_fits(pair):
         nothing_left(d)
 
 
+@pytest.mark.parametrize("narrow", [(), ("--kv-dtype", "int8")], ids=["exact", "int8"])
+@pytest.mark.parametrize("kind", ["ram", "disk"])
+def test_pages_that_have_left_the_pool_are_exported_from_their_tier(kind, narrow, tmp_path):
+    small = ("--kv-memory", 64 * PAGE if not narrow else 40 * PAGE, "--context", 900, "--session-heartbeat", "200s", "--session-ttl", "200s")
+    args = ("--kv-ram", "256M") if kind == "ram" else ("--kv-disk", f"{tmp_path}/kv:256M")
+    with Daemon(*small, *args, *narrow, *KEY) as a, Daemon(*small, *narrow, *KEY) as b:
+        turns, first = make(a, "tea", 45)
+        whole = httpx.get(a.url + "/v1/sessions/tea").json()
+        eventually(lambda: all(t["writing"] == 0 for t in a.kv()["tiers"]), 20, "what it left is written")
+        for i in range(3):
+            httpx.post(a.url + "/v1/completions", json={"prompt": prompt(f"other{i}", 55), "max_tokens": 1}, timeout=120 * SLOW)
+        left = httpx.get(a.url + "/v1/sessions/tea").json()
+        assert left["pages"] < whole["pages"] // 2, "others have pushed it out"
+        data = export(a, "tea")
+        assert data.status_code == 200, data.text
+        assert len(data.content) > (whole["pages"] - 2) * a.kv()["pool"]["page_bytes"] * 0.9
+        moved = send(b, "tea", data.content)
+        assert moved.status_code == 200, moved.text
+        # All but the tail, which is not always worth writing.
+        assert moved.json()["pages"] >= whole["pages"] - 1
+        there = chat(b, "tea", turns)
+        assert cached(there) >= first["usage"]["prompt_tokens"] - 16
+        if narrow:
+            assert b.kv()["pool"]["wide_pages"] >= 1, "the first page is wide there as well"
+        here = chat(a, "tea", turns)
+        assert here["choices"][0]["message"] == there["choices"][0]["message"]
+        for d in (a, b):
+            nothing_left(d)
+
+
 def test_a_daemon_that_drains_gives_its_sessions_away(pair):
     _, b = pair
     with Daemon(*POOL, *KEY, "--drain-timeout", "60s") as d:

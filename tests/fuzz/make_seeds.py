@@ -151,8 +151,14 @@ def seeds_ws_frame(folder):
         (folder / f"frames{i}").write_bytes(bytes([4]) + data)
 
 
-TARGETS = {"gguf": seeds_gguf, "http_head": seeds_http_head, "json": seeds_json, "template": seeds_template, "tokenizer": seeds_tokenizer,
-           "ws_frame": seeds_ws_frame}
+def seeds_import(folder):
+    # Flags (narrow, tags put right, raw, cut short), cuts, and changes: fuzz_import.c.
+    for i, data in enumerate([b"\0\0", b"\1\xff", b"\2\7\0\10\1", b"\3\4\1\0\377\1\1\377", b"\10\1\x40", b"\4\0KVXPORT\0"]):
+        (folder / f"stream{i}").write_bytes(data)
+
+
+TARGETS = {"gguf": seeds_gguf, "http_head": seeds_http_head, "import": seeds_import, "json": seeds_json, "template": seeds_template,
+           "tokenizer": seeds_tokenizer, "ws_frame": seeds_ws_frame}
 
 
 def main(directory):

@@ -237,7 +237,7 @@ static bool step_keep(struct score *s, const struct step *t, const float *logits
 struct narrow {
 	struct kv_layout layout;
 	struct kv_order order;
-	enum kv_codec_type type;
+	enum kv_form type;
 	char *packed;
 };
 
@@ -367,7 +367,7 @@ static int score(struct score *s, const struct gguf *g, struct backend *b)
 		b->ops->info(b, &info);
 		narrow.order = info.kv_order;
 		narrow.packed = malloc(layout.page_bytes * 2);
-		if (!narrow.packed || !kv_codec_find(s->opt.kv_type, &narrow.type)) {
+		if (!narrow.packed || !kv_form_find(s->opt.kv_type, &narrow.type)) {
 			fail("--kv-type must be f16, int8 or fp8_e4m3");
 			goto fail_run;
 		}

@@ -61,7 +61,7 @@ def tolerance(backend, type_name):
         return EXACT
     if type_name not in ("F32", "F16", "BF16"):
         return ROUNDED
-    return NARROWED if backend == "cpu-avx512-bf16" else EXACT
+    return NARROWED if backend in ("cpu-avx512-bf16", "cpu-amx", "cpu-amx-emulated") else EXACT
 
 
 def variants():

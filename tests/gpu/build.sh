@@ -19,7 +19,8 @@ flags=(-std=gnu11 -O3 -D_GNU_SOURCE '-DKVASIR_VERSION="check"' -fvisibility=hidd
 		case $f in
 		*/avx2.c) extra=$avx2 ;;
 		*/avx512.c) extra=$avx512 ;;
-		*/sha256_arm.c | */sha256_x86.c | */sha256.c) continue ;; # only the KV index hashes
+		*/avx512_bf16.c) extra="$avx512 -mavx512bf16" ;;
+		*/sha256_arm.c | */sha256_x86.c | */sha256.c | */hmac.c) continue ;; # only the KV index and what moves sessions hash
 		esac
 		echo "gcc ${flags[*]@Q} $extra -c -o $dir/$(tr / - <<<"${f%.c}").o $f"
 	done

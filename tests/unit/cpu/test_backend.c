@@ -33,8 +33,8 @@ static void cpu_means_the_fastest_kind_of_this_machine(void **state)
 	b->ops->info(b, &info);
 	assert_true(info.host_memory);
 	assert_true(info.n_threads >= 1);
-	static const char *const fastest_first[] = {"cpu-avx512-bf16", "cpu-avx512",  "cpu-avx2",
-	                                            "cpu-neon-dotprod", "cpu-neon", "cpu-reference"};
+	static const char *const fastest_first[] = {"cpu-avx512-bf16",  "cpu-avx512", "cpu-avx2",
+	                                            "cpu-neon-dotprod", "cpu-neon",   "cpu-reference"};
 	struct backend *first = NULL;
 	const char *name = NULL;
 	for (size_t i = 0; i < sizeof fastest_first / sizeof fastest_first[0] && !first; i++) {

@@ -7,7 +7,7 @@
 
 #include "tests/unit/cpu/fixture.h"
 
-static const char *const devices[] = {"cpu-avx2", "cpu-avx512", "cpu-avx512-bf16", "cpu-neon", "cpu-neon-dotprod"};
+static const char *const devices[] = {"cpu-avx2", "cpu-avx512", "cpu-avx512-bf16", "cpu-amx", "cpu-amx-emulated", "cpu-neon", "cpu-neon-dotprod"};
 static uint64_t seed = 11;
 static struct backend *reference;
 
@@ -55,6 +55,14 @@ static double product_bound(const float *w, const float *x, int64_t n, bool is_f
 	return 6 * sqrt(variance) + 2e-6 * size;
 }
 
+/* Whether a backend rounds quantised weights to bfloat16, and what they are multiplied with. */
+static bool has_tiles(struct backend *b)
+{
+	struct backend_info info;
+	b->ops->info(b, &info);
+	return strncmp(info.name, "cpu-amx", 7) == 0;
+}
+
 static void compare_product(struct backend *b, const struct quant_format *f, int64_t n_in, int64_t n_out, int64_t n_rows,
                             bool accumulate, bool with_bias)
 {
@@ -63,7 +71,8 @@ static void compare_product(struct backend *b, const struct quant_format *f, int
 	float *x = random_floats(&seed, (size_t)(n_rows * n_in)), *bias = random_floats(&seed, (size_t)n_out);
 	struct backend_info info;
 	b->ops->info(b, &info);
-	bool narrow = f->type == QUANT_BF16 && strcmp(info.name, "cpu-avx512-bf16") == 0;
+	bool tiles = has_tiles(b) && (f->block_elems > 1 || f->type == QUANT_BF16);
+	bool narrow = tiles || (f->type == QUANT_BF16 && strcmp(info.name, "cpu-avx512-bf16") == 0);
 	float *y = random_floats(&seed, n), *want = malloc(n * sizeof *want), *row = malloc((size_t)n_in * sizeof *row);
 	memcpy(want, y, n * sizeof *want);
 	struct weight *w = open_weight(b, f, n_in, n_out, data), *rw = open_weight(reference, f, n_in, n_out, data);
@@ -73,7 +82,7 @@ static void compare_product(struct backend *b, const struct quant_format *f, int
 	for (int64_t o = 0; o < n_out; o++) {
 		f->dequantize((char *)data + (size_t)(o * (n_in / f->block_elems)) * f->block_bytes, row, (size_t)n_in);
 		for (int64_t r = 0; r < n_rows; r++) {
-			double bound = product_bound(row, x + r * n_in, n_in, f->block_elems == 1, narrow);
+			double bound = product_bound(row, x + r * n_in, n_in, f->block_elems == 1 || tiles, narrow);
 			double off = fabs((double)y[r * n_out + o] - want[r * n_out + o]);
 			if (!(off <= bound))
 				fail_msg("%s %ldx%ld, row %ld of %ld, output %ld: %g instead of %g, bound %g", f->name, (long)n_in,
@@ -135,7 +144,9 @@ static void exact_products(struct backend *b)
 					sum += (double)row[k] * x[r * IN + k];
 					size += fabs((double)row[k] * x[r * IN + k]);
 				}
-				if (!(fabs(y[r * OUTS + o] - sum) <= 1e-6 * size))
+				/* Half a unit of bfloat16's last place for each weight. */
+				double part = has_tiles(b) && f->block_elems > 1 ? 0x1p-9 + 1e-6 : 1e-6;
+				if (!(fabs(y[r * OUTS + o] - sum) <= part * size))
 					fail_msg("%s: %g instead of %g", f->name, y[r * OUTS + o], sum);
 			}
 		}
@@ -420,10 +431,12 @@ static struct kv_case open_kv(struct backend *b, int32_t n_head_kv, int32_t grou
 	return c;
 }
 
+static bool exact_pages; /* both sides have pages of one type, and compute with floats */
+
 /* Attention differs from that of the reference, whose pages are halves, by little: bfloat16s carry eight bits. */
 static void assert_attention(const struct kv_case *c, const float *got, const float *want, size_t n)
 {
-	bool narrow = c->layout.type == QUANT_BF16;
+	bool narrow = c->layout.type == QUANT_BF16 && !exact_pages;
 	double sum = 0;
 	for (size_t i = 0; i < n; i++)
 		sum += fabs((double)got[i] - want[i]);
@@ -496,6 +509,29 @@ static void attention_is_that_of_the_reference(void **state)
 {
 	(void)state;
 	each_device(attends);
+}
+
+/* --kv-dtype: halves where bfloat16s are the better ones, and the other way round. Both sides store the same elements. */
+static void attends_in_the_other_type(struct backend *b)
+{
+	struct backend_info info;
+	b->ops->info(b, &info);
+	enum quant_type other = info.kv_type == QUANT_F16 ? QUANT_BF16 : QUANT_F16;
+	assert_int_equal(b->ops->choose_kv(b, QUANT_Q8_0), STATUS_UNSUPPORTED);
+	assert_int_equal(b->ops->choose_kv(b, other), STATUS_OK);
+	assert_int_equal(reference->ops->choose_kv(reference, other), STATUS_OK);
+	b->ops->info(b, &info);
+	assert_int_equal(info.kv_type, other);
+	exact_pages = true;
+	attends(b);
+	exact_pages = false;
+	assert_int_equal(reference->ops->choose_kv(reference, QUANT_F16), STATUS_OK);
+}
+
+static void attention_in_the_other_type_is_that_of_the_reference(void **state)
+{
+	(void)state;
+	each_device(attends_in_the_other_type);
 }
 
 /* Queries that look for the one position with the largest key in some dimension find it, and get its value as it is. */
@@ -740,6 +776,7 @@ UNIT_MAIN(cmocka_unit_test(products_are_those_of_the_reference), cmocka_unit_tes
           cmocka_unit_test(an_embedding_table_takes_no_memory),
           cmocka_unit_test(norms_gates_and_caps_are_those_of_the_reference), cmocka_unit_test(rope_is_that_of_the_reference),
           cmocka_unit_test(attention_is_that_of_the_reference),
+          cmocka_unit_test(attention_in_the_other_type_is_that_of_the_reference),
 	        cmocka_unit_test(attention_finds_a_position),
           cmocka_unit_test(a_row_attends_the_same_whatever_stands_beside_it),
           cmocka_unit_test(long_contexts_are_attended_alike), cmocka_unit_test(a_copied_page_serves_like_the_first),

@@ -13,6 +13,7 @@ enum { PAGES = 40, SEQS = 3 };
 
 static const char *const devices[] = {"cpu-reference", "cpu-avx2", "cpu-avx512", "cpu-avx512-bf16", "cpu-neon", "cpu-neon-dotprod"};
 static uint64_t seed = 5;
+static int32_t n_wide = PAGES; /* room for copies in the pools that are opened */
 
 struct side {
 	struct backend *b;
@@ -27,10 +28,10 @@ static struct side open_side(struct backend *b, enum kv_form form, int32_t n_hea
 	assert_int_equal(kv_layout_for(b, &s.layout, 2, n_head_kv, dim), STATUS_OK);
 	if (form != KV_FORM_F16)
 		kv_layout_narrow(&s.layout, form);
-	assert_int_equal(kv_pool_create_narrow(b, &s.layout, PAGES, form == KV_FORM_F16 ? 0 : PAGES, &s.pool, NULL), STATUS_OK);
+	assert_int_equal(kv_pool_create_narrow(b, &s.layout, PAGES, form == KV_FORM_F16 ? 0 : n_wide, &s.pool, NULL), STATUS_OK);
 	s.layout = *kv_pool_layout(s.pool);
 	/* Pages that were used before hold anything. */
-	memset(kv_pool_slab(s.pool), 0xFF, kv_pool_bytes(&s.layout, PAGES, form == KV_FORM_F16 ? 0 : PAGES));
+	memset(kv_pool_slab(s.pool), 0xFF, kv_pool_bytes(&s.layout, PAGES, form == KV_FORM_F16 ? 0 : n_wide));
 	return s;
 }
 
@@ -159,36 +160,153 @@ static void pages_with_wide_copies_are_exact(void **state)
 	}
 }
 
-/* A vector with a value that is no number has no scale: it is none itself, in its page, and is counted. The others are as ever. */
-static void what_is_no_number_is_counted(void **state)
+/* What a test writes: row 0 .. BAD_ROW of one page, the last one with one strange value in K or V. */
+enum { DIM = 64, BAD_ROW = 5, BAD_DIM = 40, PAGE = 7 };
+
+struct row {
+	float k[DIM], v[DIM], q[DIM], out[DIM];
+};
+
+static struct row plain_row(int row)
+{
+	struct row r;
+	for (int d = 0; d < DIM; d++) {
+		r.k[d] = (float)((d * 7 + row) % 13 - 6) / 8;
+		r.v[d] = (float)((d * 5 + row * 3) % 17 - 8) / 8;
+		r.q[d] = (float)((d * 3) % 11 - 5) / 16;
+	}
+	return r;
+}
+
+/* Writes them one by one; what the last one gives. */
+static struct row write_page(struct side *s, float bad_k, float bad_v)
+{
+	int32_t table[1] = {PAGE};
+	struct scattered batch;
+	struct row r;
+	for (int row = 0; row <= BAD_ROW; row++) {
+		r = plain_row(row);
+		if (row == BAD_ROW && bad_k != 0)
+			r.k[BAD_DIM] = bad_k;
+		if (row == BAD_ROW && bad_v != 0)
+			r.v[BAD_DIM] = bad_v;
+		scattered_init(&batch);
+		scattered_add(&batch, table, row, 1);
+		step(s, &batch.batch, r.k, r.v, r.q, r.out);
+	}
+	return r;
+}
+
+static struct kv_wide_counts counts_of(const struct side *s)
+{
+	struct kv_wide_counts c;
+	kv_pool_wide_counts(s->pool, &c);
+	return c;
+}
+
+/*
+ * An element that no scale fits: its vector would be lost, or all but that element of it. The page gets a wide copy instead, with all that
+ * it held, and keeps it; there the element stands by itself, and all the others are what they were.
+ */
+static void falls_back(struct backend *b, enum kv_form form, float bad)
+{
+	struct side s = open_side(b, form, 1, 1, DIM), exact = open_side(b, KV_FORM_F16, 1, 1, DIM);
+	bool halves = s.layout.type == QUANT_F16, number = isfinite(bad);
+	struct row got = write_page(&s, 0, bad), want = write_page(&exact, 0, bad);
+	for (int d = 0; d < DIM; d++) {
+		if (d == BAD_DIM)
+			assert_int_equal(isfinite(got.out[d]) != 0, isfinite(want.out[d]) != 0);
+		else
+			assert_true(fabsf(got.out[d] - want.out[d]) < 0.04f);
+	}
+	/* Halves hold what is beyond them at their end, so only what is no number stays none. */
+	assert_int_equal(isfinite(got.out[BAD_DIM]) != 0, halves ? !isnan(bad) : number);
+	assert_int_equal(counts_of(&s).fallback, 1);
+	assert_int_equal(counts_of(&s).n_not_finite, 0);
+	assert_int_equal(counts_of(&s).n_clamped, halves && number);
+	assert_int_equal(counts_of(&s).n_unsound, !number);
+	assert_int_equal(kv_pool_is_sound(s.pool, PAGE), number);
+	assert_int_equal(kv_pool_is_sound(exact.pool, PAGE), number);
+	/* It is no page that could do without. */
+	kv_pool_narrow(s.pool, PAGE);
+	assert_true(s.layout.wide->slot[PAGE] >= 0);
+	close_side(&s);
+	close_side(&exact);
+}
+
+static void a_page_falls_back_for_a_value_without_a_narrow_form(void **state)
 {
 	(void)state;
-	const float bad[] = {NAN, INFINITY, -INFINITY};
+	const float bad[] = {NAN, INFINITY, -INFINITY, 1e5f, -3e38f};
 	for (size_t i = 0; i < sizeof devices / sizeof devices[0]; i++) {
 		struct backend *b = open_backend(devices[i], 2);
-		struct kv_wide_counts counts;
-		float k[64], v[64], q[64], out[64];
-		int32_t table[1] = {7};
+		for (size_t n = 0; b && n < sizeof bad / sizeof bad[0]; n++) {
+			falls_back(b, KV_FORM_INT8, bad[n]);
+			falls_back(b, KV_FORM_FP8_E4M3, bad[n]);
+		}
+		if (b)
+			b->ops->destroy(b);
+	}
+}
+
+/* Values beyond halves, in K as well, in pages of every kind: answers are numbers. */
+static void huge_values_give_numbers(void **state)
+{
+	(void)state;
+	const float huge[] = {65519, 65520, 1e5f, -1e6f, 1e20f};
+	for (size_t i = 0; i < sizeof devices / sizeof devices[0]; i++) {
+		struct backend *b = open_backend(devices[i], 2);
+		for (int form = 0; b && form < KV_N_FORMS; form++) {
+			for (size_t n = 0; n < sizeof huge / sizeof huge[0]; n++) {
+				struct side s = open_side(b, (enum kv_form)form, 1, 1, DIM);
+				struct row got = write_page(&s, huge[n], huge[n]);
+				for (int d = 0; d < DIM; d++)
+					assert_true(isfinite(got.out[d]));
+				assert_true(kv_pool_is_sound(s.pool, PAGE));
+				close_side(&s);
+			}
+		}
+		if (b)
+			b->ops->destroy(b);
+	}
+}
+
+/* Without room for a copy the vector is none, and counted; the others are as ever. */
+static void without_room_a_vector_is_lost_and_counted(void **state)
+{
+	(void)state;
+	for (size_t i = 0; i < sizeof devices / sizeof devices[0]; i++) {
+		struct backend *b = open_backend(devices[i], 2);
 		if (!b)
 			continue;
-		for (size_t n = 0; n < 3; n++) {
-			struct side s = open_side(b, KV_FORM_INT8, 1, 1, 64);
-			struct scattered batch;
-			for (int row = 0; row < 2; row++) {
-				scattered_init(&batch);
-				scattered_add(&batch, table, row, 1);
-				for (int d = 0; d < 64; d++)
-					k[d] = v[d] = q[d] = (float)(d + 1) / 64;
-				if (row == 1)
-					v[40] = bad[n];
-				step(&s, &batch.batch, k, v, q, out);
-				kv_pool_wide_counts(s.pool, &counts);
-				assert_int_equal(counts.n_not_finite, row);
-				assert_int_equal(isnan(out[5]) != 0, row);
-			}
-			close_side(&s);
-		}
+		n_wide = 2;
+		struct side t = open_side(b, KV_FORM_INT8, 1, 1, DIM);
+		n_wide = PAGES;
+		kv_pool_widen(t.pool, 0);
+		kv_pool_widen(t.pool, 1);
+		struct row got = write_page(&t, 0, NAN);
+		assert_true(isnan(got.out[3]));
+		assert_int_equal(counts_of(&t).n_not_finite, 1);
+		assert_int_equal(counts_of(&t).fallback, 0);
+		assert_int_equal(counts_of(&t).refused, 1);
+		assert_false(kv_pool_is_sound(t.pool, PAGE));
+		close_side(&t);
 		b->ops->destroy(b);
+	}
+}
+
+/* 1 / scale of a vector this small would be no float. */
+static void the_smallest_vectors_are_zeros(void **state)
+{
+	(void)state;
+	for (int form = KV_FORM_FP8_E4M3; form < KV_N_FORMS; form++) {
+		float x[4] = {0x1p-140f, -0x1p-149f, 0, 0x1p-101f};
+		uint8_t code[4] = {1, 1, 1, 1};
+		assert_true(kv_form_pack((enum kv_form)form, x, 4, KV_HALF_MAX, code, 1) == 0);
+		for (int d = 0; d < 4; d++)
+			assert_int_equal(code[d] & 0x7F, 0);
+		x[3] = 0x1p-90f;
+		assert_true(kv_form_pack((enum kv_form)form, x, 4, KV_HALF_MAX, code, 1) > 0);
 	}
 }
 
@@ -227,4 +345,6 @@ static void copies_of_pages_are_given_back(void **state)
 }
 
 UNIT_MAIN(cmocka_unit_test(each_backend_reads_narrow_pages_as_the_reference_does), cmocka_unit_test(pages_with_wide_copies_are_exact),
-          cmocka_unit_test(what_is_no_number_is_counted), cmocka_unit_test(copies_of_pages_are_given_back))
+          cmocka_unit_test(a_page_falls_back_for_a_value_without_a_narrow_form),
+          cmocka_unit_test(huge_values_give_numbers), cmocka_unit_test(without_room_a_vector_is_lost_and_counted),
+          cmocka_unit_test(the_smallest_vectors_are_zeros), cmocka_unit_test(copies_of_pages_are_given_back))

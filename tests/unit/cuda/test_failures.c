@@ -17,6 +17,7 @@ static const char *const question[QUESTIONS] = {"one", "a prompt that takes more
 						"a prompt that takes more than one page, but not two!", "two"};
 static struct answer right[QUESTIONS];
 static uint64_t n_calls;
+static const char *kv_type = "f16";
 
 static struct engine *begin(void)
 {
@@ -27,6 +28,7 @@ static struct engine *begin(void)
 				   .n_threads = 1,
 				   .step_tokens = 64,
 				   .max_running = 4,
+				   .kv_type = kv_type,
 				   .kv_bytes = 1 << 20};
 	assert_int_equal(engine_create(&o, &e, &err), STATUS_OK);
 	while (engine_state(e) == ENGINE_LOADING) {
@@ -55,11 +57,8 @@ static bool is_right(const struct answer *a, int i)
 	return a->n == right[i].n && memcmp(a->token, right[i].token, sizeof *a->token * (size_t)a->n) == 0;
 }
 
-static int know_what_is_right(void **state)
+static void learn_what_is_right(void)
 {
-	log_set_level(LOG_OFF);
-	if (write_model(state) != 0)
-		return -1;
 	host_cuda_reset();
 	struct engine *e = begin();
 	ask_all(e, right);
@@ -67,6 +66,14 @@ static int know_what_is_right(void **state)
 	n_calls = host_cuda_calls("*");
 	for (int i = 0; i < QUESTIONS; i++)
 		assert_int_equal(right[i].error.status, STATUS_OK);
+}
+
+static int know_what_is_right(void **state)
+{
+	log_set_level(LOG_OFF);
+	if (write_model(state) != 0)
+		return -1;
+	learn_what_is_right();
 	return 0;
 }
 
@@ -106,10 +113,10 @@ static void check_one(uint64_t n, const char *error)
 }
 
 /* Each `stride`-th call, from another one for each error; all of them when KVASIR_CUDA_SWEEP is 1. */
-static void sweep(const char *error, uint64_t first)
+static void sweep(const char *error, uint64_t first, uint64_t usual_stride)
 {
 	const char *env = getenv("KVASIR_CUDA_SWEEP");
-	uint64_t stride = env ? strtoull(env, NULL, 10) : 19;
+	uint64_t stride = env ? strtoull(env, NULL, 10) : usual_stride;
 	assert_in_range(stride, 1, 1000);
 	for (uint64_t n = first % stride + 1; n <= n_calls; n += stride)
 		check_one(n, error);
@@ -118,19 +125,28 @@ static void sweep(const char *error, uint64_t first)
 static void memory_that_runs_out(void **state)
 {
 	(void)state;
-	sweep("cudaErrorMemoryAllocation", 0);
+	sweep("cudaErrorMemoryAllocation", 0, 19);
 }
 
 static void a_call_that_fails_alone(void **state)
 {
 	(void)state;
-	sweep("cudaErrorLaunchOutOfResources", 3);
+	sweep("cudaErrorLaunchOutOfResources", 3, 19);
 }
 
 static void a_device_that_is_lost(void **state)
 {
 	(void)state;
-	sweep("cudaErrorIllegalAddress", 6);
+	sweep("cudaErrorIllegalAddress", 6, 19);
+}
+
+static void calls_of_a_narrow_cache(void **state)
+{
+	(void)state;
+	kv_type = "int8";
+	learn_what_is_right();
+	sweep("cudaErrorMemoryAllocation", 5, 41);
+	kv_type = "f16";
 }
 
 int main(void)
@@ -139,6 +155,7 @@ int main(void)
 		cmocka_unit_test_teardown(memory_that_runs_out, forget_failures),
 		cmocka_unit_test_teardown(a_call_that_fails_alone, forget_failures),
 		cmocka_unit_test_teardown(a_device_that_is_lost, forget_failures),
+		cmocka_unit_test_teardown(calls_of_a_narrow_cache, forget_failures),
 	};
 	return cmocka_run_group_tests(tests, know_what_is_right, remove_model);
 }

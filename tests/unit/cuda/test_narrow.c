@@ -2,6 +2,7 @@
  * Narrow KV of the CUDA backend, its kernels run by the execution model on the CPU: what it writes is bit for bit what the host's code
  * writes, in pages and in the forms that tiers keep. (tests/gpu/compare_attention.c has attention over such pages.)
  */
+#include <float.h>
 #include <math.h>
 
 #include "cuda/host_cuda/control.h"
@@ -12,7 +13,7 @@
 static uint64_t seed = 9;
 
 static const enum kv_form forms[] = {KV_FORM_INT8, KV_FORM_FP8_E4M3};
-static const enum kv_codec_type codecs[] = {KV_CODEC_INT8, KV_CODEC_FP8_E4M3};
+static const enum kv_form codecs[] = {KV_FORM_INT8, KV_FORM_FP8_E4M3};
 
 static struct backend *open_device(void)
 {
@@ -126,7 +127,7 @@ static int find_code(int dim, bool value, int token, int d)
 static void assert_vector(const char *page, const struct kv_layout *l, int32_t layer, int32_t head, bool value, int token, const float *x)
 {
 	uint8_t code[256];
-	float scale = narrow_pack(l->form, x, l->head_dim, code, 1), got;
+	float scale = kv_form_pack(l->form, x, l->head_dim, FLT_MAX, code, 1), got;
 	const char *block = page + narrow_offset(l, layer, head);
 	memcpy(&got, block + (token % 8 * 4 + value * 2 + token / 8) * 4, sizeof got);
 	assert_true(memcmp(&got, &scale, sizeof got) == 0 || (got != got && scale != scale));

@@ -645,7 +645,7 @@ static void start_tiers(struct soak *k)
 	        .io = &k->disk->base,
 	        .stall_ms = 40000, /* longer than any tick */
 	};
-	if (kv_tier_ram_create(&device, &now, RAM_BYTES, KV_CODEC_F16, &ram, &err) != STATUS_OK ||
+	if (kv_tier_ram_create(&device, &now, RAM_BYTES, KV_FORM_F16, &ram, &err) != STATUS_OK ||
 	    kv_tier_disk_create(&device, &now, &o, &k->disk_tier, &err) != STATUS_OK)
 		fail_msg("%s", err.message);
 	assert_int_equal(kv_tiers_create(k->pool, k->prefix, (struct kv_tier *[KV_TIER_KINDS]){ram, k->disk_tier}, &now, &k->tiers), STATUS_OK);

@@ -99,6 +99,39 @@ static void full_pages_are_found_again_and_shared(void **state)
 	teardown(&f);
 }
 
+/* What went wrong in one sequence stays there, and with it what was computed behind it. */
+static void pages_with_values_that_are_no_numbers_are_shared_with_nobody(void **state)
+{
+	(void)state;
+	struct fixture f;
+	int32_t tokens[100];
+	setup(&f, 20);
+	fill(tokens, 100, 0);
+	struct kv_seq a = computed(&f, 70), b = KV_SEQ_INIT;
+	const struct kv_watch *watch = kv_pool_layout(f.pool)->watch;
+	watch->mark[a.pages[2]] = KV_MARK_UNSOUND;
+	assert_int_equal(kv_prefix_put(f.prefix, under(&f.root), tokens, &a, 0, at(1)), 2);
+	assert_int_equal(kv_prefix_put(f.prefix, under(&f.root), tokens, &a, 2, at(1)), 2);
+	assert_false(kv_prefix_put_tail(f.prefix, tokens, &a, at(1)));
+	assert_int_equal(kv_prefix_get(f.prefix, under(&f.root), tokens, 100, at(2), &b), STATUS_OK);
+	assert_int_equal(b.n_pages, 2);
+	kv_seq_release(f.pool, &a);
+	kv_seq_release(f.pool, &b);
+	/* A tail of that kind as well; and the page is as good as any once it is somebody else's. */
+	b = computed(&f, 40);
+	kv_prefix_put(f.prefix, under(&f.root), tokens, &b, 0, at(3));
+	watch->mark[b.pages[2]] = KV_MARK_UNSOUND;
+	assert_false(kv_prefix_put_tail(f.prefix, tokens, &b, at(3)));
+	kv_seq_release(f.pool, &b);
+	for (int32_t i = 0; i < 20; i++)
+		assert_true(watch->mark[i] == 0 || kv_pool_refs(f.pool, i) == 0);
+	b = computed(&f, 200);
+	for (int32_t i = 0; i < b.n_pages; i++)
+		assert_true(kv_pool_is_sound(f.pool, b.pages[i]));
+	kv_seq_release(f.pool, &b);
+	teardown(&f);
+}
+
 static void salts_share_nothing(void **state)
 {
 	(void)state;
@@ -550,7 +583,8 @@ static void the_beginning_of_a_windowed_sequence_can_go(void **state)
 }
 
 UNIT_MAIN(cmocka_unit_test(the_beginning_of_a_windowed_sequence_can_go),
-          cmocka_unit_test(full_pages_are_found_again_and_shared), cmocka_unit_test(salts_share_nothing),
+          cmocka_unit_test(full_pages_are_found_again_and_shared),
+          cmocka_unit_test(pages_with_values_that_are_no_numbers_are_shared_with_nobody), cmocka_unit_test(salts_share_nothing),
           cmocka_unit_test(equal_content_computed_twice_ends_up_in_one_place), cmocka_unit_test(pages_are_added_as_they_fill),
           cmocka_unit_test(eviction_takes_leaves_that_nobody_holds_oldest_first),
           cmocka_unit_test(a_request_uses_a_page_once_however_often_it_asks),

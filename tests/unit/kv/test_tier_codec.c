@@ -31,7 +31,7 @@ static float largest(const uint16_t *vector)
 	return max;
 }
 
-static void check_bound(enum kv_codec_type type)
+static void check_bound(enum kv_form type)
 {
 	static uint16_t page[ELEMENTS], back[ELEMENTS];
 	struct kv_layout l = layout_of();
@@ -45,30 +45,30 @@ static void check_bound(enum kv_codec_type type)
 		float max = largest(page + v * DIM);
 		for (int d = 0; d < DIM; d++) {
 			float x = quant_half_to_float(page[v * DIM + d]), y = quant_half_to_float(back[v * DIM + d]);
-			float bound = type == KV_CODEC_INT8 ? max / 127 / 2 : fmaxf(fabsf(x) / 16, max / 448 / 1024);
+			float bound = type == KV_FORM_INT8 ? max / 127 / 2 : fmaxf(fabsf(x) / 16, max / 448 / 1024);
 			/* And the result is a half again. */
 			bound = bound * 1.001f + fmaxf(fabsf(x), 0x1p-14f) * 0x1p-10f;
 			if (fabsf(x - y) > bound)
-				fail_msg("%s: %g became %g, more than %g away", kv_codec_name(type), (double)x, (double)y, (double)bound);
+				fail_msg("%s: %g became %g, more than %g away", kv_form_name(type), (double)x, (double)y, (double)bound);
 			square += (double)(x - y) * (double)(x - y) / ((double)max * (double)max);
 			total++;
 		}
 	}
 	/* A codec that clips or shifts could keep to the bound and still be worse than rounding is. */
-	assert_true(sqrt(square / total) < (type == KV_CODEC_INT8 ? 0.0024 : 0.016));
+	assert_true(sqrt(square / total) < (type == KV_FORM_INT8 ? 0.0024 : 0.016));
 	free(packed);
 }
 
 static void int8_is_within_half_a_step_of_the_largest_element(void **state)
 {
 	(void)state;
-	check_bound(KV_CODEC_INT8);
+	check_bound(KV_FORM_INT8);
 }
 
 static void fp8_is_within_a_sixteenth_of_each_element(void **state)
 {
 	(void)state;
-	check_bound(KV_CODEC_FP8_E4M3);
+	check_bound(KV_FORM_FP8_E4M3);
 }
 
 static void f16_is_exact(void **state)
@@ -79,9 +79,9 @@ static void f16_is_exact(void **state)
 	struct kv_order rows = {.known = true};
 	fill(page, 3);
 	page[5] = 0x7C00; /* even what is no number */
-	assert_int_equal(kv_codec_bytes(&l, KV_CODEC_F16), sizeof page);
-	assert_true(kv_codec_pack(&l, rows, KV_CODEC_F16, page, packed));
-	kv_codec_unpack(&l, rows, KV_CODEC_F16, packed, back);
+	assert_int_equal(kv_codec_bytes(&l, KV_FORM_F16), sizeof page);
+	assert_true(kv_codec_pack(&l, rows, KV_FORM_F16, page, packed));
+	kv_codec_unpack(&l, rows, KV_FORM_F16, packed, back);
 	assert_memory_equal(page, back, sizeof page);
 }
 
@@ -89,8 +89,8 @@ static void narrow_pages_take_a_byte_an_element_and_a_scale_a_vector(void **stat
 {
 	(void)state;
 	struct kv_layout l = layout_of();
-	assert_int_equal(kv_codec_bytes(&l, KV_CODEC_INT8), ELEMENTS + ELEMENTS / DIM * 4);
-	assert_int_equal(kv_codec_bytes(&l, KV_CODEC_FP8_E4M3), ELEMENTS + ELEMENTS / DIM * 4);
+	assert_int_equal(kv_codec_bytes(&l, KV_FORM_INT8), ELEMENTS + ELEMENTS / DIM * 4);
+	assert_int_equal(kv_codec_bytes(&l, KV_FORM_FP8_E4M3), ELEMENTS + ELEMENTS / DIM * 4);
 }
 
 /* The element of a run that (token, d) is, for KV_OPERAND_VALUES: by lanes, as the operand of a tensor core has them. */
@@ -147,14 +147,14 @@ static void check_orders(int dim, enum quant_type type)
 	struct kv_layout l;
 	uint64_t seed = 11;
 	assert_int_equal(kv_layout_init(&l, 3, 2, dim, type), STATUS_OK);
-	void *packed = malloc(kv_codec_bytes(&l, KV_CODEC_INT8));
+	void *packed = malloc(kv_codec_bytes(&l, KV_FORM_INT8));
 	int n = BLOCKS * dim * KV_PAGE_TOKENS;
 	for (int i = 0; i < n; i++) {
 		float x = (float)(unit_rand(&seed) >> 40) / (float)(1 << 23) - 1;
 		plain[i] = type == QUANT_BF16 ? quant_float_to_bf16(x) : quant_float_to_half(x);
 	}
-	assert_true(kv_codec_pack(&l, rows, KV_CODEC_INT8, plain, packed));
-	kv_codec_unpack(&l, rows, KV_CODEC_INT8, packed, plain_back);
+	assert_true(kv_codec_pack(&l, rows, KV_FORM_INT8, plain, packed));
+	kv_codec_unpack(&l, rows, KV_FORM_INT8, packed, plain_back);
 	for (int i = 0; i < n; i++) {
 		float x = type == QUANT_BF16 ? quant_bf16_to_float(plain[i]) : quant_half_to_float(plain[i]);
 		float y = type == QUANT_BF16 ? quant_bf16_to_float(plain_back[i]) : quant_half_to_float(plain_back[i]);
@@ -167,8 +167,8 @@ static void check_orders(int dim, enum quant_type type)
 			int d = i % dim, token = i / dim % KV_PAGE_TOKENS, block = i / dim / KV_PAGE_TOKENS;
 			page[place(orders[o], dim, block / 4, block / 2 % 2, block % 2, token, d)] = plain[i];
 		}
-		assert_true(kv_codec_pack(&l, orders[o], KV_CODEC_INT8, page, packed));
-		kv_codec_unpack(&l, orders[o], KV_CODEC_INT8, packed, back);
+		assert_true(kv_codec_pack(&l, orders[o], KV_FORM_INT8, page, packed));
+		kv_codec_unpack(&l, orders[o], KV_FORM_INT8, packed, back);
 		for (int i = 0; i < n; i++) {
 			int d = i % dim, token = i / dim % KV_PAGE_TOKENS, block = i / dim / KV_PAGE_TOKENS;
 			assert_int_equal(back[place(orders[o], dim, block / 4, block / 2 % 2, block % 2, token, d)], plain_back[i]);
@@ -195,12 +195,12 @@ static void what_is_no_number_is_refused_wherever_it_stands(void **state)
 	static const uint16_t bad[] = {0x7C00, 0xFC00, 0x7E00};
 	struct kv_layout l = layout_of();
 	struct kv_order rows = {.known = true};
-	void *packed = malloc(kv_codec_bytes(&l, KV_CODEC_INT8));
+	void *packed = malloc(kv_codec_bytes(&l, KV_FORM_INT8));
 	for (int i = 0; i < ELEMENTS; i += 997) {
 		fill(page, 5);
 		page[i] = bad[i % 3];
-		assert_false(kv_codec_pack(&l, rows, KV_CODEC_INT8, page, packed));
-		assert_false(kv_codec_pack(&l, rows, KV_CODEC_FP8_E4M3, page, packed));
+		assert_false(kv_codec_pack(&l, rows, KV_FORM_INT8, page, packed));
+		assert_false(kv_codec_pack(&l, rows, KV_FORM_FP8_E4M3, page, packed));
 	}
 	free(packed);
 }
@@ -211,13 +211,13 @@ static void the_largest_and_the_smallest_halves_have_a_form(void **state)
 	static uint16_t page[ELEMENTS], back[ELEMENTS];
 	struct kv_layout l = layout_of();
 	struct kv_order rows = {.known = true};
-	void *packed = malloc(kv_codec_bytes(&l, KV_CODEC_INT8));
-	for (int type = KV_CODEC_INT8; type < KV_CODEC_N; type++) {
+	void *packed = malloc(kv_codec_bytes(&l, KV_FORM_INT8));
+	for (int type = KV_FORM_INT8; type < KV_N_FORMS; type++) {
 		memset(page, 0, sizeof page);
 		page[0] = 0x7BFF;
 		page[DIM] = 0x0001;
-		assert_true(kv_codec_pack(&l, rows, (enum kv_codec_type)type, page, packed));
-		kv_codec_unpack(&l, rows, (enum kv_codec_type)type, packed, back);
+		assert_true(kv_codec_pack(&l, rows, (enum kv_form)type, page, packed));
+		kv_codec_unpack(&l, rows, (enum kv_form)type, packed, back);
 		assert_memory_equal(page, back, sizeof page);
 	}
 	free(packed);

@@ -651,7 +651,7 @@ static void kill_9_at_any_instant_loses_what_is_in_flight_and_nothing_else(void 
 {
 	(void)state;
 	const char *full = getenv("KVASIR_FULL"), *asked = getenv("KVASIR_KILLS");
-	int kills = asked ? atoi(asked) : full && strcmp(full, "yes") == 0 ? 200 : 20;
+	int kills = asked ? atoi(asked) : full && strcmp(full, "yes") == 0 ? 1000 : 200;
 	int32_t n_found = 0, n_corrupt = 0, n_full = 0;
 	uint64_t seed = (uint64_t)getpid() * 2654435761u + 1;
 	struct fixture f;

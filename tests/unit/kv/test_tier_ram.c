@@ -1,6 +1,6 @@
 #include "tests/unit/kv/tier_fixture.h"
 
-static struct kv_tier *ram(struct tier_fixture *f, uint64_t bytes, enum kv_codec_type type)
+static struct kv_tier *ram(struct tier_fixture *f, uint64_t bytes, enum kv_form type)
 {
 	struct kv_tier *t = NULL;
 	tier_setup(f);
@@ -18,7 +18,7 @@ static void a_page_comes_back_byte_for_byte(void **state)
 {
 	(void)state;
 	struct tier_fixture f;
-	struct kv_tier *t = ram(&f, 1 << 20, KV_CODEC_F16);
+	struct kv_tier *t = ram(&f, 1 << 20, KV_FORM_F16);
 	for (int32_t i = 0; i < 10; i++)
 		assert_int_equal(tier_put(&f, t, i), KV_PUT_STORED);
 	for (int32_t i = 0; i < 10; i++) {
@@ -35,7 +35,7 @@ static void a_hit_compares_tokens_and_predecessor(void **state)
 {
 	(void)state;
 	struct tier_fixture f;
-	struct kv_tier *t = ram(&f, 1 << 20, KV_CODEC_F16);
+	struct kv_tier *t = ram(&f, 1 << 20, KV_FORM_F16);
 	struct kv_page_name p = tier_page(1), other = p;
 	tier_put(&f, t, 1);
 	assert_true(kv_tier_has(t, &p));
@@ -59,7 +59,7 @@ static void the_cap_holds_to_the_byte_and_the_page_touched_longest_ago_goes(void
 	(void)state;
 	struct tier_fixture f;
 	/* Three pages, and a bit that is worth nothing. */
-	struct kv_tier *t = ram(&f, 3 * TIER_PAGE_BYTES + 4095, KV_CODEC_F16);
+	struct kv_tier *t = ram(&f, 3 * TIER_PAGE_BYTES + 4095, KV_FORM_F16);
 	assert_int_equal(tier_stats(t).cap_bytes, 3 * TIER_PAGE_BYTES);
 	for (int32_t i = 0; i < 3; i++) {
 		clock_advance(&f.clock, 1000000);
@@ -79,7 +79,7 @@ static void a_page_that_is_loaded_stays(void **state)
 {
 	(void)state;
 	struct tier_fixture f;
-	struct kv_tier *t = ram(&f, 2 * TIER_PAGE_BYTES, KV_CODEC_F16);
+	struct kv_tier *t = ram(&f, 2 * TIER_PAGE_BYTES, KV_FORM_F16);
 	struct kv_page_name p0 = tier_page(0), p1 = tier_page(1);
 	struct kv_tier_done ended[4];
 	tier_put(&f, t, 0);
@@ -98,7 +98,7 @@ static void a_cancelled_load_leaves_its_page_alone(void **state)
 {
 	(void)state;
 	struct tier_fixture f;
-	struct kv_tier *t = ram(&f, 1 << 20, KV_CODEC_F16);
+	struct kv_tier *t = ram(&f, 1 << 20, KV_FORM_F16);
 	struct kv_page_name p = tier_page(5);
 	struct kv_tier_done ended[4];
 	tier_put(&f, t, 5);
@@ -120,7 +120,7 @@ static void loads_are_bounded(void **state)
 {
 	(void)state;
 	struct tier_fixture f;
-	struct kv_tier *t = ram(&f, 1 << 20, KV_CODEC_F16);
+	struct kv_tier *t = ram(&f, 1 << 20, KV_FORM_F16);
 	struct kv_page_name p = tier_page(1);
 	struct kv_tier_done ended[KV_TIER_MAX_LOADS];
 	int32_t n = 0, got;
@@ -142,9 +142,9 @@ static void loads_are_bounded(void **state)
 static void narrow_pages_take_about_half_and_come_back_near(void **state)
 {
 	(void)state;
-	for (int type = KV_CODEC_INT8; type < KV_CODEC_N; type++) {
+	for (int type = KV_FORM_INT8; type < KV_N_FORMS; type++) {
 		struct tier_fixture f;
-		struct kv_tier *t = ram(&f, 1 << 20, (enum kv_codec_type)type);
+		struct kv_tier *t = ram(&f, 1 << 20, (enum kv_form)type);
 		tier_put(&f, t, 1);
 		/* 4,096 codes and 64 scales: two units; the page itself is two as well, so tiny pages gain nothing. */
 		assert_int_equal(tier_stats(t).used_bytes, 2 * 4096);
@@ -152,10 +152,10 @@ static void narrow_pages_take_about_half_and_come_back_near(void **state)
 		assert_int_equal(tier_get(&f, t, 1), KV_LOAD_DONE);
 		for (int32_t e = 0; e < TIER_PAGE_BYTES / 2; e++) {
 			float x = quant_half_to_float(tier_element(1, e)), y = quant_half_to_float(tier_bytes(&f, 1)[e]);
-			assert_float_equal(x, y, type == KV_CODEC_INT8 ? 2.0f / 127 : 0.13f);
+			assert_float_equal(x, y, type == KV_FORM_INT8 ? 2.0f / 127 : 0.13f);
 		}
 		assert_false(tier_holds(&f, 1, 1));
-		assert_string_equal(tier_stats(t).type, kv_codec_name((enum kv_codec_type)type));
+		assert_string_equal(tier_stats(t).type, kv_form_name((enum kv_form)type));
 		done(&f, t);
 	}
 }
@@ -164,7 +164,7 @@ static void sinks_tails_and_what_has_no_narrow_form_stay_exact_and_are_counted(v
 {
 	(void)state;
 	struct tier_fixture f;
-	struct kv_tier *t = ram(&f, 1 << 20, KV_CODEC_INT8);
+	struct kv_tier *t = ram(&f, 1 << 20, KV_FORM_INT8);
 	struct kv_page_name tail = tier_page(7), odd = tier_page(8);
 	struct kv_tier_done ended;
 	tier_put(&f, t, 0);
@@ -192,14 +192,14 @@ static void sinks_tails_and_what_has_no_narrow_form_stay_exact_and_are_counted(v
 static void a_lossy_tier_has_roots_of_its_own(void **state)
 {
 	(void)state;
-	struct kv_key keys[KV_CODEC_N];
-	for (int type = 0; type < KV_CODEC_N; type++) {
-		struct kv_root root = {.scheme = str_from(kv_tier_scheme((enum kv_codec_type)type))};
+	struct kv_key keys[KV_N_FORMS];
+	for (int type = 0; type < KV_N_FORMS; type++) {
+		struct kv_root root = {.scheme = str_from(kv_tier_scheme((enum kv_form)type))};
 		kv_key_root(&root, &keys[type]);
 		for (int other = 0; other < type; other++)
 			assert_memory_not_equal(&keys[type], &keys[other], sizeof *keys);
 	}
-	assert_string_equal(kv_tier_scheme(KV_CODEC_F16), "");
+	assert_string_equal(kv_tier_scheme(KV_FORM_F16), "");
 }
 
 static void a_tier_without_room_for_a_page_is_refused(void **state)
@@ -209,8 +209,8 @@ static void a_tier_without_room_for_a_page_is_refused(void **state)
 	struct kv_tier *t;
 	struct error err;
 	tier_setup(&f);
-	assert_int_equal(kv_tier_ram_create(&f.device, &f.clock, TIER_PAGE_BYTES - 1, KV_CODEC_F16, &t, &err), STATUS_INVALID);
-	assert_int_equal(kv_tier_ram_create(&f.device, &f.clock, 0, KV_CODEC_INT8, &t, &err), STATUS_INVALID);
+	assert_int_equal(kv_tier_ram_create(&f.device, &f.clock, TIER_PAGE_BYTES - 1, KV_FORM_F16, &t, &err), STATUS_INVALID);
+	assert_int_equal(kv_tier_ram_create(&f.device, &f.clock, 0, KV_FORM_INT8, &t, &err), STATUS_INVALID);
 	tier_teardown(&f);
 }
 
@@ -220,7 +220,7 @@ static void it_is_a_bounded_map(void **state)
 	(void)state;
 	struct tier_fixture f;
 	enum { PAGES = 40, ROOM = 16, STEPS = 20000 };
-	struct kv_tier *t = ram(&f, ROOM * TIER_PAGE_BYTES, KV_CODEC_INT8);
+	struct kv_tier *t = ram(&f, ROOM * TIER_PAGE_BYTES, KV_FORM_INT8);
 	uint64_t seed = 42;
 	int32_t n_hits = 0;
 	for (int step = 0; step < STEPS; step++) {

@@ -22,7 +22,7 @@ static void setup(struct fixture *f, uint64_t ram_pages)
 	free(f->base.device.slab);
 	f->base.device.slab = kv_pool_slab(f->pool);
 	assert_int_equal(kv_prefix_create(f->pool, "lru", &f->prefix, NULL), STATUS_OK);
-	assert_int_equal(kv_tier_ram_create(&f->base.device, &f->base.clock, ram_pages * TIER_PAGE_BYTES, KV_CODEC_F16, &ram, NULL), STATUS_OK);
+	assert_int_equal(kv_tier_ram_create(&f->base.device, &f->base.clock, ram_pages * TIER_PAGE_BYTES, KV_FORM_F16, &ram, NULL), STATUS_OK);
 	assert_int_equal(kv_tiers_create(f->pool, f->prefix, (struct kv_tier *[KV_TIER_KINDS]){ram}, &f->base.clock, &f->tiers), STATUS_OK);
 	f->chain = kv_chain_of(&root);
 	for (size_t i = 0; i < sizeof f->tokens / sizeof *f->tokens; i++)

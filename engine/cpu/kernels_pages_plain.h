@@ -1,15 +1,28 @@
 /*
- * Pages of halves: within a page and KV head, K is [head_dim][16 tokens] and V [16 tokens][head_dim]. Included by
- * kernels_attention.h; kernels_pages_bf16.h has the same names.
+ * Pages of halves, or with PAGES_BF16 of bfloat16s, whose elements become floats as they are read: within a page and KV head, K is
+ * [head_dim][16 tokens] and V [16 tokens][head_dim]. Included by kernels_attention.h; kernels_pages_bf16.h has the same names.
  */
 #pragma once
 
 #include "engine/cpu/kernels_fetch.h"
 #include "engine/cpu/kernels_rows.h"
 
-#define KV_TYPE QUANT_F16
 #define KV_KEYS KV_BY_DIM
 #define KV_VALUES KV_BY_TOKEN
+
+#ifdef PAGES_BF16
+#define KV_TYPE QUANT_BF16
+INLINE vf page_load(const void *p) { return vf_load_bf16(p); }
+INLINE vf page_load_n(const void *p, int n) { return vf_load_bf16_n(p, n); }
+INLINE void page_store(void *p, vf v) { vf_round_bf16(p, v); }
+INLINE void page_store_n(void *p, vf v, int n) { vf_round_bf16_n(p, v, n); }
+#else
+#define KV_TYPE QUANT_F16
+INLINE vf page_load(const void *p) { return vf_load_half(p); }
+INLINE vf page_load_n(const void *p, int n) { return vf_load_half_n(p, n); }
+INLINE void page_store(void *p, vf v) { vf_store_half(p, vf_hold(v, vf_set1(KV_HALF_MAX))); }
+INLINE void page_store_n(void *p, vf v, int n) { vf_store_half_n(p, vf_hold(v, vf_set1(KV_HALF_MAX)), n); }
+#endif
 
 typedef float kv_factor; /* what K and V are multiplied with: queries and weights */
 
@@ -22,10 +35,10 @@ static void kv_store(const float *k, const float *v, int32_t head_dim, int32_t t
 	for (int32_t d = 0; d < head_dim; d += LANES) {
 		uint16_t column[LANES];
 		int n = head_dim - d < LANES ? head_dim - d : LANES;
-		vf_store_half(column, vf_load_n(k + d, n));
+		page_store(column, vf_load_n(k + d, n));
 		for (int i = 0; i < n; i++)
 			k_page[(d + i) * KV_PAGE_TOKENS + token] = column[i];
-		vf_store_half_n(row + d, vf_load_n(v + d, n), n);
+		page_store_n(row + d, vf_load_n(v + d, n), n);
 	}
 }
 
@@ -57,7 +70,7 @@ INLINE void qk(int n_queries, int n_pages, const kv_factor *q, const uint16_t *c
 		fetch(f, 2);
 		UNROLL
 		for (int v = 0; v < n_vectors; v++)
-			key[v] = vf_load_half(k[v / PAGE_VECTORS] + d * KV_PAGE_TOKENS + v % PAGE_VECTORS * LANES);
+			key[v] = page_load(k[v / PAGE_VECTORS] + d * KV_PAGE_TOKENS + v % PAGE_VECTORS * LANES);
 		UNROLL
 		for (int i = 0; i < n_queries; i++) {
 			vf x = vf_set1(q[i * head_dim + d]);
@@ -91,7 +104,7 @@ INLINE void pv(int n_queries, int n_vectors, int partial, const kv_factor *weigh
 		fetch(f, 2);
 		UNROLL
 		for (int k = 0; k < n_vectors; k++)
-			value[k] = partial ? vf_load_half_n(row, partial) : vf_load_half(row + k * LANES);
+			value[k] = partial ? page_load_n(row, partial) : page_load(row + k * LANES);
 		UNROLL
 		for (int i = 0; i < n_queries; i++) {
 			vf w = vf_set1(weight[i * ATTN_BLOCK + t]);
