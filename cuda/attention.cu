@@ -18,17 +18,21 @@ __global__ void __launch_bounds__(MERGE_THREADS) merge_parts(struct attention_ar
 	GPU_SHARED(float, sum_of, AT_ONCE);
 	const struct merge_item item = a.merges[blockIdx.x];
 	const int head = blockIdx.y, width = 2 + a.head_dim;
-	const float *first = a.partial + (static_cast<size_t>(item.first_slot) * a.n_head + head) * width;
+	/* Splits before the window have no results. */
+	const int unseen = a.params.window > 0 ? first_seen(a.row_place[item.row], a.params) / SPLIT_TOKENS : 0;
+	const int n_splits = item.n_splits - unseen;
 	const size_t apart = static_cast<size_t>(item.stride) * a.n_head * width;
+	const float *first =
+		a.partial + (static_cast<size_t>(item.first_slot) * a.n_head + head) * width + unseen * apart;
 
 	float top = NO_SCORE;
-	for (int i = threadIdx.x; i < item.n_splits; i += MERGE_THREADS)
+	for (int i = threadIdx.x; i < n_splits; i += MERGE_THREADS)
 		top = fmaxf(top, first[i * apart]);
 	top = block_max<MERGE_THREADS>(top, scratch);
 
 	float l = 0, o[PER_THREAD] = {0};
-	for (int begin = 0; begin < item.n_splits; begin += AT_ONCE) {
-		const int n = min(static_cast<int>(AT_ONCE), item.n_splits - begin);
+	for (int begin = 0; begin < n_splits; begin += AT_ONCE) {
+		const int n = min(static_cast<int>(AT_ONCE), n_splits - begin);
 		__syncthreads();
 		if (static_cast<int>(threadIdx.x) < n) {
 			const float *part = first + (begin + threadIdx.x) * apart;

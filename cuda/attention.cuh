@@ -42,6 +42,23 @@ enum {
 	WHOLE_STAGES = 3
 };
 
+/* What params say, as kernels use it: in powers of two, and no window is one that nothing leaves. */
+struct bounds {
+	float cap; /* 0: none */
+	int window;
+};
+
+__device__ __forceinline__ struct bounds bounds_of(const struct attention_params &p)
+{
+	return {p.softcap * LOG2_E, p.window > 0 ? p.window : INT32_MAX};
+}
+
+/* The first position that a row at `position` sees. */
+__device__ __forceinline__ int first_seen(int position, const struct attention_params &p)
+{
+	return p.window > 0 ? max(position + 1 - p.window, 0) : 0;
+}
+
 /* 2^n for an integer n <= 0. */
 __device__ __forceinline__ float power_of_two(float n)
 {
@@ -117,8 +134,8 @@ template <int dim, int n8> struct queries {
 	 * operand of P V. scaled: weights are multiplied by rest[0] of token g, rest[1] of g + 8.
 	 */
 	template <bool scaled>
-	__device__ __forceinline__ void weigh(float (&s)[n8][4], int first_token, int lane, uint32_t (&p)[n8][2],
-					      const float (&rest)[2])
+	__device__ __forceinline__ void weigh(float (&s)[n8][4], int first_token, int lane, const struct bounds &to,
+					      uint32_t (&p)[n8][2], const float (&rest)[2])
 	{
 		const int g = lane / 4, t = lane % 4;
 		float factor[n8][2];
@@ -127,9 +144,15 @@ template <int dim, int n8> struct queries {
 		for (int k = 0; k < n8; k++)
 #pragma unroll
 			for (int c = 0; c < 2; c++) {
-				if (first_token + g > position[k][c])
+				if (to.cap > 0) {
+					s[k][c] = to.cap * tanhf(s[k][c] / to.cap);
+					s[k][c + 2] = to.cap * tanhf(s[k][c + 2] / to.cap);
+				}
+				/* How far before the query the token stands. */
+				const int back = position[k][c] - first_token - g;
+				if (back < 0 || back >= to.window)
 					s[k][c] = -INFINITY;
-				if (first_token + g + 8 > position[k][c])
+				if (back < 8 || back - 8 >= to.window)
 					s[k][c + 2] = -INFINITY;
 				float top = fmaxf(s[k][c], s[k][c + 2]);
 				top = fmaxf(top, __shfl_xor_sync(ALL, top, 4));
@@ -287,7 +310,7 @@ template <int dim, int n8> struct split_of_halves {
 	}
 
 	__device__ __forceinline__ void run(queries<dim, n8> &x, int head_dim, int lane, int first_token, int first, int last,
-					    const struct page_place &page, const struct page_place &next, bool more)
+					    const struct bounds &to, const struct page_place &page, const struct page_place &next, bool more)
 	{
 		const float one[2] = {1.0f, 1.0f};
 		float s[n8][4];
@@ -303,12 +326,12 @@ template <int dim, int n8> struct split_of_halves {
 			x.scores(s, [&](int block) { return key[block]; });
 			if (more)
 				load_keys(next, head_dim, lane);
-			x.template weigh<false>(s, first_token, lane, p, one);
+			x.template weigh<false>(s, first_token, lane, to, p, one);
 			x.template add_values<true>(p, first_token, first, last, lane,
 						   [&](int block) { return value[block]; });
 		} else {
 			x.scores(s, [&](int block) { return load_key(block, head_dim, lane, load_global{page.keys}); });
-			x.template weigh<false>(s, first_token, lane, p, one);
+			x.template weigh<false>(s, first_token, lane, to, p, one);
 			x.template add_values<true>(p, first_token, first, last, lane, load_block);
 		}
 	}
@@ -341,7 +364,7 @@ template <int dim, int n8, enum kv_form form> struct split_of_codes {
 	}
 
 	__device__ __forceinline__ void run(queries<dim, n8> &x, int head_dim, int lane, int first_token, int first, int last,
-					    const struct page_place &page, const struct page_place &next, bool more)
+					    const struct bounds &to, const struct page_place &page, const struct page_place &next, bool more)
 	{
 		float s[n8][4];
 		uint32_t p[n8][2];
@@ -363,7 +386,7 @@ template <int dim, int n8, enum kv_form form> struct split_of_codes {
 		}
 		if (more)
 			load_keys(next, head_dim, lane);
-		x.template weigh<true>(s, first_token, lane, p, scales.rest);
+		x.template weigh<true>(s, first_token, lane, to, p, scales.rest);
 		if (page.wide)
 			x.template add_values<true>(p, first_token, first, last, lane, [&](int block) {
 				return load_value(block, head_dim, lane, load_global{page.values});
@@ -395,13 +418,18 @@ __global__ void __launch_bounds__(32 * PART_WARPS, 2) attend_parts(struct attent
 	const struct attention_item item = a.parts[index];
 	if (item.n_rows == 0)
 		return;
-	const int first_page = item.first_split * SPLIT_PAGES;
+	/* Pages before all windows are not looked at: their places in the table may hold anything. */
+	const int first_page =
+		max(item.first_split * SPLIT_PAGES, first_seen(item.first_position, a.params) / PAGE_TOKENS);
 	const int last = item.first_position + item.n_rows - 1, n = item.n_rows * group;
-	const int n_pages = min(static_cast<int>(SPLIT_PAGES), last / PAGE_TOKENS + 1 - first_page);
+	const int n_pages = min((item.first_split + 1) * SPLIT_PAGES, last / PAGE_TOKENS + 1) - first_page;
+	if (n_pages <= 0)
+		return;
+	const struct bounds to = bounds_of(a.params);
 
 	queries<dim, n8> x;
 	x.load(a.q, a.n_head, head_dim, head_kv * group, group, item.first_row, item.first_position, first, n,
-	       a.scale * LOG2_E, lane);
+	       a.params.scale * LOG2_E, lane);
 
 	const int my_entry = a.seq_table[item.seq] + first_page + min(lane, n_pages - 1);
 	const int32_t my_page = a.table[my_entry];
@@ -415,7 +443,7 @@ __global__ void __launch_bounds__(32 * PART_WARPS, 2) attend_parts(struct attent
 	split.load_keys(page, head_dim, lane);
 	for (int i = 0; i < n_pages; i++) {
 		const struct page_place next = page_at(min(i + 1, n_pages - 1));
-		split.run(x, head_dim, lane, (first_page + i) * PAGE_TOKENS, item.first_position, last, page, next,
+		split.run(x, head_dim, lane, (first_page + i) * PAGE_TOKENS, item.first_position, last, to, page, next,
 			  i + 1 < n_pages);
 		page = next;
 	}
@@ -459,13 +487,16 @@ __global__ void __launch_bounds__(32 * WHOLE_WARPS, 1) attend_whole(struct atten
 	const int last = item.first_position + item.n_rows - 1, n_pages = last / PAGE_TOKENS + 1;
 	/* The last key any query of this warp looks at, or -1. */
 	const int warp_last = first < n ? item.first_position + min(first + 8 * n8 - 1, n - 1) / group : -1;
-	const int warp_first = item.first_position + first / group;
+	const int warp_first = item.first_position + first / group, warp_sees = first_seen(warp_first, a.params);
+	/* The first page that any query of the block looks at. */
+	const int first_page = first_seen(item.first_position, a.params) / PAGE_TOKENS;
+	const struct bounds to = bounds_of(a.params);
 	const int bytes = static_cast<int>(head_bytes(head_dim));
 
 	queries<dim, n8> x;
 	float total_m[n8][2], total_l[n8][2], total_o[dim / 16][n8][4];
 	x.load(a.q, a.n_head, head_dim, head_kv * group, group, item.first_row, item.first_position, first, n,
-	       a.scale * LOG2_E, lane);
+	       a.params.scale * LOG2_E, lane);
 	nothing_seen(total_m, total_l, total_o);
 	const auto fold = [&]() {
 		x.reduce();
@@ -509,16 +540,16 @@ __global__ void __launch_bounds__(32 * WHOLE_WARPS, 1) attend_whole(struct atten
 		cp_async_commit();
 	};
 	for (int page = 0; page < WHOLE_STAGES - 1; page++)
-		copy_page(page);
+		copy_page(first_page + page);
 
-	for (int page = 0; page < n_pages; page++) {
+	for (int page = first_page; page < n_pages; page++) {
 		const int first_token = page * PAGE_TOKENS;
 		cp_async_wait<WHOLE_STAGES - 2>();
 		__syncthreads();
 		copy_page(page + WHOLE_STAGES - 1);
-		if (first_token > warp_last)
+		if (first_token > warp_last || first_token + PAGE_TOKENS <= warp_sees)
 			continue;
-		if (page > 0 && page % SPLIT_PAGES == 0)
+		if (page > first_page && page % SPLIT_PAGES == 0)
 			fold();
 		const auto stage = stages + page % WHOLE_STAGES * 2 * bytes;
 		float s[n8][4];
@@ -536,7 +567,7 @@ __global__ void __launch_bounds__(32 * WHOLE_WARPS, 1) attend_whole(struct atten
 			x.scale_scores(s, scale.x, scale.y);
 			scales = split_scales(scale.z, scale.w, lane);
 		}
-		x.template weigh<form != KV_FORM_F16>(s, first_token, lane, p, scales.rest);
+		x.template weigh<form != KV_FORM_F16>(s, first_token, lane, to, p, scales.rest);
 		if (wide) {
 			x.template add_values<true>(p, first_token, warp_first, last, lane, [&](int block) {
 				return load_value(block, head_dim, lane, load_shared{stage + bytes});

@@ -185,7 +185,7 @@ static enum status step_end(struct backend *backend)
 
 /* ---- Operations ---- */
 
-static enum status embed(struct backend *backend, const struct weight *w, float *out)
+static enum status embed(struct backend *backend, const struct weight *w, float scale, float *out)
 {
 	struct cuda_backend *b = self(backend);
 	for (int32_t i = 0; i < b->batch->n_rows; i++)
@@ -193,14 +193,15 @@ static enum status embed(struct backend *backend, const struct weight *w, float 
 			return latch(b, STATUS_INVALID);
 	struct operation o = operation(OP_EMBED);
 	o.embed.w = w;
+	o.embed.scale = scale;
 	o.embed.out = out;
 	return graph_submit(b, &o);
 }
 
-static enum status rms_norm(struct backend *backend, const float *x, int64_t n, int32_t dim, const float *gain,
-			    float eps, float *out)
+static enum status submit_norm(struct backend *backend, enum operation_kind kind, const float *x, int64_t n,
+			       int32_t dim, const float *gain, float eps, float *out)
 {
-	struct operation o = operation(OP_NORM);
+	struct operation o = operation(kind);
 	o.norm.x = x;
 	o.norm.n = n;
 	o.norm.dim = dim;
@@ -208,6 +209,18 @@ static enum status rms_norm(struct backend *backend, const float *x, int64_t n, 
 	o.norm.eps = eps;
 	o.norm.out = out;
 	return graph_submit(self(backend), &o);
+}
+
+static enum status rms_norm(struct backend *backend, const float *x, int64_t n, int32_t dim, const float *gain,
+			    float eps, float *out)
+{
+	return submit_norm(backend, OP_NORM, x, n, dim, gain, eps, out);
+}
+
+static enum status rms_norm_add(struct backend *backend, const float *x, int64_t n, int32_t dim, const float *gain,
+				float eps, float *out)
+{
+	return submit_norm(backend, OP_NORM_ADD, x, n, dim, gain, eps, out);
 }
 
 static enum status matmul(struct backend *backend, const float *x, int64_t n_rows, const struct matmul *mm,
@@ -274,7 +287,7 @@ static enum status kv_write(struct backend *backend, void *kv, const struct kv_l
 }
 
 static enum status attention(struct backend *backend, const void *kv, const struct kv_layout *l, int32_t layer,
-			     const float *q, int32_t n_head, float scale, float *out)
+			     const float *q, int32_t n_head, const struct attention_params *params, float *out)
 {
 	struct operation o = operation(OP_ATTENTION);
 	o.attention.kv = kv;
@@ -282,18 +295,28 @@ static enum status attention(struct backend *backend, const void *kv, const stru
 	o.attention.layer = layer;
 	o.attention.q = q;
 	o.attention.n_head = n_head;
-	o.attention.scale = scale;
+	o.attention.params = *params;
 	o.attention.out = out;
 	return graph_submit(self(backend), &o);
 }
 
-static enum status swiglu(struct backend *backend, float *gate, const float *up, int64_t n, int32_t dim)
+static enum status glu(struct backend *backend, enum glu f, float *gate, const float *up, int64_t n, int32_t dim)
 {
-	struct operation o = operation(OP_SWIGLU);
-	o.swiglu.gate = gate;
-	o.swiglu.up = up;
-	o.swiglu.n = n;
-	o.swiglu.dim = dim;
+	struct operation o = operation(OP_GLU);
+	o.glu.f = f;
+	o.glu.gate = gate;
+	o.glu.up = up;
+	o.glu.n = n;
+	o.glu.dim = dim;
+	return graph_submit(self(backend), &o);
+}
+
+static enum status softcap(struct backend *backend, float *x, int64_t n, float cap)
+{
+	struct operation o = operation(OP_SOFTCAP);
+	o.softcap.x = x;
+	o.softcap.n = n;
+	o.softcap.cap = cap;
 	return graph_submit(self(backend), &o);
 }
 
@@ -373,11 +396,13 @@ static struct backend_ops make_ops()
 	o.step_end = step_end;
 	o.embed = embed;
 	o.rms_norm = rms_norm;
+	o.rms_norm_add = rms_norm_add;
 	o.matmul = matmul;
 	o.rope = rope;
 	o.kv_write = kv_write;
 	o.attention = attention;
-	o.swiglu = swiglu;
+	o.glu = glu;
+	o.softcap = softcap;
 	o.gather_rows = gather_rows;
 	o.sample = sample;
 	o.page_copy = page_copy;

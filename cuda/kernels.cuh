@@ -38,7 +38,8 @@ struct embed_args {
 	int n_units, n_in;
 	const int32_t *token; /* [n_rows] */
 	int n_rows;
-	float *out; /* [n_rows][n_in] */
+	float scale; /* of all elements */
+	float *out;  /* [n_rows][n_in] */
 };
 cudaError_t embed(enum quant_type type, const struct embed_args &a, cudaStream_t stream);
 
@@ -84,7 +85,11 @@ cudaError_t to_halves(const float *x, int n_rows, int dim, const struct halves &
 /* h.x NULL: floats only. */
 cudaError_t rms_norm(const float *x, int64_t n, int dim, const float *gain, float eps, float *out,
 		     const struct halves &h, cudaStream_t stream);
-cudaError_t swiglu(float *gate, const float *up, int n_rows, int dim, const struct halves &h, cudaStream_t stream);
+/* out += the normed rows. */
+cudaError_t rms_norm_add(const float *x, int n, int dim, const float *gain, float eps, float *out, cudaStream_t stream);
+cudaError_t gate_rows(enum glu f, float *gate, const float *up, int n_rows, int dim, const struct halves &h,
+		      cudaStream_t stream);
+cudaError_t softcap(float *x, int64_t n, float cap, cudaStream_t stream);
 /* rows, from and to: host memory, free after the call. */
 cudaError_t gather_rows(const float *x, int dim, const int32_t *rows, int n, float *out, cudaStream_t stream);
 
@@ -159,11 +164,12 @@ struct attention_args {
 	const uint8_t *kv;
 	struct kv_place place;
 	int n_head, n_head_kv, head_dim;
-	float scale;
+	struct attention_params params;
 	const float *q;	 /* [n_rows][n_head][head_dim] */
 	float *out;	 /* likewise */
 	struct halves h; /* the same in halves, scale 1; x NULL: not wanted */
 	const int32_t *seq_table, *table, *slots; /* as in step_rows */
+	const int32_t *row_place;		  /* its `place` */
 	const struct attention_item *parts; /* one split of the keys each, their results to be merged */
 	int n_parts;
 	const struct attention_item *whole; /* all keys, by tiles of rows */

@@ -77,7 +77,7 @@ enum status begin(struct cuda_backend *b)
 
 /* ---- Operations ---- */
 
-static enum status do_embed(struct cuda_backend *b, const struct weight *w, float *out)
+static enum status do_embed(struct cuda_backend *b, const struct weight *w, float scale, float *out)
 {
 	const struct matrix *m = matrix_of(w);
 	TRY(begin(b));
@@ -90,6 +90,7 @@ static enum status do_embed(struct cuda_backend *b, const struct weight *w, floa
 	a.n_in = m->n_in;
 	a.token = uploaded<int32_t>(b, b->token);
 	a.n_rows = b->batch->n_rows;
+	a.scale = scale;
 	a.out = out;
 	return launched(b, embed(m->type, a, b->stream), "embedding");
 }
@@ -109,6 +110,16 @@ static enum status do_norm(struct cuda_backend *b, const float *x, int64_t n, in
 	if (!h.x && n > INT32_MAX)
 		return latch(b, STATUS_INVALID);
 	return launched(b, rms_norm(x, n, dim, gain, eps, out, h, b->stream), "norm");
+}
+
+static enum status do_norm_add(struct cuda_backend *b, const float *x, int64_t n, int32_t dim, const float *gain,
+			       float eps, float *out)
+{
+	TRY(begin(b));
+	if (n > INT32_MAX)
+		return latch(b, STATUS_INVALID);
+	wrote(b, out, n * dim);
+	return launched(b, rms_norm_add(x, static_cast<int>(n), dim, gain, eps, out, b->stream), "norm");
 }
 
 enum status execute_matmul(struct cuda_backend *b, const float *x, int64_t n_rows, const struct matmul *mm,
@@ -228,7 +239,7 @@ static enum status do_kv_write(struct cuda_backend *b, void *kv, const struct kv
 }
 
 static enum status do_attention(struct cuda_backend *b, const void *kv, const struct kv_layout *l, int32_t layer,
-				const float *q, int32_t n_head, float scale, float *out)
+				const float *q, int32_t n_head, const struct attention_params *params, float *out)
 {
 	TRY(begin(b));
 	if (!takes(b, l, n_head))
@@ -241,7 +252,7 @@ static enum status do_attention(struct cuda_backend *b, const void *kv, const st
 	a.n_head = n_head;
 	a.n_head_kv = l->n_head_kv;
 	a.head_dim = l->head_dim;
-	a.scale = scale;
+	a.params = *params;
 	a.q = q;
 	a.out = out;
 	/* Products take whole units of 256: what lies beyond a narrower row must be zeros, which only to_halves()
@@ -253,6 +264,7 @@ static enum status do_attention(struct cuda_backend *b, const void *kv, const st
 	a.seq_table = uploaded<int32_t>(b, b->seq_table);
 	a.table = uploaded<int32_t>(b, b->table);
 	a.slots = b->wide ? uploaded<int32_t>(b, b->slots) : NULL;
+	a.row_place = uploaded<int32_t>(b, b->place);
 	a.parts = uploaded<struct attention_item>(b, plan->parts);
 	a.n_parts = plan->n_parts;
 	a.whole = uploaded<struct attention_item>(b, plan->whole);
@@ -263,22 +275,31 @@ static enum status do_attention(struct cuda_backend *b, const void *kv, const st
 	return launched(b, attention(a, b->stream), "attention");
 }
 
-static enum status do_swiglu(struct cuda_backend *b, float *gate, const float *up, int64_t n, int32_t dim)
+static enum status do_glu(struct cuda_backend *b, enum glu f, float *gate, const float *up, int64_t n, int32_t dim)
 {
 	TRY(begin(b));
 	if (n > INT32_MAX)
 		return latch(b, STATUS_INVALID);
 	const struct halves h = claim_halves(b, gate, n, dim);
-	return launched(b, swiglu(gate, up, static_cast<int>(n), dim, h, b->stream), "gate");
+	return launched(b, gate_rows(f, gate, up, static_cast<int>(n), dim, h, b->stream), "gate");
+}
+
+static enum status do_softcap(struct cuda_backend *b, float *x, int64_t n, float cap)
+{
+	TRY(begin(b));
+	wrote(b, x, n);
+	return launched(b, softcap(x, n, cap, b->stream), "soft-capping");
 }
 
 enum status execute(struct cuda_backend *b, const struct operation *o)
 {
 	switch (o->kind) {
 	case OP_EMBED:
-		return do_embed(b, o->embed.w, o->embed.out);
+		return do_embed(b, o->embed.w, o->embed.scale, o->embed.out);
 	case OP_NORM:
 		return do_norm(b, o->norm.x, o->norm.n, o->norm.dim, o->norm.gain, o->norm.eps, o->norm.out);
+	case OP_NORM_ADD:
+		return do_norm_add(b, o->norm.x, o->norm.n, o->norm.dim, o->norm.gain, o->norm.eps, o->norm.out);
 	case OP_MATMUL:
 		return execute_matmul(b, o->matmul.x, o->matmul.n_rows, o->matmul.mm, o->matmul.n);
 	case OP_ROPE:
@@ -289,11 +310,13 @@ enum status execute(struct cuda_backend *b, const struct operation *o)
 				   o->kv_write.v);
 	case OP_ATTENTION:
 		return do_attention(b, o->attention.kv, &o->attention.layout, o->attention.layer, o->attention.q,
-				    o->attention.n_head, o->attention.scale, o->attention.out);
-	case OP_SWIGLU:
+				    o->attention.n_head, &o->attention.params, o->attention.out);
+	case OP_GLU:
+		return do_glu(b, o->glu.f, o->glu.gate, o->glu.up, o->glu.n, o->glu.dim);
+	case OP_SOFTCAP:
 		break;
 	}
-	return do_swiglu(b, o->swiglu.gate, o->swiglu.up, o->swiglu.n, o->swiglu.dim);
+	return do_softcap(b, o->softcap.x, o->softcap.n, o->softcap.cap);
 }
 
 } // namespace GPU_NS

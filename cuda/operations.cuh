@@ -9,7 +9,17 @@
 namespace GPU_NS
 {
 
-enum operation_kind { OP_EMBED, OP_NORM, OP_MATMUL, OP_ROPE, OP_KV_WRITE, OP_ATTENTION, OP_SWIGLU };
+enum operation_kind {
+	OP_EMBED,
+	OP_NORM,
+	OP_NORM_ADD,
+	OP_MATMUL,
+	OP_ROPE,
+	OP_KV_WRITE,
+	OP_ATTENTION,
+	OP_GLU,
+	OP_SOFTCAP
+};
 
 /* All bytes of it count when two are compared: begin with operation(). */
 struct operation {
@@ -17,6 +27,7 @@ struct operation {
 	union {
 		struct {
 			const struct weight *w;
+			float scale;
 			float *out;
 		} embed;
 		struct {
@@ -25,7 +36,7 @@ struct operation {
 			int64_t n;
 			int32_t dim;
 			float eps;
-		} norm;
+		} norm; /* and of NORM_ADD */
 		struct {
 			const float *x;
 			int64_t n_rows;
@@ -48,15 +59,21 @@ struct operation {
 			struct kv_layout layout;
 			int32_t layer, n_head;
 			const float *q;
-			float scale;
+			struct attention_params params;
 			float *out;
 		} attention;
 		struct {
+			enum glu f;
 			float *gate;
 			const float *up;
 			int64_t n;
 			int32_t dim;
-		} swiglu;
+		} glu;
+		struct {
+			float *x;
+			int64_t n;
+			float cap;
+		} softcap;
 	};
 };
 

@@ -158,19 +158,21 @@ enum { EMBED_THREADS = 128 };
 
 template <enum quant_type type>
 __global__ void __launch_bounds__(EMBED_THREADS)
-	embed_raw(const uint8_t *rows, size_t row_bytes, const int32_t *token, int n_in, float *out)
+	embed_raw(const uint8_t *rows, size_t row_bytes, const int32_t *token, int n_in, float scale,
+		  float *out)
 {
 	const uint8_t *row = rows + static_cast<size_t>(token[blockIdx.x]) * row_bytes;
 	float *to = out + static_cast<size_t>(blockIdx.x) * n_in;
 	for (int k = threadIdx.x + blockIdx.y * EMBED_THREADS; k < n_in; k += EMBED_THREADS * gridDim.y)
-		to[k] = raw<type>::value(row, k);
+		to[k] = raw<type>::value(row, k) * scale;
 }
 
 /* A matrix that products read as well is kept in the packed form alone: a thread takes the part of a product that it
  * owns. */
 template <enum quant_type type>
 __global__ void __launch_bounds__(EMBED_THREADS)
-	embed_packed(const uint8_t *data, int n_units, const int32_t *token, int n_in, float *out)
+	embed_packed(const uint8_t *data, int n_units, const int32_t *token, int n_in, float scale,
+		  float *out)
 {
 	using form = packed_of<type>;
 	const int row = token[blockIdx.x], r = row % TILE_OUTPUTS;
@@ -186,13 +188,13 @@ __global__ void __launch_bounds__(EMBED_THREADS)
 #pragma unroll /* constant indices keep meta and x in registers */
 		for (int s = 0; s < form::steps; s++)
 			if (s == step) {
-				const step_scale scale = form::scale(meta, s);
+				const step_scale by = form::scale(meta, s);
 #pragma unroll
 				for (int j = 0; j < STEP_PRODUCTS; j++)
 #pragma unroll
 					for (int plane = 0; plane < form::planes; plane++) {
 						uint32_t a[4];
-						form::fragment(low, meta, scale, s, j, plane, a);
+						form::fragment(low, meta, by, s, j, plane, a);
 #pragma unroll
 						for (int half = 0; half < 2; half++) {
 							const uint32_t pair = r < 8 ? a[2 * half] : a[2 * half + 1];
@@ -207,7 +209,7 @@ __global__ void __launch_bounds__(EMBED_THREADS)
 #pragma unroll
 		for (int e = 0; e < 16; e++)
 			if (k + e < n_in)
-				to[k + e] = x[e];
+				to[k + e] = x[e] * scale;
 	}
 }
 
@@ -219,10 +221,10 @@ struct embed_launch {
 		const dim3 grid(static_cast<unsigned>(a->n_rows), a->raw ? 4 : 2);
 		if (a->raw)
 			GPU_LAUNCH((embed_raw<type>), grid, dim3(EMBED_THREADS), 0, stream, a->raw, a->row_bytes,
-				   a->token, a->n_in, a->out);
+				   a->token, a->n_in, a->scale, a->out);
 		else
 			GPU_LAUNCH((embed_packed<type>), grid, dim3(EMBED_THREADS), 0, stream, a->packed, a->n_units,
-				   a->token, a->n_in, a->out);
+				   a->token, a->n_in, a->scale, a->out);
 		return cudaGetLastError();
 	}
 };

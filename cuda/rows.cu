@@ -105,14 +105,38 @@ cudaError_t rms_norm(const float *x, int64_t n, int dim, const float *gain, floa
 	return cudaGetLastError();
 }
 
-/* ---- Gate ---- */
-
-__device__ __forceinline__ float gated(float gate, float up)
+__global__ void __launch_bounds__(WIDE_THREADS)
+	add_norm_rows(const float *x, int dim, const float *gain, float eps, float *out)
 {
-	return gate / (1.0f + expf(-gate)) * up;
+	GPU_SHARED(float, scratch, WIDE_THREADS / 32);
+	float sum = 0;
+	x += static_cast<size_t>(blockIdx.x) * dim;
+	out += static_cast<size_t>(blockIdx.x) * dim;
+	for (int i = threadIdx.x; i < dim; i += WIDE_THREADS)
+		sum += x[i] * x[i];
+	sum = block_sum<WIDE_THREADS>(sum, scratch);
+	const float scale = 1.0f / sqrtf(sum / dim + eps);
+	for (int i = threadIdx.x; i < dim; i += WIDE_THREADS)
+		out[i] += x[i] * scale * gain[i];
 }
 
-__global__ void __launch_bounds__(WIDE_THREADS) swiglu_rows(float *gate, const float *up, int dim, struct halves h)
+cudaError_t rms_norm_add(const float *x, int n, int dim, const float *gain, float eps, float *out, cudaStream_t stream)
+{
+	GPU_LAUNCH(add_norm_rows, dim3(static_cast<unsigned>(n)), dim3(WIDE_THREADS), 0, stream, x, dim, gain, eps, out);
+	return cudaGetLastError();
+}
+
+/* ---- Gate ---- */
+
+/* GELU: x / 2 * (1 + tanh(y)) = x / (1 + exp(-2 y)), y = sqrt(2 / pi) * (x + 0.044715 x^3). */
+template <enum glu f> __device__ __forceinline__ float gated(float gate, float up)
+{
+	const float y = f == GLU_GELU ? 1.5957691f * (gate + 0.044715f * gate * gate * gate) : gate;
+	return gate / (1.0f + expf(-y)) * up;
+}
+
+template <enum glu f>
+__global__ void __launch_bounds__(WIDE_THREADS) glu_rows(float *gate, const float *up, int dim, struct halves h)
 {
 	GPU_SHARED(float, scratch, WIDE_THREADS / 32);
 	const int row = blockIdx.x;
@@ -121,21 +145,42 @@ __global__ void __launch_bounds__(WIDE_THREADS) swiglu_rows(float *gate, const f
 	up += static_cast<size_t>(row) * dim;
 	if (!h.x) {
 		for (int i = threadIdx.x; i < dim; i += WIDE_THREADS)
-			gate[i] = gated(gate[i], up[i]);
+			gate[i] = gated<f>(gate[i], up[i]);
 		return;
 	}
 	for (int i = threadIdx.x; i < dim; i += WIDE_THREADS)
-		largest = fmaxf(largest, fabsf(gated(gate[i], up[i])));
+		largest = fmaxf(largest, fabsf(gated<f>(gate[i], up[i])));
 	write_halves<WIDE_THREADS>(dim, largest, h, row, scratch, [&](int i) {
-		const float y = gated(gate[i], up[i]);
+		const float y = gated<f>(gate[i], up[i]);
 		gate[i] = y;
 		return y;
 	});
 }
 
-cudaError_t swiglu(float *gate, const float *up, int n_rows, int dim, const struct halves &h, cudaStream_t stream)
+cudaError_t gate_rows(enum glu f, float *gate, const float *up, int n_rows, int dim, const struct halves &h,
+		      cudaStream_t stream)
 {
-	GPU_LAUNCH(swiglu_rows, dim3(static_cast<unsigned>(n_rows)), dim3(WIDE_THREADS), 0, stream, gate, up, dim, h);
+	const dim3 grid(static_cast<unsigned>(n_rows));
+	if (f == GLU_GELU)
+		GPU_LAUNCH((glu_rows<GLU_GELU>), grid, dim3(WIDE_THREADS), 0, stream, gate, up, dim, h);
+	else
+		GPU_LAUNCH((glu_rows<GLU_SILU>), grid, dim3(WIDE_THREADS), 0, stream, gate, up, dim, h);
+	return cudaGetLastError();
+}
+
+/* ---- Logits ---- */
+
+__global__ void __launch_bounds__(ROW_THREADS) cap_softly(float *x, long long n, float cap)
+{
+	const long long i = static_cast<long long>(blockIdx.x) * ROW_THREADS + threadIdx.x;
+	if (i < n)
+		x[i] = cap * tanhf(x[i] / cap);
+}
+
+cudaError_t softcap(float *x, int64_t n, float cap, cudaStream_t stream)
+{
+	GPU_LAUNCH(cap_softly, dim3(static_cast<unsigned>((n + ROW_THREADS - 1) / ROW_THREADS)), dim3(ROW_THREADS), 0,
+		   stream, x, static_cast<long long>(n), cap);
 	return cudaGetLastError();
 }
 

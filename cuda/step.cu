@@ -284,7 +284,7 @@ enum status step_upload(struct cuda_backend *b, const struct batch *batch)
 		seq_table[i] = static_cast<int32_t>(n_pages);
 		memcpy(table + n_pages, q->block_table, n * sizeof *table);
 		for (size_t k = 0; slots && k < n; k++)
-			slots[n_pages + k] = b->wide->slot[q->block_table[k]];
+			slots[n_pages + k] = q->block_table[k] < 0 ? -1 : b->wide->slot[q->block_table[k]];
 		n_pages += n;
 		for (int r = 0; r < q->n_rows; r++) {
 			place[q->first_row + r] = q->first_position + r;

@@ -186,6 +186,19 @@ struct rope_params {
 	float magnitude;
 };
 
+/* What attention computes, beside the heads: softmax(score) v over the positions a row sees. */
+struct attention_params {
+	float scale;    /* score = scale * q k, ... */
+	float softcap;  /* ... then, where this is not 0, softcap * tanh(score / softcap) */
+	int32_t window; /* a row sees its last `window` positions, itself among them; 0: all */
+};
+
+/* Gated linear units (Shazeer, "GLU Variants Improve Transformer", 2020), by what the gate goes through. */
+enum glu {
+	GLU_SILU, /* x / (1 + exp(-x)) */
+	GLU_GELU, /* x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))) */
+};
+
 struct backend_info {
 	const char *name;   /* "cpu-avx512", "cpu-reference", "cuda" */
 	char detail[128];   /* e.g. the instruction sets or the GPU's name */
@@ -226,11 +239,14 @@ struct backend_ops {
 	/* Waits; a failure of any operation since step_begin shows here, and that the device is lost rather than another. */
 	enum status (*step_end)(struct backend *b);
 
-	/* out[n_rows][n_in] = rows `token` of the embedding matrix, in float; tokens are those of the step's batch. */
-	enum status (*embed)(struct backend *b, const struct weight *w, float *out);
+	/* out[n_rows][n_in] = scale * rows `token` of the embedding matrix, in float; tokens are those of the step's batch. */
+	enum status (*embed)(struct backend *b, const struct weight *w, float scale, float *out);
 	/* out[n][dim] = x / sqrt(mean(x^2) + eps) * gain; out may be x. gain is a device address. */
 	enum status (*rms_norm)(struct backend *b, const float *x, int64_t n, int32_t dim, const float *gain, float eps,
 	                        float *out);
+	/* out[n][dim] += x / sqrt(mean(x^2) + eps) * gain; out is not x. */
+	enum status (*rms_norm_add)(struct backend *b, const float *x, int64_t n, int32_t dim, const float *gain, float eps,
+	                            float *out);
 	/*
 	 * n_mm products over the same x[n_rows][n_in]; activations are quantised once where the backend does so, with the precision
 	 * that the most demanding product wants.
@@ -246,13 +262,16 @@ struct backend_ops {
 	enum status (*kv_write)(struct backend *b, void *kv, const struct kv_layout *layout, int32_t layer, const float *k,
 	                        const float *v);
 	/*
-	 * Causal attention of q[n_rows][n_head][head_dim] over positions 0..its own of each row's block table:
-	 * out[n_rows][n_head][head_dim] = softmax(scale * q k^T) v. Query head h uses KV head h / (n_head / n_head_kv).
+	 * Causal attention of q[n_rows][n_head][head_dim] over the positions of its block table up to its own that each row sees. Query head h
+	 * uses KV head h / (n_head / n_head_kv). Pages that lie wholly before a row's window are not read for it: where no row of a
+	 * sequence sees a page, its place in the block table may hold anything.
 	 */
 	enum status (*attention)(struct backend *b, const void *kv, const struct kv_layout *layout, int32_t layer,
-	                         const float *q, int32_t n_head, float scale, float *out);
-	/* gate[n][dim] = silu(gate) * up, silu(x) = x / (1 + exp(-x)). */
-	enum status (*swiglu)(struct backend *b, float *gate, const float *up, int64_t n, int32_t dim);
+	                         const float *q, int32_t n_head, const struct attention_params *params, float *out);
+	/* gate[n][dim] = f(gate) * up */
+	enum status (*glu)(struct backend *b, enum glu f, float *gate, const float *up, int64_t n, int32_t dim);
+	/* x[n] = cap * tanh(x / cap) */
+	enum status (*softcap)(struct backend *b, float *x, int64_t n, float cap);
 	/* out[i] = x[rows[i]], rows of dim floats; rows is host memory. */
 	enum status (*gather_rows)(struct backend *b, const float *x, int32_t dim, const int32_t *rows, int32_t n, float *out);
 	/*

@@ -42,7 +42,7 @@ struct sum {
 static void count_sequence(struct census *c, const struct kv_seq *kv, int32_t n_positions, enum holder holder, struct sum *sum,
                            struct engine_kv *out)
 {
-	for (int32_t i = 0; i < kv->n_pages; i++) {
+	for (int32_t i = kv->n_gone; i < kv->n_pages; i++) {
 		int32_t page = kv->pages[i], used = n_positions - i * KV_PAGE_TOKENS;
 		used = used < 0 ? 0 : used > KV_PAGE_TOKENS ? KV_PAGE_TOKENS : used;
 		if (c->holder[page] < holder)
@@ -51,8 +51,8 @@ static void count_sequence(struct census *c, const struct kv_seq *kv, int32_t n_
 			c->used[page] = (uint8_t)used;
 		c->sequences[page] += c->sequences[page] < 2;
 	}
-	sum->refs += kv->n_pages;
-	sum->tokens += kv_seq_places(kv);
+	sum->refs += kv_seq_refs(kv);
+	sum->tokens += kv_seq_places(kv) - kv->n_gone * KV_PAGE_TOKENS;
 	if (n_positions % KV_PAGE_TOKENS != 0 && kv->n_pages == kv_pages_for(n_positions)) {
 		out->tails++;
 		out->tails_shared += kv_pool_refs(c->pool, kv->pages[kv->n_pages - 1]) > 1;
@@ -76,7 +76,7 @@ static void count_requests(struct census *c, const struct list *head, enum holde
 			sum->refs++;
 		}
 		if (holder == RUNNING)
-			charged[r->tenant->id] += r->kv.n_pages;
+			charged[r->tenant->id] += kv_seq_refs(&r->kv);
 	}
 }
 

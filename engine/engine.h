@@ -82,6 +82,7 @@ struct engine_info {
 	int32_t n_ctx;         /* longest conversation of which all is kept */
 	int32_t n_ctx_long;    /* and of which a context policy keeps a part */
 	int32_t n_ctx_train, n_vocab, n_embd, n_layer, n_threads;
+	int32_t window, n_windowed; /* n_windowed layers see only so many positions; 0: all see all */
 	uint64_t kv_bytes_per_token, kv_bytes;
 	uint64_t page_bytes; /* what a page takes of kv_bytes */
 	const char *kv_type;    /* of an element, "F16", "int8", "fp8_e4m3" */
@@ -516,6 +517,8 @@ struct engine_plan_params {
 struct engine_plan {
 	char arch[32];
 	int32_t n_ctx, n_layer, n_head, n_head_kv, head_dim, page_tokens;
+	int32_t window, n_windowed;   /* positions that rows see in n_windowed of the layers; 0: all see all */
+	uint64_t kv_bytes_running;    /* of a whole context that is computed: where all layers have a window, pages before it can go */
 	uint64_t weights_bytes;       /* of the tensors in the file */
 	uint64_t activation_bytes;    /* of a step */
 	uint64_t kv_bytes_per_token;

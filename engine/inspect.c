@@ -22,7 +22,7 @@ enum {
 };
 
 /* Whole numbers of an architecture, `{arch}.` + suffix in the metadata. */
-enum fact { N_LAYER, N_EMBD, N_FF, N_HEAD, N_HEAD_KV, HEAD_DIM, N_CTX_TRAIN, ROPE_DIMS, N_VOCAB, N_FACTS };
+enum fact { N_LAYER, N_EMBD, N_FF, N_HEAD, N_HEAD_KV, HEAD_DIM, N_CTX_TRAIN, WINDOW, ROPE_DIMS, N_VOCAB, N_FACTS };
 
 static const struct {
 	const char *suffix, *json, *label;
@@ -34,6 +34,7 @@ static const struct {
 	[N_HEAD_KV] = {"attention.head_count_kv", "n_head_kv", "KV heads"},
 	[HEAD_DIM] = {"attention.key_length", "head_dim", "head dimension"},
 	[N_CTX_TRAIN] = {"context_length", "n_ctx_train", "trained context"},
+	[WINDOW] = {"attention.sliding_window", "attention_window", "attention window"},
 	[ROPE_DIMS] = {"rope.dimension_count", "rope_dims", "rotated dimensions"},
 	[N_VOCAB] = {"vocab_size", "n_vocab", "vocabulary"},
 };

@@ -190,8 +190,8 @@ static void make_root(struct engine *e)
 {
 	const struct model_params *p = model_params(e->model);
 	e->backend->ops->info(e->backend, &e->backend_info);
-	snprintf(e->rope_text, sizeof e->rope_text, "%d %d %d %a %a %d %a %a %a %a", (int)p->rope_pairing, (int)p->rope_scaling,
-	         (int)p->rope_dims, p->rope_base, p->rope_factor, (int)p->rope_original_ctx, p->rope_attn_factor, p->yarn_beta_fast,
+	snprintf(e->rope_text, sizeof e->rope_text, "%d %d %d %a %a %a %d %a %a %a %a", (int)p->rope_pairing, (int)p->rope_scaling,
+	         (int)p->rope_dims, p->rope_base, p->rope_base_local, p->rope_factor, (int)p->rope_original_ctx, p->rope_attn_factor, p->yarn_beta_fast,
 	         p->yarn_beta_slow, p->yarn_ext_factor);
 	/* With a lossy tier all KV may have gone through it: none of it is taken for exact, here or elsewhere. */
 	enum kv_form ram = KV_FORM_F16;
@@ -383,6 +383,8 @@ static enum status fill_info(struct engine *e, int32_t n_pages, int32_t n_wide, 
 	        .n_vocab = p->n_vocab,
 	        .n_embd = p->n_embd,
 	        .n_layer = p->n_layer,
+	        .window = model_n_windowed(p) ? p->window : 0,
+	        .n_windowed = model_n_windowed(p),
 	        .n_threads = e->backend_info.n_threads,
 	        .kv_bytes_per_token = e->layout.page_bytes / KV_PAGE_TOKENS,
 	        .kv_bytes = kv_pool_bytes(&e->layout, n_pages, n_wide),

@@ -35,7 +35,7 @@ const char *meter_op_name(enum meter_op op)
 	static const char *const names[METER_N_OPS] = {
 	        [METER_EMBED] = "embed",         [METER_NORM] = "norm",           [METER_QKV] = "qkv",
 	        [METER_ROPE] = "rope",           [METER_KV_WRITE] = "kv_write",   [METER_ATTENTION] = "attention",
-	        [METER_O] = "attn_output",       [METER_GATE_UP] = "ffn_gate_up", [METER_SWIGLU] = "swiglu",
+	        [METER_O] = "attn_output",       [METER_GATE_UP] = "ffn_gate_up", [METER_GLU] = "glu",
 	        [METER_DOWN] = "ffn_down",       [METER_OUTPUT] = "output",       [METER_OTHER] = "other",
 	};
 	return names[op];
@@ -181,11 +181,11 @@ static enum status weight_create(struct backend *b, const struct weight_desc *de
 	return st;
 }
 
-static enum status embed(struct backend *b, const struct weight *w, float *out)
+static enum status embed(struct backend *b, const struct weight *w, float scale, float *out)
 {
 	struct meter *m = self(b);
 	int64_t start = begin(m);
-	return end(m, METER_EMBED, start, m->inner->ops->embed(m->inner, w, out));
+	return end(m, METER_EMBED, start, m->inner->ops->embed(m->inner, w, scale, out));
 }
 
 static enum status rms_norm(struct backend *b, const float *x, int64_t n, int32_t dim, const float *gain, float eps, float *out)
@@ -193,6 +193,13 @@ static enum status rms_norm(struct backend *b, const float *x, int64_t n, int32_
 	struct meter *m = self(b);
 	int64_t start = begin(m);
 	return end(m, METER_NORM, start, m->inner->ops->rms_norm(m->inner, x, n, dim, gain, eps, out));
+}
+
+static enum status rms_norm_add(struct backend *b, const float *x, int64_t n, int32_t dim, const float *gain, float eps, float *out)
+{
+	struct meter *m = self(b);
+	int64_t start = begin(m);
+	return end(m, METER_NORM, start, m->inner->ops->rms_norm_add(m->inner, x, n, dim, gain, eps, out));
 }
 
 static enum status matmul(struct backend *b, const float *x, int64_t n_rows, const struct matmul *mm, int32_t n_mm)
@@ -225,25 +232,37 @@ static enum status kv_write(struct backend *b, void *kv, const struct kv_layout 
 }
 
 static enum status attention(struct backend *b, const void *kv, const struct kv_layout *layout, int32_t layer, const float *q,
-                             int32_t n_head, float scale, float *out)
+                             int32_t n_head, const struct attention_params *params, float *out)
 {
 	struct meter *m = self(b);
 	int64_t start = begin(m);
-	enum status st = m->inner->ops->attention(m->inner, kv, layout, layer, q, n_head, scale, out);
+	enum status st = m->inner->ops->attention(m->inner, kv, layout, layer, q, n_head, params, out);
 	if (!m->counting)
 		return st;
 	uint64_t token_bytes = layout->page_bytes / KV_PAGE_TOKENS / (uint64_t)layout->n_layer;
 	st = end(m, METER_ATTENTION, start, st);
-	for (int32_t i = 0; i < m->batch->n_seqs; i++)
-		m->counts.kv_bytes += token_bytes * (uint64_t)(m->batch->seq[i].first_position + m->batch->seq[i].n_rows);
+	for (int32_t i = 0; i < m->batch->n_seqs; i++) {
+		const struct batch_seq *seq = &m->batch->seq[i];
+		int32_t seen = seq->first_position + seq->n_rows;
+		if (params->window && seen - seq->n_rows + 1 > params->window)
+			seen = params->window + seq->n_rows - 1;
+		m->counts.kv_bytes += token_bytes * (uint64_t)seen;
+	}
 	return st;
 }
 
-static enum status swiglu(struct backend *b, float *gate, const float *up, int64_t n, int32_t dim)
+static enum status glu(struct backend *b, enum glu f, float *gate, const float *up, int64_t n, int32_t dim)
 {
 	struct meter *m = self(b);
 	int64_t start = begin(m);
-	return end(m, METER_SWIGLU, start, m->inner->ops->swiglu(m->inner, gate, up, n, dim));
+	return end(m, METER_GLU, start, m->inner->ops->glu(m->inner, f, gate, up, n, dim));
+}
+
+static enum status softcap(struct backend *b, float *x, int64_t n, float cap)
+{
+	struct meter *m = self(b);
+	int64_t start = begin(m);
+	return end(m, METER_OUTPUT, start, m->inner->ops->softcap(m->inner, x, n, cap));
 }
 
 static enum status gather_rows(struct backend *b, const float *x, int32_t dim, const int32_t *rows, int32_t n, float *out)
@@ -277,11 +296,13 @@ static const struct backend_ops meter_ops = {
         .step_end = step_end,
         .embed = embed,
         .rms_norm = rms_norm,
+        .rms_norm_add = rms_norm_add,
         .matmul = matmul,
         .rope = rope,
         .kv_write = kv_write,
         .attention = attention,
-        .swiglu = swiglu,
+        .glu = glu,
+        .softcap = softcap,
         .gather_rows = gather_rows,
         .sample = sample,
         .page_copy = page_copy,

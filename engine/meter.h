@@ -16,7 +16,7 @@ enum meter_op {
 	METER_ATTENTION,
 	METER_O,       /* the product behind attention */
 	METER_GATE_UP,
-	METER_SWIGLU,
+	METER_GLU,
 	METER_DOWN,
 	METER_OUTPUT,  /* logits */
 	METER_OTHER,

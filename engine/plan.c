@@ -84,12 +84,18 @@ enum status engine_plan(const struct engine_plan_params *params, struct engine_p
 	out->n_head_kv = p.n_head_kv;
 	out->head_dim = p.head_dim;
 	out->page_tokens = KV_PAGE_TOKENS;
+	out->n_windowed = model_n_windowed(&p);
+	out->window = out->n_windowed ? p.window : 0;
 	for (size_t i = 0; i < gguf_n_tensors(g); i++)
 		out->weights_bytes += gguf_tensor_at(g, i)->n_bytes;
 	out->activation_bytes = model_step_bytes(&p, step < running ? running : step, engine_max_outputs(running, step));
 	out->kv_bytes_per_token = layout.page_bytes / KV_PAGE_TOKENS;
 	out->page_bytes = layout.page_stride;
 	out->kv_bytes_per_session = cache_bytes(&layout, (uint64_t)kv_pages_for(out->n_ctx));
+	/* At the end of a context: the pages that its window touches, which begin and end within one. */
+	int32_t horizon = model_horizon(&p), all = kv_pages_for(out->n_ctx);
+	int32_t seen = horizon && horizon < out->n_ctx ? kv_pages_for(horizon) + 1 : all;
+	out->kv_bytes_running = cache_bytes(&layout, (uint64_t)(seen < all ? seen : all));
 	st = plan_pool(params, &layout, out, err);
 out:
 	gguf_close(g);

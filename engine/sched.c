@@ -594,6 +594,12 @@ void sched_index(struct sched *s, struct request *r)
 		r->n_indexed = kv_prefix_put(s->prefix, &r->chain, r->tokens.ids, &r->kv, r->n_indexed, &use);
 }
 
+void sched_let_go(struct sched *s, struct request *r)
+{
+	if (s->horizon > 0 && r->policy.kind == KV_POLICY_FULL)
+		kv_seq_let_go(s->pool, &r->kv, s->horizon);
+}
+
 void sched_describe(const struct sched *s, struct engine_stats *out)
 {
 	struct kv_prefix_stats prefix;

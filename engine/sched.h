@@ -52,6 +52,7 @@ struct sched {
 	struct parking parking; /* KV of idle sessions that is not the index's */
 	const struct clock *clock;
 	int32_t max_running, step_tokens, max_outputs;
+	int32_t horizon; /* positions that a row looks back on at most, so that older pages can go; 0, as sched_init() leaves it: all */
 
 	struct list waiting; /* by turn, then by arrival */
 	struct list running; /* by arrival */
@@ -80,6 +81,8 @@ enum status sched_init(struct sched *s, struct kv_pool *pool, struct kv_prefix *
 /* Every request must have been removed. */
 void sched_free(struct sched *s);
 
+/* Of a running request's pages, those that no later position will see fall to the index. */
+void sched_let_go(struct sched *s, struct request *r);
 /* Puts a new request into the queue, behind those of its tenant; its tenant is set, and its session, if any. */
 void sched_add(struct sched *s, struct request *r);
 /*

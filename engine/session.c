@@ -367,9 +367,9 @@ static void describe_pages(const struct session_table *t, const struct session *
 		const struct kv_seq *kv = s->running ? &s->running->kv : &s->parked->kv;
 		out->policy = kv_policy_name(s->running ? s->running->policy.kind : s->parked->policy.kind);
 		out->n_logical = kv->n_tokens;
-		out->n_tokens = kv_seq_places(kv);
-		out->n_pages = kv->n_pages;
-		for (int32_t i = 0; i < kv->n_pages; i++)
+		out->n_tokens = kv_seq_places(kv) - kv->n_gone * KV_PAGE_TOKENS;
+		out->n_pages = kv_seq_refs(kv);
+		for (int32_t i = kv->n_gone; i < kv->n_pages; i++)
 			describe_page(t, pool, kv->pages[i], 1 + (i < alive && s->kv.pages[i].page == kv->pages[i]), out);
 	} else {
 		out->policy = kv_policy_name(KV_POLICY_FULL);

@@ -564,6 +564,7 @@ static void take_part(struct worker *w, const struct step_part *part, float *min
 	int32_t first = r->kv.n_tokens;
 	r->kv.n_tokens += part->n_rows;
 	sched_index(&w->sched, r);
+	sched_let_go(&w->sched, r);
 	if (r->state == REQUEST_PREFILL)
 		w->stats.computed_prompt_tokens += (uint64_t)part->n_rows;
 	if (r->prompt_logprobs && !r->prompt_done)
@@ -872,6 +873,7 @@ static enum status start(struct worker *w, struct error *err)
 	if (!w->part_logits || !w->part_token || !w->choice || !w->chosen)
 		return error_set(err, STATUS_NOMEM, "no memory for the outputs of a step");
 	w->sched.tiers = w->sessions.tiers = e->tiers;
+	w->sched.horizon = model_horizon(model_params(e->model));
 	if (e->tiers) {
 		calibrate_prefill(e, &w->sched);
 		if (o->kv_disk_dir)

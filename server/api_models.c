@@ -16,6 +16,8 @@ static void write_model(struct app *a, struct buf *out)
 			   info->n_ctx, info->n_ctx, info->n_ctx, info->n_ctx_train, info->n_vocab, info->n_embd,
 			   (unsigned long long)info->n_params, (unsigned long long)info->file_bytes);
 		buf_json_string(out, info->arch, strlen(info->arch));
+		if (info->n_windowed)
+			buf_printf(out, ",\"sliding_window\":%d,\"sliding_window_layers\":%d", info->window, info->n_windowed);
 		buf_puts(out, ",\"name\":");
 		buf_json_string(out, info->model_name, strlen(info->model_name));
 		buf_puts(out, ",\"quantization\":");

@@ -42,12 +42,15 @@ static void write_json(const struct engine_plan *p, struct buf *out)
 		{"heads", (uint64_t)p->n_head},
 		{"kv_heads", (uint64_t)p->n_head_kv},
 		{"head_dim", (uint64_t)p->head_dim},
+		{"window_tokens", (uint64_t)p->window},
+		{"window_layers", (uint64_t)p->n_windowed},
 		{"page_tokens", (uint64_t)p->page_tokens},
 		{"page_bytes", p->page_bytes},
 		{"weights_bytes", p->weights_bytes},
 		{"activation_bytes", p->activation_bytes},
 		{"kv_bytes_per_token", p->kv_bytes_per_token},
 		{"kv_bytes_per_session", p->kv_bytes_per_session},
+		{"kv_bytes_running", p->kv_bytes_running},
 		{"kv_bytes", p->kv_bytes},
 		{"total_bytes", p->total_bytes},
 		{"pool_bytes", p->pool_bytes},
@@ -75,6 +78,9 @@ static void write_text(const struct engine_plan *p, const struct args *args, str
 	char note[120];
 	buf_printf(out, "%s, %d layers, %d query and %d KV heads of %d; a context of %d tokens\n", p->arch, p->n_layer, p->n_head,
 	           p->n_head_kv, p->head_dim, p->n_ctx);
+	if (p->n_windowed)
+		buf_printf(out, "%d of the layers see %d tokens back%s\n", p->n_windowed, p->window,
+		           p->n_windowed < p->n_layer ? "; the others see all, so all KV is kept" : "");
 	write_size(out, "weights", p->weights_bytes, "as in the file");
 	write_size(out, "activations", p->activation_bytes, "of a step");
 	snprintf(note, sizeof note, "grows by this with each token, with KV heads and not with query heads");
@@ -85,6 +91,8 @@ static void write_text(const struct engine_plan *p, const struct args *args, str
 		write_size(out, note, pages * p->page_bytes, "");
 	}
 	write_size(out, "KV of a whole context", p->kv_bytes_per_session, "in whole pages");
+	if (p->kv_bytes_running < p->kv_bytes_per_session)
+		write_size(out, "... while it is answered", p->kv_bytes_running, "older pages stay for the next turn as long as there is room");
 	snprintf(note, sizeof note, "KV of %lld sessions", (long long)args->sessions);
 	write_size(out, note, p->kv_bytes, "");
 	write_size(out, "in all", p->total_bytes, "");

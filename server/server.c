@@ -96,7 +96,8 @@ static void announce(struct server *s)
 		cli_write(b.data, b.len);
 	buf_free(&b);
 	if (info->chat_template_error)
-		log_msg(LOG_WARN, "chat_template", "%s; choose another with --chat-template", info->chat_template_error);
+		log_msg(LOG_WARN, "chat_template", "%s%s", info->chat_template_error,
+		        info->has_chat_template ? "; choose another with --chat-template" : "");
 }
 
 /* The engine has events, among them perhaps that loading has ended. */

@@ -23,7 +23,8 @@
 #   tsan      unit and API tests under TSan (slow)
 #   clients   clients from PyPI as published, the chat page in Chromium, load (slow)
 #
-# KVASIR_TEST_MODEL names the model file (else it is fetched into .cache/), KVASIR_SHARED the folder of golden files
+# KVASIR_TEST_MODEL names the model file (else it is fetched into .cache/), KVASIR_QWEN_MODEL and KVASIR_GEMMA_MODEL two more (fetched with
+# --full only), KVASIR_SHARED the folder of golden files
 # (default: ../shared beside the repository), KVASIR_JOBS how many compilers and tests run at once. What the suites took, of time and of
 # processor time, is said in the end: all of it but the slow ones in under 15 minutes on two idle cores.
 set -uo pipefail

@@ -111,6 +111,7 @@ static size_t weight_bytes(const struct backend *b, const struct weight *w)
 struct embed_job {
 	const struct weight_desc *desc;
 	const int32_t *token;
+	float scale;
 	float *out;
 };
 
@@ -119,18 +120,21 @@ static void embed_rows(void *arg, int64_t begin, int64_t end, int thread)
 	const struct embed_job *j = arg;
 	const struct weight_desc *d = j->desc;
 	(void)thread;
-	for (int64_t i = begin; i < end; i++)
-		d->format->dequantize((const char *)d->data + (size_t)j->token[i] * cpu_row_bytes(d), j->out + i * d->n_in,
-		                      (size_t)d->n_in);
+	for (int64_t i = begin; i < end; i++) {
+		float *out = j->out + i * d->n_in;
+		d->format->dequantize((const char *)d->data + (size_t)j->token[i] * cpu_row_bytes(d), out, (size_t)d->n_in);
+		for (int64_t k = 0; k < d->n_in && j->scale != 1; k++)
+			out[k] *= j->scale;
+	}
 }
 
-static enum status embed(struct backend *b, const struct weight *w, float *out)
+static enum status embed(struct backend *b, const struct weight *w, float scale, float *out)
 {
 	const struct batch *batch = self(b)->base.batch;
 	for (int32_t i = 0; i < batch->n_rows; i++)
 		if (batch->token[i] < 0 || batch->token[i] >= w->desc.n_out)
 			return STATUS_INVALID;
-	struct embed_job j = {&w->desc, batch->token, out};
+	struct embed_job j = {&w->desc, batch->token, scale, out};
 	threads_for(self(b)->base.threads, batch->n_rows, row_grain(w->desc.n_in), embed_rows, &j);
 	return STATUS_OK;
 }
@@ -458,6 +462,7 @@ struct norm_job {
 	int32_t dim;
 	const float *gain;
 	float eps;
+	bool add; /* to what is there */
 	float *out;
 };
 
@@ -466,42 +471,72 @@ static void norm_rows(void *arg, int64_t begin, int64_t end, int thread)
 	const struct norm_job *j = arg;
 	(void)thread;
 	for (int64_t i = begin; i < end; i++)
-		j->kernels->rms_norm(j->x + i * j->dim, j->dim, j->gain, j->eps, j->out + i * j->dim);
+		j->kernels->rms_norm(j->x + i * j->dim, j->dim, j->gain, j->eps, j->add, j->out + i * j->dim);
 }
 
 static enum status rms_norm(struct backend *b, const float *x, int64_t n, int32_t dim, const float *gain, float eps,
                             float *out)
 {
-	struct norm_job j = {self(b)->kernels, x, dim, gain, eps, out};
+	struct norm_job j = {self(b)->kernels, x, dim, gain, eps, false, out};
 	threads_for(self(b)->base.threads, n, row_grain(dim), norm_rows, &j);
 	return STATUS_OK;
 }
 
-struct swiglu_job {
+static enum status rms_norm_add(struct backend *b, const float *x, int64_t n, int32_t dim, const float *gain, float eps,
+                                float *out)
+{
+	struct norm_job j = {self(b)->kernels, x, dim, gain, eps, true, out};
+	threads_for(self(b)->base.threads, n, row_grain(dim), norm_rows, &j);
+	return STATUS_OK;
+}
+
+struct glu_job {
 	const struct cpu_kernels *kernels;
+	enum glu f;
 	float *gate;
 	const float *up;
 	int32_t dim;
 };
 
-static void swiglu_rows(void *arg, int64_t begin, int64_t end, int thread)
+static void glu_rows(void *arg, int64_t begin, int64_t end, int thread)
 {
-	const struct swiglu_job *j = arg;
+	const struct glu_job *j = arg;
 	(void)thread;
 	for (int64_t i = begin; i < end; i++)
-		j->kernels->swiglu(j->gate + i * j->dim, j->up + i * j->dim, j->dim);
+		j->kernels->glu(j->f, j->gate + i * j->dim, j->up + i * j->dim, j->dim);
 }
 
-static enum status swiglu(struct backend *b, float *gate, const float *up, int64_t n, int32_t dim)
+static enum status glu(struct backend *b, enum glu f, float *gate, const float *up, int64_t n, int32_t dim)
 {
-	struct swiglu_job j = {self(b)->kernels, gate, up, dim};
-	threads_for(self(b)->base.threads, n, row_grain(dim), swiglu_rows, &j);
+	struct glu_job j = {self(b)->kernels, f, gate, up, dim};
+	threads_for(self(b)->base.threads, n, row_grain(dim), glu_rows, &j);
+	return STATUS_OK;
+}
+
+struct softcap_job {
+	const struct cpu_kernels *kernels;
+	float *x;
+	float cap;
+};
+
+static void softcap_range(void *arg, int64_t begin, int64_t end, int thread)
+{
+	const struct softcap_job *j = arg;
+	(void)thread;
+	j->kernels->softcap(j->x + begin, end - begin, j->cap);
+}
+
+static enum status softcap(struct backend *b, float *x, int64_t n, float cap)
+{
+	struct softcap_job j = {self(b)->kernels, x, cap};
+	threads_for(self(b)->base.threads, n, row_grain(1), softcap_range, &j);
 	return STATUS_OK;
 }
 
 struct rope_job {
 	const struct fast *f;
 	const struct rope_params *params;
+	float *table; /* [n_rows][n_dims], in the order kernels->rope takes */
 	const int32_t *position;
 	float *q, *k;
 	int32_t n_head, n_head_kv, head_dim;
@@ -514,7 +549,7 @@ static void rope_table_rows(void *arg, int64_t begin, int64_t end, int thread)
 	int32_t half = j->params->n_dims / 2;
 	(void)thread;
 	for (int64_t row = begin; row < end; row++) {
-		float *cs = (float *)j->f->rope_table.p + row * j->params->n_dims;
+		float *cs = j->table + row * j->params->n_dims;
 		for (int32_t i = 0; i < half; i++) {
 			double angle = (double)j->position[row] * j->params->inv_freq[i];
 			float c = (float)(cos(angle) * j->params->magnitude), s = (float)(sin(angle) * j->params->magnitude);
@@ -535,7 +570,7 @@ static void rope_rows(void *arg, int64_t begin, int64_t end, int thread)
 	const struct rope_params *p = j->params;
 	(void)thread;
 	for (int64_t row = begin; row < end; row++) {
-		const float *cs = (const float *)j->f->rope_table.p + row * p->n_dims;
+		const float *cs = j->table + row * p->n_dims;
 		for (int32_t h = 0; h < j->n_head; h++)
 			j->f->kernels->rope(j->q + (row * j->n_head + h) * j->head_dim, p->n_dims, p->pairing, cs);
 		for (int32_t h = 0; h < j->n_head_kv; h++)
@@ -543,9 +578,9 @@ static void rope_rows(void *arg, int64_t begin, int64_t end, int thread)
 	}
 }
 
-static enum status reserve_rope(struct fast *f, int64_t n_rows, int64_t n_dims)
+static enum status reserve_rope(struct rope_table *t, int64_t n_rows, int64_t n_dims)
 {
-	return scratch_grow(&f->rope_table, (size_t)n_rows * (size_t)n_dims * sizeof(float)) ? STATUS_OK : STATUS_NOMEM;
+	return scratch_grow(&t->table, (size_t)n_rows * (size_t)n_dims * sizeof(float)) ? STATUS_OK : STATUS_NOMEM;
 }
 
 static enum status rope(struct backend *b, float *q, int32_t n_head, float *k, int32_t n_head_kv, int32_t head_dim,
@@ -553,13 +588,18 @@ static enum status rope(struct backend *b, float *q, int32_t n_head, float *k, i
 {
 	struct fast *f = self(b);
 	const struct batch *batch = f->base.batch;
-	struct rope_job j = {f, params, batch->position, q, k, n_head, n_head_kv, head_dim};
-	if (f->rope_valid != params) {
-		enum status s = reserve_rope(f, batch->n_rows, params->n_dims);
+	int i = 0;
+	while (i < ROPE_TABLES - 1 && f->rope[i].valid && f->rope[i].valid != params)
+		i++;
+	if (f->rope[i].valid != params) {
+		enum status s = reserve_rope(&f->rope[i], batch->n_rows, params->n_dims);
 		if (s != STATUS_OK)
 			return s;
+	}
+	struct rope_job j = {f, params, f->rope[i].table.p, batch->position, q, k, n_head, n_head_kv, head_dim};
+	if (f->rope[i].valid != params) {
 		threads_for(f->base.threads, batch->n_rows, row_grain(64 * (int64_t)params->n_dims), rope_table_rows, &j);
-		f->rope_valid = params;
+		f->rope[i].valid = params;
 	}
 	threads_for(f->base.threads, batch->n_rows, row_grain((int64_t)(n_head + n_head_kv) * head_dim), rope_rows, &j);
 	return STATUS_OK;
@@ -570,7 +610,8 @@ static enum status rope(struct backend *b, float *q, int32_t n_head, float *k, i
 static enum status step_begin(struct backend *b, const struct batch *batch)
 {
 	struct fast *f = self(b);
-	f->rope_valid = NULL;
+	for (int i = 0; i < ROPE_TABLES; i++)
+		f->rope[i].valid = NULL;
 	attn_plan_reset(f->plan);
 	return cpu_step_begin(b, batch);
 }
@@ -582,8 +623,8 @@ static enum status reserve(struct backend *b, int32_t max_rows, int32_t max_widt
 	enum status s = reserve_act(f, max_rows, f->max_in);
 	if (s == STATUS_OK)
 		s = reserve_narrow(f, max_rows, f->max_narrow_in);
-	if (s == STATUS_OK)
-		s = reserve_rope(f, max_rows, layout->head_dim);
+	for (int i = 0; i < ROPE_TABLES && s == STATUS_OK; i++)
+		s = reserve_rope(&f->rope[i], max_rows, layout->head_dim);
 	return s == STATUS_OK ? attn_plan_reserve(f, max_rows, layout) : s;
 }
 
@@ -630,7 +671,8 @@ static void destroy(struct backend *b)
 	scratch_free(&f->fine_sums);
 	scratch_free(&f->narrow);
 	scratch_free(&f->amx_scratch);
-	scratch_free(&f->rope_table);
+	for (int i = 0; i < ROPE_TABLES; i++)
+		scratch_free(&f->rope[i].table);
 	free(f);
 }
 
@@ -650,11 +692,13 @@ static const struct backend_ops fast_ops = {
         .step_end = cpu_step_end,
         .embed = embed,
         .rms_norm = rms_norm,
+        .rms_norm_add = rms_norm_add,
         .matmul = matmul,
         .rope = rope,
         .kv_write = fast_kv_write,
         .attention = fast_attention,
-        .swiglu = swiglu,
+        .glu = glu,
+        .softcap = softcap,
         .gather_rows = cpu_gather_rows,
         .page_copy = cpu_page_copy,
         .sync = cpu_sync,

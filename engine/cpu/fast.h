@@ -106,11 +106,13 @@ struct attn_job {
 	size_t page_stride;
 	const int32_t *block_table;
 	int32_t head_dim;
-	int32_t from, to;            /* positions [from, to): whole blocks but for the end */
+	int32_t from, to;            /* positions [from, to): whole blocks but for the end; the first ones may be before all of `first` */
 	int32_t end;                 /* of the positions in the block table: what follows `to` is likely to be read next */
 	int n_heads;                 /* KV heads */
 	int n_queries;               /* query vectors of each */
-	const int32_t *limit;        /* [n_queries] ascending: query i of each head sees positions below limit[i] */
+	const int32_t *limit;        /* [n_queries] ascending: query i of each head sees positions below limit[i], ... */
+	const int32_t *first;        /* [n_queries] ascending: ... from first[i] on */
+	float softcap;               /* of scores in powers of two; 0: none */
 	const void *q;               /* [N], head_dim floats' room for each: what attn_query() made, times scale * log2(e) */
 	float *score;                /* [N][ATTN_BLOCK] scratch */
 	float *max, *sum;            /* [N] running maximum and sum of weights */
@@ -158,8 +160,10 @@ struct cpu_kernels {
 	/* Adds the products of one unit of a quantised tile. */
 	void (*tile_add_unit)(const struct tile_job *j, enum quant_type type, int rows);
 
-	void (*rms_norm)(const float *x, int32_t dim, const float *gain, float eps, float *out);
-	void (*swiglu)(float *gate, const float *up, int64_t n);
+	/* add: to what out has. */
+	void (*rms_norm)(const float *x, int32_t dim, const float *gain, float eps, bool add, float *out);
+	void (*glu)(enum glu f, float *gate, const float *up, int64_t n);
+	void (*softcap)(float *x, int64_t n, float cap);
 	/* Rotates one head. cs: cosines and sines, [n_dims / 2][2] when interleaved, [2][n_dims / 2] for halves. */
 	void (*rope)(float *x, int32_t n_dims, enum rope_pairing pairing, const float *cs);
 	kv_peak *peak;
@@ -179,6 +183,13 @@ extern const struct cpu_pages cpu_pages_neon, cpu_pages_neon_dotprod, cpu_pages_
 
 struct attn_plan;
 
+/* Sines and cosines of a step's rows. A model turns by one set of angles or, where some layers have their own, by two. */
+enum { ROPE_TABLES = 2 };
+struct rope_table {
+	struct scratch table;            /* float [n_rows][n_dims], in the order kernels->rope takes */
+	const struct rope_params *valid; /* whose it is; NULL: nobody's yet in this step */
+};
+
 struct fast {
 	struct cpu_base base;
 	const struct cpu_kernels *kernels;
@@ -197,8 +208,7 @@ struct fast {
 	struct scratch fine_sums;             /* float [n_threads][rows of a block at most][lanes] */
 	struct scratch narrow;                /* uint16_t [n_rows][n_in], both rounded up: see narrow_stride() and narrow_room() */
 	struct scratch amx_scratch;           /* [n_threads][amx_scratch_bytes()] */
-	struct scratch rope_table;            /* float [n_rows][n_dims], in the order kernels->rope takes */
-	const struct rope_params *rope_valid; /* whose table it is; NULL: none yet in this step */
+	struct rope_table rope[ROPE_TABLES];
 	struct attn_plan *plan;
 };
 
@@ -218,4 +228,4 @@ void attn_plan_reset(struct attn_plan *p);
 enum status fast_kv_write(struct backend *b, void *kv, const struct kv_layout *layout, int32_t layer, const float *k,
                           const float *v);
 enum status fast_attention(struct backend *b, const void *kv, const struct kv_layout *layout, int32_t layer, const float *q,
-                           int32_t n_head, float scale, float *out);
+                           int32_t n_head, const struct attention_params *params, float *out);

@@ -2,7 +2,7 @@
  * KV writes and attention of the fast backends. Page layout: [n_layer][n_head_kv]{ K, V }, head_dim * 16 elements each, in the order
  * that kernels_pages_plain.h or kernels_pages_bf16.h gives.
  *
- * The positions a row sees are cut into ranges whose length depends on the row's position alone. Each range is reduced by itself
+ * The positions a row sees are cut into ranges whose length depends on the row's position and window alone. Each range is reduced by itself
  * and the ranges are folded in ascending order, so the result is the same whether one thread walks a row's ranges (prefill, many
  * sequences) or several share them (one long conversation).
  *
@@ -32,7 +32,8 @@ struct attn_tile {
 	int32_t position;     /* of the first row */
 	int32_t head, n_heads; /* query heads within the group of each KV head */
 	int32_t span;         /* KV heads of an item */
-	int32_t range_tokens, n_ranges;
+	int32_t range_tokens;
+	int32_t first_range, n_ranges; /* ranges [first_range, first_range + n_ranges) hold what the rows see */
 	int64_t split;        /* index of its first span in `partials` and `left`, or WHOLE */
 };
 
@@ -42,12 +43,17 @@ struct attn_item {
 	int32_t range; /* or WHOLE */
 };
 
-struct attn_plan {
-	bool valid; /* tiles and items fit the batch and n_head */
-	int32_t n_head;
+/* How the work of a layer is cut. */
+struct attn_cut {
+	bool valid; /* for the batch, n_head and window */
+	int32_t n_head, window;
 	int64_t n_tiles, n_items;
-	struct scratch tiles;     /* struct attn_tile */
-	struct scratch items;     /* struct attn_item */
+	struct scratch tiles; /* struct attn_tile */
+	struct scratch items; /* struct attn_item */
+};
+
+struct attn_plan {
+	struct attn_cut cut[2];   /* of layers without a window, and with one */
 	struct scratch left;      /* _Atomic int32_t: ranges of a split (tile, span) that are not done */
 	struct scratch partials;  /* float: results of the ranges of split ones, partial_floats() each */
 	struct scratch per_thread; /* float: thread_floats() each */
@@ -63,8 +69,10 @@ void attn_plan_destroy(struct attn_plan *p)
 {
 	if (!p)
 		return;
-	scratch_free(&p->tiles);
-	scratch_free(&p->items);
+	for (int i = 0; i < 2; i++) {
+		scratch_free(&p->cut[i].tiles);
+		scratch_free(&p->cut[i].items);
+	}
 	scratch_free(&p->left);
 	scratch_free(&p->partials);
 	scratch_free(&p->per_thread);
@@ -73,7 +81,7 @@ void attn_plan_destroy(struct attn_plan *p)
 
 void attn_plan_reset(struct attn_plan *p)
 {
-	p->valid = false;
+	p->cut[0].valid = p->cut[1].valid = false;
 }
 
 static int32_t min_i32(int32_t a, int32_t b)
@@ -81,10 +89,25 @@ static int32_t min_i32(int32_t a, int32_t b)
 	return a < b ? a : b;
 }
 
-static int32_t range_tokens(int32_t position)
+/* The first position that a row at `position` sees. */
+static int32_t first_seen(int32_t position, int32_t window)
+{
+	return window > 0 && position >= window ? position + 1 - window : 0;
+}
+
+/*
+ * Positions that ranges have to cover for a row at `position`. A window takes no more than half of what RANGES_MAX ranges could, so that
+ * it may begin and end within one; twice as far into a text as it is long, the length of ranges changes no more.
+ */
+static int32_t reach(int32_t position, int32_t window)
+{
+	return window > 0 && position / 2 >= window ? 2 * window - 1 : position;
+}
+
+static int32_t range_tokens(int32_t reach)
 {
 	int32_t n = RANGE_TOKENS;
-	while (position / RANGES_MAX >= n)
+	while (reach / RANGES_MAX >= n)
 		n *= 2;
 	return n;
 }
@@ -101,14 +124,14 @@ static size_t thread_floats(int32_t head_dim)
 	return (size_t)ATTN_QUERIES * ((size_t)head_dim + ATTN_BLOCK) + 2 * partial_floats(head_dim) + (size_t)ATTN_BLOCK * (size_t)head_dim;
 }
 
-static enum status reserve(struct fast *f, int64_t tiles, int64_t whole_items, int32_t head_dim)
+static enum status reserve(struct fast *f, struct attn_cut *cut, int64_t tiles, int64_t whole_items, int32_t head_dim)
 {
 	struct attn_plan *p = f->plan;
 	size_t n_threads = (size_t)threads_count(f->base.threads);
 	size_t splits = SHARES * n_threads; /* (tile, KV head) pairs that can each be more than a share: at least the spans */
 	size_t items = (size_t)whole_items + splits * RANGES_MAX;
-	bool ok = scratch_grow(&p->tiles, (size_t)tiles * sizeof(struct attn_tile)) &&
-	          scratch_grow(&p->items, items * sizeof(struct attn_item)) &&
+	bool ok = scratch_grow(&cut->tiles, (size_t)tiles * sizeof(struct attn_tile)) &&
+	          scratch_grow(&cut->items, items * sizeof(struct attn_item)) &&
 	          scratch_grow(&p->left, splits * sizeof(_Atomic int32_t)) &&
 	          scratch_grow(&p->partials, splits * RANGES_MAX * partial_floats(head_dim) * sizeof(float)) &&
 	          scratch_grow(&p->per_thread, n_threads * thread_floats(head_dim) * sizeof(float));
@@ -117,20 +140,25 @@ static enum status reserve(struct fast *f, int64_t tiles, int64_t whole_items, i
 
 enum status attn_plan_reserve(struct fast *f, int32_t max_rows, const struct kv_layout *layout)
 {
-	return reserve(f, max_rows, (int64_t)max_rows * layout->n_head_kv, layout->head_dim);
+	enum status s = STATUS_OK;
+	for (int i = 0; i < 2 && s == STATUS_OK; i++)
+		s = reserve(f, &f->plan->cut[i], max_rows, (int64_t)max_rows * layout->n_head_kv, layout->head_dim);
+	return s;
 }
 
 /* ---- The plan of a step ---- */
 
 /* Writes the tiles of a sequence to out, where it is not NULL, and counts them. */
-static int64_t cut_sequence(const struct batch_seq *seq, int32_t group, struct attn_tile *out)
+static int64_t cut_sequence(const struct batch_seq *seq, int32_t group, int32_t window, struct attn_tile *out)
 {
 	int32_t n_heads = min_i32(group, ATTN_QUERIES), rows_max = ATTN_QUERIES / n_heads;
 	int64_t n = 0;
 	for (int32_t row = 0; row < seq->n_rows;) {
-		int32_t position = seq->first_position + row, length = range_tokens(position);
+		int32_t position = seq->first_position + row, far = reach(position, window), length = range_tokens(far);
+		int32_t n_rows = min_i32(rows_max, seq->n_rows - row), first = first_seen(position, window) / length;
 		/* Rows of a tile agree about the length of ranges. */
-		int32_t n_rows = min_i32(min_i32(rows_max, seq->n_rows - row), length * RANGES_MAX - position);
+		if (far == position)
+			n_rows = min_i32(n_rows, length * RANGES_MAX - position);
 		for (int32_t head = 0; head < group; head += n_heads, n++) {
 			if (!out)
 				continue;
@@ -143,7 +171,8 @@ static int64_t cut_sequence(const struct batch_seq *seq, int32_t group, struct a
 			        .n_heads = min_i32(n_heads, group - head),
 			        .span = 1,
 			        .range_tokens = length,
-			        .n_ranges = (position + n_rows - 1) / length + 1,
+			        .first_range = first,
+			        .n_ranges = (position + n_rows - 1) / length + 1 - first,
 			        .split = WHOLE,
 			};
 		}
@@ -152,9 +181,9 @@ static int64_t cut_sequence(const struct batch_seq *seq, int32_t group, struct a
 	return n;
 }
 
-static int64_t tile_cost(const struct attn_tile *t)
+static int64_t tile_cost(const struct attn_tile *t, int32_t window)
 {
-	return (int64_t)t->n_rows * t->n_heads * ((int64_t)t->position + t->n_rows);
+	return (int64_t)t->n_rows * t->n_heads * ((int64_t)t->position + t->n_rows - first_seen(t->position, window));
 }
 
 /* KV heads of an item: as many as fit, but the tile's `n_ranges` ranges shall make enough items for all threads. */
@@ -171,7 +200,7 @@ static int64_t n_spans(const struct attn_tile *t, int32_t n_head_kv)
 	return (n_head_kv + t->span - 1) / t->span;
 }
 
-static void add_items(struct attn_plan *p, int32_t tile, int32_t n_head_kv, int32_t first_range, int32_t n_ranges)
+static void add_items(struct attn_cut *p, int32_t tile, int32_t n_head_kv, int32_t first_range, int32_t n_ranges)
 {
 	const struct attn_tile *t = (const struct attn_tile *)p->tiles.p + tile;
 	struct attn_item *items = p->items.p;
@@ -180,35 +209,34 @@ static void add_items(struct attn_plan *p, int32_t tile, int32_t n_head_kv, int3
 			items[p->n_items++] = (struct attn_item){tile, h, min_i32(t->span, n_head_kv - h), first_range + r};
 }
 
-static enum status make_plan(struct fast *f, const struct kv_layout *layout, int32_t n_head)
+static enum status make_cut(struct fast *f, struct attn_cut *p, const struct kv_layout *layout, int32_t n_head, int32_t window)
 {
-	struct attn_plan *p = f->plan;
 	const struct batch *batch = f->base.batch;
 	int32_t group = n_head / layout->n_head_kv, n_head_kv = layout->n_head_kv;
 	int64_t n = 0, cost = 0, n_splits = 0, n_threads = threads_count(f->base.threads);
 	for (int32_t s = 0; s < batch->n_seqs; s++)
-		n += cut_sequence(&batch->seq[s], group, NULL);
-	enum status status = reserve(f, n, n * n_head_kv, layout->head_dim);
+		n += cut_sequence(&batch->seq[s], group, window, NULL);
+	enum status status = reserve(f, p, n, n * n_head_kv, layout->head_dim);
 	if (status != STATUS_OK)
 		return status;
 
 	struct attn_tile *tiles = p->tiles.p;
 	p->n_tiles = 0;
 	for (int32_t s = 0; s < batch->n_seqs; s++)
-		p->n_tiles += cut_sequence(&batch->seq[s], group, tiles + p->n_tiles);
+		p->n_tiles += cut_sequence(&batch->seq[s], group, window, tiles + p->n_tiles);
 	for (int64_t i = 0; i < p->n_tiles; i++)
-		cost += tile_cost(&tiles[i]) * n_head_kv;
+		cost += tile_cost(&tiles[i], window) * n_head_kv;
 
 	/* Split items first, then the long ones of each prompt: the last to finish should be short. */
 	int64_t share = cost / (SHARES * n_threads);
 	p->n_items = 0;
 	for (int64_t i = 0; i < p->n_tiles; i++) {
-		if (tiles[i].n_ranges == 1 || tile_cost(&tiles[i]) <= share)
+		if (tiles[i].n_ranges == 1 || tile_cost(&tiles[i], window) <= share)
 			continue;
 		tiles[i].span = choose_span(&tiles[i], n_head_kv, tiles[i].n_ranges, n_threads);
 		tiles[i].split = n_splits;
 		n_splits += n_spans(&tiles[i], n_head_kv);
-		add_items(p, (int32_t)i, n_head_kv, 0, tiles[i].n_ranges);
+		add_items(p, (int32_t)i, n_head_kv, tiles[i].first_range, tiles[i].n_ranges);
 	}
 	for (int64_t i = p->n_tiles - 1; i >= 0; i--) {
 		if (tiles[i].split != WHOLE)
@@ -217,6 +245,7 @@ static enum status make_plan(struct fast *f, const struct kv_layout *layout, int
 		add_items(p, (int32_t)i, n_head_kv, WHOLE, 1);
 	}
 	p->n_head = n_head;
+	p->window = window;
 	p->valid = true;
 	return STATUS_OK;
 }
@@ -225,12 +254,13 @@ static enum status make_plan(struct fast *f, const struct kv_layout *layout, int
 
 struct attention_call {
 	struct fast *f;
+	const struct attn_cut *cut;
 	const char *kv;
 	const struct kv_layout *layout;
 	int32_t layer;
 	const float *q;
 	int32_t n_head;
-	float scale;
+	struct attention_params params;
 	float *out;
 };
 
@@ -269,8 +299,11 @@ static void run_range(const struct attention_call *c, const struct attn_tile *t,
 		to.sum[i] = 0;
 	}
 	memset(to.acc, 0, (size_t)n * (size_t)dim * sizeof *to.acc);
+	/* What lies before all rows' windows is not looked at; blocks begin where they would without a window. */
+	int32_t seen = j->first[0] / ATTN_BLOCK * ATTN_BLOCK;
 	j->from = range * t->range_tokens;
-	j->to = min_i32(j->from + t->range_tokens, t->position + t->n_rows);
+	j->from = j->from < seen ? seen : j->from;
+	j->to = min_i32((range + 1) * t->range_tokens, t->position + t->n_rows);
 	j->end = min_i32(j->to + (goes_on ? t->range_tokens : 0), t->position + t->n_rows);
 	j->max = to.max;
 	j->sum = to.sum;
@@ -281,15 +314,24 @@ static void run_range(const struct attention_call *c, const struct attn_tile *t,
 		c->f->pages->attn_run_narrow(j);
 }
 
-/* Adds range `range` to what the ranges before it gave. */
+/* Adds range `range` to what the ranges before it gave. A query has nothing of ranges it does not see, and takes its first one as it is. */
 static void fold(const struct attention_call *c, const struct attn_tile *t, const struct attn_job *j, int32_t range,
                  struct partial to, struct partial from)
 {
-	int32_t dim = c->layout->head_dim;
-	for (int i = 0; i < j->n_heads * j->n_queries; i++)
-		if (j->limit[i % j->n_queries] > range * t->range_tokens)
-			c->f->kernels->attn_fold(&to.max[i], &to.sum[i], to.acc + (int64_t)i * dim, from.max[i], from.sum[i],
-			                         from.acc + (int64_t)i * dim, dim);
+	int32_t dim = c->layout->head_dim, begin = range * t->range_tokens;
+	for (int i = 0; i < j->n_heads * j->n_queries; i++) {
+		int32_t first = j->first[i % j->n_queries];
+		float *acc = to.acc + (int64_t)i * dim, *more = from.acc + (int64_t)i * dim;
+		if (j->limit[i % j->n_queries] <= begin || first >= begin + t->range_tokens)
+			continue;
+		if (first < begin) {
+			c->f->kernels->attn_fold(&to.max[i], &to.sum[i], acc, from.max[i], from.sum[i], more, dim);
+			continue;
+		}
+		to.max[i] = from.max[i];
+		to.sum[i] = from.sum[i];
+		memcpy(acc, more, (size_t)dim * sizeof *acc);
+	}
 }
 
 static void finish(const struct attention_call *c, const struct attn_tile *t, int32_t head_kv, int n, struct partial p)
@@ -304,8 +346,8 @@ static void finish(const struct attention_call *c, const struct attn_tile *t, in
 static void run_item(const struct attention_call *c, const struct attn_item *item, const struct attn_item *more, float *scratch)
 {
 	struct attn_plan *plan = c->f->plan;
-	const struct attn_tile *t = (const struct attn_tile *)plan->tiles.p + item->tile;
-	int32_t dim = c->layout->head_dim, limit[ATTN_QUERIES];
+	const struct attn_tile *t = (const struct attn_tile *)c->cut->tiles.p + item->tile;
+	int32_t dim = c->layout->head_dim, limit[ATTN_QUERIES], first_of[ATTN_QUERIES], end_range = t->first_range + t->n_ranges;
 	float *q = scratch, *score = q + (int64_t)ATTN_QUERIES * dim;
 	float *first = score + ATTN_QUERIES * ATTN_BLOCK, *second = first + partial_floats(dim);
 	struct attn_job j = {
@@ -316,6 +358,8 @@ static void run_item(const struct attention_call *c, const struct attn_item *ite
 	        .n_heads = item->n_heads_kv,
 	        .n_queries = t->n_rows * t->n_heads,
 	        .limit = limit,
+	        .first = first_of,
+	        .softcap = c->params.softcap * 0x1.715476p+0f,
 	        .q = q,
 	        .score = score,
 	        .slab = c->kv,
@@ -325,15 +369,17 @@ static void run_item(const struct attention_call *c, const struct attn_item *ite
 	        .unpacked = (uint16_t *)(second + partial_floats(dim)),
 	};
 	const int n = j.n_heads * j.n_queries;
-	for (int i = 0; i < j.n_queries; i++)
+	for (int i = 0; i < j.n_queries; i++) {
 		limit[i] = t->position + i / t->n_heads + 1;
+		first_of[i] = first_seen(limit[i] - 1, c->params.window);
+	}
 	for (int i = 0; i < n; i++)
-		c->f->pages->attn_query(c->q + query_offset(c, t, item->head_kv, i), c->scale * 0x1.715476p+0f, dim,
+		c->f->pages->attn_query(c->q + query_offset(c, t, item->head_kv, i), c->params.scale * 0x1.715476p+0f, dim,
 		                          q + (int64_t)i * dim);
 	if (item->range == WHOLE) {
 		struct partial total = partial_at(first), part = partial_at(second);
-		run_range(c, t, &j, 0, true, total);
-		for (int32_t r = 1; r < t->n_ranges; r++) {
+		run_range(c, t, &j, t->first_range, true, total);
+		for (int32_t r = t->first_range + 1; r < end_range; r++) {
 			run_range(c, t, &j, r, true, part);
 			fold(c, t, &j, r, total, part);
 		}
@@ -344,13 +390,13 @@ static void run_item(const struct attention_call *c, const struct attn_item *ite
 	float *partials = (float *)plan->partials.p + (size_t)split * RANGES_MAX * partial_floats(dim);
 	_Atomic int32_t *left = (_Atomic int32_t *)plan->left.p + split;
 	bool goes_on = more && more->tile == item->tile && more->head_kv == item->head_kv;
-	run_range(c, t, &j, item->range, goes_on, partial_at(partials + (size_t)item->range * partial_floats(dim)));
+	run_range(c, t, &j, item->range, goes_on, partial_at(partials + (size_t)(item->range - t->first_range) * partial_floats(dim)));
 	/* Whoever ends the last range finds all others written, and folds them in their order. */
 	if (atomic_fetch_sub(left, 1) != 1)
 		return;
 	struct partial total = partial_at(partials);
-	for (int32_t r = 1; r < t->n_ranges; r++)
-		fold(c, t, &j, r, total, partial_at(partials + (size_t)r * partial_floats(dim)));
+	for (int32_t r = t->first_range + 1; r < end_range; r++)
+		fold(c, t, &j, r, total, partial_at(partials + (size_t)(r - t->first_range) * partial_floats(dim)));
 	finish(c, t, item->head_kv, n, total);
 }
 
@@ -358,29 +404,30 @@ static void run_items(void *arg, int64_t begin, int64_t end, int thread)
 {
 	const struct attention_call *c = arg;
 	float *scratch = (float *)c->f->plan->per_thread.p + (size_t)thread * thread_floats(c->layout->head_dim);
-	const struct attn_item *items = c->f->plan->items.p;
+	const struct attn_item *items = c->cut->items.p;
 	for (int64_t i = begin; i < end; i++)
 		run_item(c, items + i, i + 1 < end ? items + i + 1 : NULL, scratch);
 }
 
 enum status fast_attention(struct backend *b, const void *kv, const struct kv_layout *layout, int32_t layer, const float *q,
-                           int32_t n_head, float scale, float *out)
+                           int32_t n_head, const struct attention_params *params, float *out)
 {
 	struct fast *f = (struct fast *)b;
-	struct attn_plan *p = f->plan;
+	struct attn_plan *plan = f->plan;
+	struct attn_cut *p = &plan->cut[params->window > 0];
 	if (layout->type != f->pages->type)
 		return STATUS_INVALID;
-	if (!p->valid || p->n_head != n_head) {
-		enum status s = make_plan(f, layout, n_head);
+	if (!p->valid || p->n_head != n_head || p->window != params->window) {
+		enum status s = make_cut(f, p, layout, n_head, params->window);
 		if (s != STATUS_OK)
 			return s;
 	}
 	const struct attn_tile *tiles = p->tiles.p;
 	for (int64_t i = 0; i < p->n_tiles; i++)
 		for (int64_t k = 0; tiles[i].split != WHOLE && k < n_spans(&tiles[i], layout->n_head_kv); k++)
-			atomic_store_explicit((_Atomic int32_t *)p->left.p + tiles[i].split + k, tiles[i].n_ranges,
+			atomic_store_explicit((_Atomic int32_t *)plan->left.p + tiles[i].split + k, tiles[i].n_ranges,
 			                      memory_order_relaxed);
-	struct attention_call c = {f, kv, layout, layer, q, n_head, scale, out};
+	struct attention_call c = {f, p, kv, layout, layer, q, n_head, *params, out};
 	threads_for(f->base.threads, p->n_items, 1, run_items, &c);
 	return STATUS_OK;
 }

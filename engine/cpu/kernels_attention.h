@@ -29,26 +29,29 @@ struct block {
 	struct fetcher fetch;
 };
 
-/* Queries i .. of a job over the first n_tokens positions of a block. */
-typedef void attend_fn(const struct attn_job *j, int i, int n_tokens, struct block *b);
+/* Queries i .. of a job over positions [from, end) of a block. */
+typedef void attend_fn(const struct attn_job *j, int i, int from, int end, struct block *b);
 
 /*
- * Scores of n positions, times k_scale, become weights relative to the new maximum, times v_scale, in their place; what was summed before is
- * scaled to that maximum. Scales beyond the n positions may be anything.
+ * Scores of positions [from, n), times k_scale, soft-capped where there is a cap, become weights relative to the new maximum, times v_scale,
+ * in their place, and what lies beside them zeros; what was summed before is scaled to that maximum. Scales of other positions may be
+ * anything.
  */
-static void softmax_block(float *score, int n, const float *k_scale, const float *v_scale, float *max, float *sum, float *acc,
-                          int32_t head_dim)
+INLINE void softmax_of(float *score, int from, int n, const float *k_scale, const float *v_scale, float cap, float *max, float *sum,
+                       float *acc, int32_t head_dim)
 {
 	enum { N = ATTN_BLOCK / LANES };
-	const vf lowest = vf_set1(-INFINITY);
+	const vf lowest = vf_set1(-INFINITY), to_exponent = vf_set1(0x1.715476p+1f / (cap > 0 ? cap : 1));
 	vf s[N], top = lowest, total = vf_zero();
 	for (int k = 0; k < N; k++) {
-		int left = n - k * LANES;
+		int left = n - k * LANES, before = from - k * LANES;
 		s[k] = lowest;
-		if (left > 0) {
+		if (left > 0 && before < LANES) {
 			s[k] = vf_load(score + k * LANES);
 			s[k] = k_scale ? vf_mul(s[k], vf_load(k_scale + k * LANES)) : s[k];
+			s[k] = cap > 0 ? softcapped(s[k], vf_set1(cap), to_exponent) : s[k];
 			s[k] = left < LANES ? vf_first(s[k], lowest, left) : s[k];
+			s[k] = before > 0 ? vf_first(lowest, s[k], before) : s[k];
 		}
 		top = vf_max(top, s[k]);
 	}
@@ -56,10 +59,12 @@ static void softmax_block(float *score, int n, const float *k_scale, const float
 	new_max = new_max > *max ? new_max : *max;
 	for (int k = 0; k < N; k++) {
 		vf w = exp2_vf(vf_sub(s[k], vf_set1(new_max)));
-		int left = n - k * LANES;
+		int left = n - k * LANES, before = from - k * LANES;
 		total = vf_add(total, w);
 		if (v_scale && left > 0)
 			w = vf_mul(w, left < LANES ? vf_load_n(v_scale + k * LANES, left) : vf_load(v_scale + k * LANES));
+		if (v_scale && before > 0)
+			w = vf_first(vf_zero(), w, before < LANES ? before : LANES);
 		store_weights(score, k, w);
 	}
 	if (new_max != *max) {
@@ -72,34 +77,44 @@ static void softmax_block(float *score, int n, const float *k_scale, const float
 	*sum += vf_hsum(total);
 }
 
-/* Queries i .. i + n_queries over the first n positions of a block. */
-INLINE void attend_block(const struct attn_job *j, int n_queries, int i, int n, struct block *b)
+static void softmax_block(float *score, int from, int n, const float *k_scale, const float *v_scale, float cap, float *max, float *sum,
+                          float *acc, int32_t head_dim)
+{
+	if (cap > 0)
+		softmax_of(score, from, n, k_scale, v_scale, cap, max, sum, acc, head_dim);
+	else
+		softmax_of(score, from, n, k_scale, v_scale, 0, max, sum, acc, head_dim);
+}
+
+/* Queries i .. i + n_queries over positions [from, n) of a block. */
+INLINE void attend_block(const struct attn_job *j, int n_queries, int i, int from, int n, struct block *b)
 {
 	int32_t dim = j->head_dim, at = 0;
 	const kv_factor *q = (const kv_factor *)j->q + i * FACTOR_STRIDE(dim);
 	float *score = j->score + (int64_t)i * ATTN_BLOCK, *acc = j->acc + (int64_t)i * dim;
 	const kv_factor *weight = (const kv_factor *)(const void *)score;
-	int n_pages = (n + KV_PAGE_TOKENS - 1) / KV_PAGE_TOKENS, page = 0;
+	int n_pages = (n + KV_PAGE_TOKENS - 1) / KV_PAGE_TOKENS, page = from / KV_PAGE_TOKENS;
 	struct fetcher f = b->fetch; /* kept in registers */
 	for (; page + QK_PAGES <= n_pages; page += QK_PAGES)
 		qk(n_queries, QK_PAGES, q, b->k + page, dim, score + page * KV_PAGE_TOKENS, &f);
 	for (; page < n_pages; page++)
 		qk(n_queries, 1, q, b->k + page, dim, score + page * KV_PAGE_TOKENS, &f);
 	for (int m = 0; m < n_queries; m++)
-		softmax_block(score + m * ATTN_BLOCK, n, b->k_scale, b->v_scale, j->max + i + m, j->sum + i + m, acc + (int64_t)m * dim, dim);
+		softmax_block(score + m * ATTN_BLOCK, from, n, b->k_scale, b->v_scale, j->softcap, j->max + i + m, j->sum + i + m,
+		              acc + (int64_t)m * dim, dim);
 	for (; at + 4 * LANES <= dim; at += 4 * LANES)
-		pv(n_queries, 4, 0, weight, b->v, n, dim, at, acc, &f);
+		pv(n_queries, 4, 0, weight, b->v, from, n, dim, at, acc, &f);
 	for (; at + LANES <= dim; at += LANES)
-		pv(n_queries, 1, 0, weight, b->v, n, dim, at, acc, &f);
+		pv(n_queries, 1, 0, weight, b->v, from, n, dim, at, acc, &f);
 	if (at < dim)
-		pv(n_queries, 1, dim - at, weight, b->v, n, dim, at, acc, &f);
+		pv(n_queries, 1, dim - at, weight, b->v, from, n, dim, at, acc, &f);
 	b->fetch = f;
 }
 
 #define ATTEND(n)                                                                                                      \
-	static void attend_##n(const struct attn_job *j, int i, int n_tokens, struct block *b)                         \
+	static void attend_##n(const struct attn_job *j, int i, int from, int end, struct block *b)                    \
 	{                                                                                                              \
-		attend_block(j, n, i, n_tokens, b);                                                                    \
+		attend_block(j, n, i, from, end, b);                                                                   \
 	}
 ATTEND(1)
 ATTEND(2)
@@ -110,13 +125,20 @@ ATTEND(5)
 ATTEND(6)
 #endif
 
-/* The first head's K in the block's pages from position `at`, those that hold positions below `end`; how many there are. */
+/*
+ * The first head's K in the block's pages from position `at`, those that hold positions below `end`; how many there are. Those before all
+ * windows, which are not read, may be gone: the first one behind stands in their places.
+ */
 static int find_pages(const struct attn_job *j, int32_t at, int32_t end, const uint16_t **k)
 {
 	int n = at < end ? (end - at + KV_PAGE_TOKENS - 1) / KV_PAGE_TOKENS : 0;
 	n = n < BLOCK_PAGES ? n : BLOCK_PAGES;
-	for (int p = 0; p < n; p++)
-		k[p] = (const uint16_t *)(const void *)(j->kv + (size_t)j->block_table[at / KV_PAGE_TOKENS + p] * j->page_stride);
+	int32_t seen = j->first[0] / KV_PAGE_TOKENS;
+	for (int p = 0; p < n; p++) {
+		int32_t page = at / KV_PAGE_TOKENS + p;
+		page = page < seen ? seen : page;
+		k[p] = (const uint16_t *)(const void *)(j->kv + (size_t)j->block_table[page] * j->page_stride);
+	}
 	return n;
 }
 
@@ -133,12 +155,14 @@ static void attend_head(const struct attn_job *j, int head, int32_t at, struct b
 	int i = 0;
 	while (i < j->n_queries && j->limit[i] <= at)
 		i++;
-	/* Neighbours that see equally much of this block go together. */
-	while (i < j->n_queries) {
-		int seen = j->limit[i] - at < ATTN_BLOCK ? j->limit[i] - at : ATTN_BLOCK, n = 1;
-		while (n < QK_QUERIES && i + n < j->n_queries && (j->limit[i + n] == j->limit[i] || seen == ATTN_BLOCK))
+	/* Neighbours that see equally much of this block go together; those whose windows begin behind it come last, and see nothing. */
+	while (i < j->n_queries && j->first[i] < at + ATTN_BLOCK) {
+		int from = j->first[i] > at ? j->first[i] - at : 0, end = j->limit[i] - at < ATTN_BLOCK ? j->limit[i] - at : ATTN_BLOCK;
+		int n = 1;
+		while (n < QK_QUERIES && i + n < j->n_queries && (j->limit[i + n] == j->limit[i] || end == ATTN_BLOCK) &&
+		       (j->first[i + n] == j->first[i] || j->first[i + n] <= at))
 			n++;
-		attend[n](j, head * j->n_queries + i, seen, b);
+		attend[n](j, head * j->n_queries + i, from, end, b);
 		i += n;
 	}
 }

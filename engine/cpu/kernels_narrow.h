@@ -153,9 +153,12 @@ INLINE void qk_codes(const struct unpacker *u, enum kv_form form, int n_queries,
 			vf_store(score + i * ATTN_BLOCK + p * LANES, sum[i][p]);
 }
 
-/* Four vectors of dimensions from `at` on. A token behind the n has weight zero, and codes are numbers whatever they are. */
-INLINE void pv_codes(const struct unpacker *u, enum kv_form form, int n_queries, const kv_factor *weight, const uint16_t *const *v, int n,
-                     int32_t head_dim, int32_t at, float *acc, struct fetcher *f)
+/*
+ * Four vectors of dimensions from `at` on, over tokens [from, n). One beside them that is in their pages has weight zero, and codes are
+ * numbers whatever they are.
+ */
+INLINE void pv_codes(const struct unpacker *u, enum kv_form form, int n_queries, const kv_factor *weight, const uint16_t *const *v, int from,
+                     int n, int32_t head_dim, int32_t at, float *acc, struct fetcher *f)
 {
 	vf sum[CODE_QUERIES][4];
 	UNROLL
@@ -163,7 +166,7 @@ INLINE void pv_codes(const struct unpacker *u, enum kv_form form, int n_queries,
 		UNROLL
 		for (int k = 0; k < 4; k++)
 			sum[i][k] = vf_load(acc + i * head_dim + at + k * LANES);
-	for (int t = 0; t < n; t += 2) {
+	for (int t = from & ~1; t < n; t += 2) {
 		const uint8_t *codes = (const uint8_t *)v[t / KV_PAGE_TOKENS] + (int64_t)(t % KV_PAGE_TOKENS) * head_dim + at;
 		fetch(f, 4);
 		UNROLL
@@ -185,29 +188,30 @@ INLINE void pv_codes(const struct unpacker *u, enum kv_form form, int n_queries,
 }
 
 /* attend_block() over codes. */
-INLINE void attend_codes(const struct attn_job *j, enum kv_form form, int n_queries, int i, int n, struct block *b)
+INLINE void attend_codes(const struct attn_job *j, enum kv_form form, int n_queries, int i, int from, int n, struct block *b)
 {
 	const int32_t dim = j->head_dim;
 	const kv_factor *q = (const kv_factor *)j->q + i * FACTOR_STRIDE(dim);
 	const struct unpacker u = *b->unpacker;
 	float *score = j->score + (int64_t)i * ATTN_BLOCK, *acc = j->acc + (int64_t)i * dim;
-	int n_pages = (n + KV_PAGE_TOKENS - 1) / KV_PAGE_TOKENS, page = 0;
+	int n_pages = (n + KV_PAGE_TOKENS - 1) / KV_PAGE_TOKENS, page = from / KV_PAGE_TOKENS;
 	struct fetcher f = b->fetch;
 	for (; page + QK_PAGES <= n_pages; page += QK_PAGES)
 		qk_codes(&u, form, n_queries, QK_PAGES, q, b->k + page, dim, score + page * KV_PAGE_TOKENS, &f);
 	for (; page < n_pages; page++)
 		qk_codes(&u, form, n_queries, 1, q, b->k + page, dim, score + page * KV_PAGE_TOKENS, &f);
 	for (int m = 0; m < n_queries; m++)
-		softmax_block(score + m * ATTN_BLOCK, n, b->k_scale, b->v_scale, j->max + i + m, j->sum + i + m, acc + (int64_t)m * dim, dim);
+		softmax_block(score + m * ATTN_BLOCK, from, n, b->k_scale, b->v_scale, j->softcap, j->max + i + m, j->sum + i + m,
+		              acc + (int64_t)m * dim, dim);
 	for (int32_t at = 0; at < dim; at += CODE_DIMS)
-		pv_codes(&u, form, n_queries, (const kv_factor *)(const void *)score, b->v, n, dim, at, acc, &f);
+		pv_codes(&u, form, n_queries, (const kv_factor *)(const void *)score, b->v, from, n, dim, at, acc, &f);
 	b->fetch = f;
 }
 
 #define ATTEND_CODES(form, n)                                                                                          \
-	static void attend_##form##_##n(const struct attn_job *j, int i, int n_tokens, struct block *b)                \
+	static void attend_##form##_##n(const struct attn_job *j, int i, int from, int end, struct block *b)           \
 	{                                                                                                              \
-		attend_codes(j, KV_FORM_##form, n, i, n_tokens, b);                                                    \
+		attend_codes(j, KV_FORM_##form, n, i, from, end, b);                                                   \
 	}
 ATTEND_CODES(INT8, 1)
 ATTEND_CODES(INT8, 2)
@@ -292,11 +296,14 @@ static int32_t peak(const float *x, int64_t n)
 	return top;
 }
 
-/* The page that stands for positions from `at` on: its block of the job's first KV head, or its wide copy's; `wide` says which. */
+/*
+ * The page that stands for positions from `at` on: its block of the job's first KV head, or its wide copy's; `wide` says which. In place of
+ * those before all windows, which may be gone, the first one behind.
+ */
 static const char *narrow_page(const struct attn_job *j, int32_t at, bool *wide)
 {
 	const struct kv_layout *l = j->layout;
-	int32_t page = j->block_table[at / KV_PAGE_TOKENS];
+	int32_t page = j->block_table[(at < j->first[0] ? j->first[0] : at) / KV_PAGE_TOKENS];
 	const char *copy = narrow_wide_page(l, j->slab, page);
 	*wide = copy != NULL;
 	if (copy)

@@ -89,9 +89,9 @@ INLINE void qk(int n_queries, int n_pages, const kv_factor *q, const uint16_t *c
 			vf_store(score + i * ATTN_BLOCK + p * LANES, sum[i][p]);
 }
 
-/* acc[i][at ..] += sum over n tokens of weight[i][t] V[t][at ..], n_vectors vectors wide; `partial`: only the first `partial` lanes. */
-INLINE void pv(int n_queries, int n_vectors, int partial, const kv_factor *weight, const uint16_t *const *v, int n, int32_t head_dim,
-               int32_t at, float *acc, struct fetcher *f)
+/* acc[i][at ..] += sum over tokens [from, n) of weight[i][t] V[t][at ..], n_vectors vectors wide; `partial`: only the first `partial` lanes. */
+INLINE void pv(int n_queries, int n_vectors, int partial, const kv_factor *weight, const uint16_t *const *v, int from, int n,
+               int32_t head_dim, int32_t at, float *acc, struct fetcher *f)
 {
 	vf sum[QK_QUERIES][4];
 	UNROLL
@@ -101,7 +101,7 @@ INLINE void pv(int n_queries, int n_vectors, int partial, const kv_factor *weigh
 			const float *a = acc + i * head_dim + at + k * LANES;
 			sum[i][k] = partial ? vf_load_n(a, partial) : vf_load(a);
 		}
-	for (int t = 0; t < n; t += 2) {
+	for (int t = from & ~1; t < n; t += 2) {
 		const uint16_t *pairs = v[t / KV_PAGE_TOKENS] + (int64_t)(t % KV_PAGE_TOKENS) * head_dim + 2 * at;
 		vb value[4];
 		fetch(f, 4);
@@ -112,6 +112,10 @@ INLINE void pv(int n_queries, int n_vectors, int partial, const kv_factor *weigh
 			UNROLL
 			for (int k = 0; k < n_vectors; k++)
 				value[k] = vb_evens(value[k]);
+		if (t < from)
+			UNROLL
+			for (int k = 0; k < n_vectors; k++)
+				value[k] = vb_odds(value[k]);
 		UNROLL
 		for (int i = 0; i < n_queries; i++)
 			UNROLL

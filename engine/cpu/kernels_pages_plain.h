@@ -86,9 +86,9 @@ INLINE void qk(int n_queries, int n_pages, const kv_factor *q, const uint16_t *c
 			vf_store(score + i * ATTN_BLOCK + v * LANES, sum[i][v]);
 }
 
-/* acc[i][at ..] += sum over n tokens of weight[i][t] V[t][at ..], n_vectors vectors wide; `partial`: only the first `partial` lanes. */
-INLINE void pv(int n_queries, int n_vectors, int partial, const kv_factor *weight, const uint16_t *const *v, int n, int32_t head_dim,
-               int32_t at, float *acc, struct fetcher *f)
+/* acc[i][at ..] += sum over tokens [from, n) of weight[i][t] V[t][at ..], n_vectors vectors wide; `partial`: only the first `partial` lanes. */
+INLINE void pv(int n_queries, int n_vectors, int partial, const kv_factor *weight, const uint16_t *const *v, int from, int n,
+               int32_t head_dim, int32_t at, float *acc, struct fetcher *f)
 {
 	vf sum[QK_QUERIES][4];
 	UNROLL
@@ -98,7 +98,7 @@ INLINE void pv(int n_queries, int n_vectors, int partial, const kv_factor *weigh
 			const float *a = acc + i * head_dim + at + k * LANES;
 			sum[i][k] = partial ? vf_load_n(a, partial) : vf_load(a);
 		}
-	for (int t = 0; t < n; t++) {
+	for (int t = from; t < n; t++) {
 		const uint16_t *row = v[t / KV_PAGE_TOKENS] + (int64_t)(t % KV_PAGE_TOKENS) * head_dim + at;
 		vf value[4];
 		fetch(f, 2);

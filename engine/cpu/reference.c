@@ -113,6 +113,7 @@ static void dequantize_row(const struct weight *w, int64_t row, float *out)
 struct embed_job {
 	const struct weight *w;
 	const int32_t *token;
+	float scale;
 	float *out;
 };
 
@@ -120,18 +121,22 @@ static void embed_rows(void *arg, int64_t begin, int64_t end, int thread)
 {
 	const struct embed_job *j = arg;
 	(void)thread;
-	for (int64_t i = begin; i < end; i++)
-		dequantize_row(j->w, j->token[i], j->out + i * j->w->desc.n_in);
+	for (int64_t i = begin; i < end; i++) {
+		float *out = j->out + i * j->w->desc.n_in;
+		dequantize_row(j->w, j->token[i], out);
+		for (int64_t d = 0; d < j->w->desc.n_in; d++)
+			out[d] *= j->scale;
+	}
 }
 
-static enum status embed(struct backend *b, const struct weight *w, float *out)
+static enum status embed(struct backend *b, const struct weight *w, float scale, float *out)
 {
 	struct reference *r = self(b);
 	const struct batch *batch = r->base.batch;
 	for (int32_t i = 0; i < batch->n_rows; i++)
 		if (batch->token[i] < 0 || batch->token[i] >= w->desc.n_out)
 			return STATUS_INVALID;
-	struct embed_job j = {w, batch->token, out};
+	struct embed_job j = {w, batch->token, scale, out};
 	threads_for(r->base.threads, batch->n_rows, 1, embed_rows, &j);
 	return STATUS_OK;
 }
@@ -180,6 +185,7 @@ struct norm_job {
 	int32_t dim;
 	const float *gain;
 	float eps;
+	bool add; /* to what is there */
 	float *out;
 };
 
@@ -195,14 +201,22 @@ static void norm_rows(void *arg, int64_t begin, int64_t end, int thread)
 			sum += (double)x[d] * x[d];
 		double scale = 1 / sqrt(sum / j->dim + j->eps);
 		for (int32_t d = 0; d < j->dim; d++)
-			out[d] = (float)(x[d] * scale * j->gain[d]);
+			out[d] = (float)((j->add ? out[d] : 0) + x[d] * scale * j->gain[d]);
 	}
 }
 
 static enum status rms_norm(struct backend *b, const float *x, int64_t n, int32_t dim, const float *gain, float eps,
                             float *out)
 {
-	struct norm_job j = {x, dim, gain, eps, out};
+	struct norm_job j = {x, dim, gain, eps, false, out};
+	threads_for(self(b)->base.threads, n, 16, norm_rows, &j);
+	return STATUS_OK;
+}
+
+static enum status rms_norm_add(struct backend *b, const float *x, int64_t n, int32_t dim, const float *gain, float eps,
+                                float *out)
+{
+	struct norm_job j = {x, dim, gain, eps, true, out};
 	threads_for(self(b)->base.threads, n, 16, norm_rows, &j);
 	return STATUS_OK;
 }
@@ -246,25 +260,39 @@ static enum status rope(struct backend *b, float *q, int32_t n_head, float *k, i
 	return STATUS_OK;
 }
 
-struct swiglu_job {
+struct glu_job {
+	enum glu f;
 	float *gate;
 	const float *up;
 };
 
-static void swiglu_range(void *arg, int64_t begin, int64_t end, int thread)
+static double gated(enum glu f, double x)
 {
-	const struct swiglu_job *j = arg;
-	(void)thread;
-	for (int64_t i = begin; i < end; i++) {
-		double x = j->gate[i];
-		j->gate[i] = (float)(x / (1 + exp(-x)) * j->up[i]);
-	}
+	if (f == GLU_GELU)
+		return x / 2 * (1 + tanh(sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+	return x / (1 + exp(-x));
 }
 
-static enum status swiglu(struct backend *b, float *gate, const float *up, int64_t n, int32_t dim)
+static void glu_range(void *arg, int64_t begin, int64_t end, int thread)
 {
-	struct swiglu_job j = {gate, up};
-	threads_for(self(b)->base.threads, n * dim, 1024, swiglu_range, &j);
+	const struct glu_job *j = arg;
+	(void)thread;
+	for (int64_t i = begin; i < end; i++)
+		j->gate[i] = (float)(gated(j->f, j->gate[i]) * j->up[i]);
+}
+
+static enum status glu(struct backend *b, enum glu f, float *gate, const float *up, int64_t n, int32_t dim)
+{
+	struct glu_job j = {f, gate, up};
+	threads_for(self(b)->base.threads, n * dim, 1024, glu_range, &j);
+	return STATUS_OK;
+}
+
+static enum status softcap(struct backend *b, float *x, int64_t n, float cap)
+{
+	(void)b;
+	for (int64_t i = 0; i < n; i++)
+		x[i] = (float)(cap * tanh((double)x[i] / cap));
 	return STATUS_OK;
 }
 
@@ -380,7 +408,7 @@ struct attention_job {
 	int32_t layer;
 	const float *q;
 	int32_t n_head;
-	float scale;
+	struct attention_params params;
 	float *out;
 };
 
@@ -390,13 +418,19 @@ static size_t attention_floats(const struct kv_layout *l, int64_t n)
 	return (size_t)n * (2 * (size_t)l->head_dim + 1) + 2 * (size_t)l->head_dim + 1;
 }
 
-static void attend(const float *q, const float *k, const float *v, int64_t n, int32_t dim, float scale, float *score,
-                   double *sum, float *out)
+static float score_of(const float *q, const float *k, int32_t dim, const struct attention_params *p)
+{
+	double s = dot(q, k, dim) * p->scale;
+	return (float)(p->softcap > 0 ? p->softcap * tanh(s / p->softcap) : s);
+}
+
+static void attend(const float *q, const float *k, const float *v, int64_t n, int32_t dim, const struct attention_params *params,
+                   float *score, double *sum, float *out)
 {
 	float max = -INFINITY;
 	double total = 0;
 	for (int64_t t = 0; t < n; t++) {
-		score[t] = (float)(dot(q, k + t * dim, dim) * scale);
+		score[t] = score_of(q, k + t * dim, dim, params);
 		max = score[t] > max ? score[t] : max;
 	}
 	for (int32_t d = 0; d < dim; d++)
@@ -411,7 +445,6 @@ static void attend(const float *q, const float *k, const float *v, int64_t n, in
 		out[d] = (float)(sum[d] / total);
 }
 
-/* Items are (sequence, KV head): K and V are gathered through the block table once for all rows and query heads. */
 /* One vector as floats. */
 static void load_vector(const struct attention_job *j, int32_t page, int what, int32_t head, int32_t token, float *to)
 {
@@ -427,6 +460,13 @@ static void load_vector(const struct attention_job *j, int32_t page, int what, i
 		to[d] = l->type == QUANT_BF16 ? quant_bf16_to_float(from[d]) : j->r->half[from[d]];
 }
 
+/* The first position that a row at `position` sees. */
+static int64_t first_seen(const struct attention_params *p, int64_t position)
+{
+	return p->window > 0 && position >= p->window ? position + 1 - p->window : 0;
+}
+
+/* Items are (sequence, KV head): K and V are gathered through the block table once for all rows and query heads. */
 static void attention_items(void *arg, int64_t begin, int64_t end, int thread)
 {
 	const struct attention_job *j = arg;
@@ -440,7 +480,7 @@ static void attention_items(void *arg, int64_t begin, int64_t end, int thread)
 		float *base = j->r->scratch + (size_t)thread * j->r->scratch_floats;
 		double *sum = (double *)(((uintptr_t)base + 7) & ~(uintptr_t)7);
 		float *k = (float *)(sum + dim), *v = k + n * dim, *score = v + n * dim;
-		for (int64_t t = 0; t < n; t++)
+		for (int64_t t = first_seen(&j->params, seq->first_position); t < n; t++)
 			for (int what = KEY; what <= VALUE; what++) {
 				load_vector(j, seq->block_table[t / l->page_tokens], what, head, (int32_t)(t % l->page_tokens),
 				            (what == KEY ? k : v) + t * dim);
@@ -448,14 +488,15 @@ static void attention_items(void *arg, int64_t begin, int64_t end, int thread)
 		for (int32_t i = 0; i < seq->n_rows; i++)
 			for (int32_t h = head * group; h < (head + 1) * group; h++) {
 				int64_t at = ((int64_t)(seq->first_row + i) * j->n_head + h) * dim;
-				attend(j->q + at, k, v, (int64_t)seq->first_position + i + 1, dim, j->scale, score, sum,
+				int64_t position = (int64_t)seq->first_position + i, first = first_seen(&j->params, position);
+				attend(j->q + at, k + first * dim, v + first * dim, position + 1 - first, dim, &j->params, score, sum,
 				       j->out + at);
 			}
 	}
 }
 
 static enum status attention(struct backend *b, const void *kv, const struct kv_layout *l, int32_t layer, const float *q,
-                             int32_t n_head, float scale, float *out)
+                             int32_t n_head, const struct attention_params *params, float *out)
 {
 	struct reference *r = self(b);
 	const struct batch *batch = r->base.batch;
@@ -467,7 +508,7 @@ static enum status attention(struct backend *b, const void *kv, const struct kv_
 	enum status s = grow_scratch(r, attention_floats(l, longest));
 	if (s != STATUS_OK)
 		return s;
-	struct attention_job j = {r, kv, l, layer, q, n_head, scale, out};
+	struct attention_job j = {r, kv, l, layer, q, n_head, *params, out};
 	threads_for(r->base.threads, (int64_t)batch->n_seqs * l->n_head_kv, 1, attention_items, &j);
 	return STATUS_OK;
 }
@@ -527,11 +568,13 @@ static const struct backend_ops reference_ops = {
         .step_end = cpu_step_end,
         .embed = embed,
         .rms_norm = rms_norm,
+        .rms_norm_add = rms_norm_add,
         .matmul = matmul,
         .rope = rope,
         .kv_write = kv_write,
         .attention = attention,
-        .swiglu = swiglu,
+        .glu = glu,
+        .softcap = softcap,
         .gather_rows = cpu_gather_rows,
         .page_copy = cpu_page_copy,
         .sync = cpu_sync,

@@ -100,6 +100,7 @@ INLINE vf vf_dot_bf16(vf acc, vb w, const uint16_t *a)
 }
 /* the first of LANES pairs of shorts, and zeros in place of the second ones; of n pairs, and zeros; of LANES shorts that stand together */
 INLINE vb vb_evens(vb w) { return _mm512_and_si512(w, _mm512_set1_epi32(0xFFFF)); }
+INLINE vb vb_odds(vb w) { return _mm512_and_si512(w, _mm512_set1_epi32((int)0xFFFF0000)); }
 INLINE vb vb_load_n(const void *p, int n) { return _mm512_maskz_loadu_epi32(first(n), p); }
 INLINE vb vb_load_even(const void *p) { return _mm512_cvtepu16_epi32(_mm256_loadu_si256(p)); }
 /* as bfloat16, rounded to nearest */

@@ -429,6 +429,8 @@ int32_t kv_prefix_put(struct kv_prefix *p, struct kv_chain *chain, const int32_t
 		return first < seq->n_leading ? first : seq->n_leading;
 	if (first > whole)
 		first = whole;
+	if (seq->n_gone > 0 && first <= seq->n_gone)
+		return first;
 	/* The chain up to `first` ends in the entry of the page before it. */
 	if (first > 0) {
 		parent = seq->pages[first - 1];
@@ -483,7 +485,7 @@ bool kv_prefix_put_tail(struct kv_prefix *p, const int32_t *tokens, struct kv_se
 
 void kv_prefix_hint(struct kv_prefix *p, const struct kv_seq *seq, int32_t n_pages, uint64_t request, unsigned hints)
 {
-	for (int32_t i = 0; i < n_pages && i < seq->n_pages; i++) {
+	for (int32_t i = seq->n_gone; i < n_pages && i < seq->n_pages; i++) {
 		const struct node *n = &p->nodes[seq->pages[i]];
 		if (n->present && n->user == request)
 			evict_hint(p->evict, seq->pages[i], hints);
@@ -510,9 +512,16 @@ void kv_prefix_weaken(struct kv_prefix *p, const struct kv_seq *seq, struct kv_w
 	out->keys = calloc((size_t)seq->n_pages + 1, sizeof *out->keys);
 	if (!out->pages || !out->keys)
 		return;
-	while (out->n_pages < most && p->nodes[seq->pages[out->n_pages]].present) {
-		int32_t page = seq->pages[out->n_pages];
-		out->keys[out->n_pages] = p->nodes[page].key;
+	if (seq->n_gone > 0 && !p->nodes[seq->pages[seq->n_gone]].present)
+		return;
+	/* What is gone from the sequence stands in front of what is not. */
+	for (int32_t i = seq->n_gone; i > 0; i--)
+		out->pages[i - 1].page = p->nodes[i == seq->n_gone ? seq->pages[i] : out->pages[i].page].parent;
+	while (out->n_pages < most) {
+		int32_t i = out->n_pages, page = i < seq->n_gone ? out->pages[i].page : seq->pages[i];
+		if (!p->nodes[page].present)
+			break;
+		out->keys[i] = p->nodes[page].key;
 		out->pages[out->n_pages++] = (struct kv_weak_page){page, p->nodes[page].serial};
 		p->nodes[page].n_weak++;
 	}
@@ -614,7 +623,7 @@ int32_t kv_prefix_adopt(struct kv_prefix *p, const struct kv_page_name *name, in
 
 /*
  * A sequence that lost pages can hold the end of a chain whose middle nobody holds, and which then has no leaf to begin with. Unlinks what
- * is held behind such a page; it stays with its holder, who indexes nothing any more. False when there is no such page.
+ * is held behind the last such page; it stays with its holder, who indexes nothing any more. False when there is no such page.
  */
 static bool open_chain(struct kv_prefix *p)
 {
@@ -623,6 +632,14 @@ static bool open_chain(struct kv_prefix *p)
 		page++;
 	if (p->stats.n_idle == 0 || page == n_pages)
 		return false;
+	for (int32_t child = p->nodes[page].first_child; child != NO_NODE;) {
+		if (p->nodes[child].held) {
+			child = p->nodes[child].next_sibling;
+		} else {
+			page = child;
+			child = p->nodes[page].first_child;
+		}
+	}
 	while (p->nodes[page].first_child != NO_NODE) {
 		int32_t leaf = page;
 		while (p->nodes[leaf].first_child != NO_NODE)

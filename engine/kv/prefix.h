@@ -142,7 +142,8 @@ enum status kv_prefix_hold(struct kv_prefix *p, struct kv_chain *chain, const in
  * What follows takes nothing from a sequence that lost pages (kv_seq_drop()), whose KV is not what the tokens alone would give; the pages in front
  * of the first that left it are what they were.
  *
- * Indexes the full pages of seq from page `first` on; pages before it are indexed already or the call indexes nothing. A page whose
+ * Indexes the full pages of seq from page `first` on; pages before it are indexed already, the last of them is not gone (kv_seq_let_go()), or
+ * the call indexes nothing. A page whose
  * content is indexed under another number is replaced in seq by that one, so that equal prefixes end up sharing memory.
  * Returns the number of leading pages of seq that are indexed now; a page that is not sound (pool.h), and those behind it, are not.
  */
@@ -195,7 +196,11 @@ uint64_t kv_prefix_serial(const struct kv_prefix *p, int32_t page);
  */
 int32_t kv_prefix_adopt(struct kv_prefix *p, const struct kv_page_name *name, int32_t parent, int32_t page, const struct kv_use *use);
 
-/* Evicts the page that the policy finds worth least, a leaf that nobody else holds; false when there is none. */
+/*
+ * Evicts the page that the policy finds worth least, a leaf that nobody else holds. Sequences that let go of their beginning may leave
+ * pages to the index alone that are no leaves: when there are no others, one of those goes, and the index forgets what follows it, which
+ * cannot be found without it. False when there is none either.
+ */
 bool kv_prefix_evict(struct kv_prefix *p, int64_t now_ms, enum evict_reason reason);
 void kv_prefix_stats(const struct kv_prefix *p, struct kv_prefix_stats *out);
 /* How many tokens the index knows a page to hold; 0 for a page that it does not know. */

@@ -24,11 +24,17 @@ static bool reserve(struct kv_seq *s, int32_t n_pages)
 }
 
 /* The one place where the number of references changes. */
-static void set_n_pages(struct kv_seq *s, int32_t n_pages)
+static void set_pages(struct kv_seq *s, int32_t n_pages, int32_t n_gone)
 {
 	if (s->account)
-		s->account->n_pages += n_pages - s->n_pages;
+		s->account->n_pages += n_pages - n_gone - kv_seq_refs(s);
 	s->n_pages = n_pages;
+	s->n_gone = n_gone;
+}
+
+static void set_n_pages(struct kv_seq *s, int32_t n_pages)
+{
+	set_pages(s, n_pages, s->n_gone);
 }
 
 /* The page that the next position falls into is partly filled and visible to another holder. */
@@ -71,17 +77,32 @@ enum status kv_seq_prepare(struct kv_pool *pool, struct kv_seq *s, int32_t n)
 	return STATUS_OK;
 }
 
+void kv_seq_let_go(struct kv_pool *pool, struct kv_seq *s, int32_t window)
+{
+	int32_t seen = s->n_tokens >= window ? (s->n_tokens + 1 - window) / KV_PAGE_TOKENS : 0;
+	int32_t last_full = s->n_tokens / KV_PAGE_TOKENS - 1;
+	for (int32_t i = s->n_gone; i < seen && i < last_full; i++) {
+		kv_pool_unref(pool, s->pages[i], s->holder);
+		s->pages[i] = KV_NO_PAGE;
+		set_pages(s, s->n_pages, i + 1);
+	}
+}
+
 void kv_seq_truncate(struct kv_pool *pool, struct kv_seq *s, int32_t n_tokens)
 {
 	if (s->n_dropped > 0 && n_tokens < s->dropped_at)
 		n_tokens = s->n_dropped = 0;
+	if (s->n_gone > 0 && n_tokens < s->n_tokens)
+		n_tokens = 0;
 	int32_t keep = kv_pages_for(n_tokens - s->n_dropped * KV_PAGE_TOKENS);
 	if (s->n_notes > keep)
 		s->n_notes = keep;
-	while (s->n_pages > keep) {
+	while (s->n_pages > keep && s->n_pages > s->n_gone) {
 		kv_pool_unref(pool, s->pages[s->n_pages - 1], s->holder);
 		set_n_pages(s, s->n_pages - 1);
 	}
+	if (s->n_pages > keep)
+		set_pages(s, 0, 0);
 	if (s->n_tokens > n_tokens)
 		s->n_tokens = n_tokens;
 }
@@ -141,15 +162,15 @@ bool kv_seq_append(struct kv_pool *pool, struct kv_seq *s, int32_t page)
 
 void kv_seq_label(struct kv_pool *pool, struct kv_seq *s, struct kv_holder holder)
 {
-	for (int32_t i = 0; i < s->n_pages && !kv_holder_is(s->holder, holder); i++)
+	for (int32_t i = s->n_gone; i < s->n_pages && !kv_holder_is(s->holder, holder); i++)
 		kv_pool_pass(pool, s->pages[i], s->holder, holder);
 	s->holder = holder;
 }
 
 void kv_seq_charge(struct kv_seq *s, struct kv_account *account)
 {
-	int32_t n_pages = s->n_pages;
-	set_n_pages(s, 0);
+	int32_t n_pages = s->n_pages, n_gone = s->n_gone;
+	set_pages(s, 0, 0);
 	s->account = account;
-	set_n_pages(s, n_pages);
+	set_pages(s, n_pages, n_gone);
 }

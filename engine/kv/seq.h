@@ -38,7 +38,8 @@ struct kv_seq {
 	struct kv_note *notes; /* [n_notes], of its first pages; their owner writes them and kv_seq_*() keep them with their pages. NULL: none */
 	int32_t n_notes;
 	struct kv_holder holder;    /* of its references */
-	struct kv_account *account; /* charged with n_pages; NULL: nobody is. Stays, like the holder, when the pages leave */
+	struct kv_account *account; /* charged with what it holds; NULL: nobody is. Stays, like the holder, when the pages leave */
+	int32_t n_gone;             /* leading pages that were given back, see kv_seq_let_go(): their places in the table are empty */
 };
 
 #define KV_SEQ_INIT ((struct kv_seq){.holder = {KV_HOLDER_OTHER, 0}})
@@ -62,14 +63,24 @@ static inline int32_t kv_seq_places(const struct kv_seq *s)
 enum status kv_seq_prepare(struct kv_pool *pool, struct kv_seq *s, int32_t n);
 /* Fresh pages that kv_seq_prepare(n) would take now. */
 int32_t kv_seq_pages_needed(const struct kv_pool *pool, const struct kv_seq *s, int32_t n);
+/* Pages it holds: one reference on each. */
+static inline int32_t kv_seq_refs(const struct kv_seq *s)
+{
+	return s->n_pages - s->n_gone;
+}
+/*
+ * Gives back the full pages that lie wholly before the last `window` positions, the next one included, which no later position will
+ * see; the last full page stays, so that what follows can be indexed behind it. Not together with kv_seq_drop().
+ */
+void kv_seq_let_go(struct kv_pool *pool, struct kv_seq *s, int32_t window);
 /*
  * Forgets positions from n_tokens on and gives their pages back. Where pages would be missing, which were there when those positions were
- * computed (n_tokens < dropped_at), nothing is left at all.
+ * computed (n_tokens < dropped_at, or any before where some are gone), nothing is left at all.
  */
 void kv_seq_truncate(struct kv_pool *pool, struct kv_seq *s, int32_t n_tokens);
 /* Gives every page back and frees the table; the holder stays. */
 void kv_seq_release(struct kv_pool *pool, struct kv_seq *s);
-/* Makes the empty `dst` share the first n_tokens positions of `src`, of which nothing was dropped. */
+/* Makes the empty `dst` share the first n_tokens positions of `src`, of which nothing was dropped or is gone. */
 enum status kv_seq_share(struct kv_pool *pool, struct kv_seq *dst, const struct kv_seq *src, int32_t n_tokens);
 /* Gives back n pages from block table entry `first` on, all of them computed and full. */
 void kv_seq_drop(struct kv_pool *pool, struct kv_seq *s, int32_t first, int32_t n);

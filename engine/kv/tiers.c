@@ -104,7 +104,7 @@ static void leaving(void *arg, int32_t page, const struct kv_page_name *name)
 
 void kv_tiers_write_behind(struct kv_tiers *t, const struct kv_seq *seq)
 {
-	for (int32_t i = 0; t->behind && i < seq->n_pages; i++) {
+	for (int32_t i = seq->n_gone; t->behind && i < seq->n_pages; i++) {
 		uint64_t serial = kv_prefix_serial(t->prefix, seq->pages[i]);
 		if (serial == 0)
 			continue;

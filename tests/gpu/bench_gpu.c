@@ -204,7 +204,7 @@ static void bench_attention(struct whole *w, enum kv_form form)
 			/* Every layer's keys and values once a step: more than a cache holds. */
 			must(b->ops->step_begin(b, &batch), "step_begin");
 			for (int32_t layer = 0; layer < p->n_layer; layer++)
-				must(b->ops->attention(b, w->kv, &w->layout, layer, q, p->n_head, 0.1f, out), "attention");
+				must(b->ops->attention(b, w->kv, &w->layout, layer, q, p->n_head, &(struct attention_params){.scale = 0.1f}, out), "attention");
 			must(b->ops->step_end(b), "step_end");
 		}
 		double gbs = kv_bytes_per_token(w) * n_seqs * (at + 1) * rounds / (now() - t) * 1e-9;

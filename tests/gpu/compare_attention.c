@@ -14,6 +14,7 @@ struct cache {
 	struct kv_wide wide, reference_wide;
 	size_t bytes;                      /* of pages and wide copies */
 	int32_t n_head, n_pages, pages_per_seq;
+	struct attention_params params;
 	void *device, *reference;
 	int32_t *pages;    /* [n_pages] in random order; sequence s has pages_per_seq of them from s * pages_per_seq */
 	int32_t at[SEQS];  /* length so far */
@@ -63,6 +64,7 @@ static struct cache *cache_new(struct pair *p, enum kv_form form, int32_t n_head
 		give_up("no memory");
 	c->p = p;
 	c->n_head = n_head_kv * group;
+	c->params.scale = 1 / sqrtf((float)dim);
 	c->pages_per_seq = (max_length + KV_PAGE_TOKENS - 1) / KV_PAGE_TOKENS;
 	c->n_pages = c->pages_per_seq * SEQS;
 	c->pages = malloc((size_t)c->n_pages * sizeof *c->pages);
@@ -126,7 +128,7 @@ static void step_on(struct cache *c, struct backend *b, void *kv, float *q, floa
 	if (rope)
 		must(b->ops->rope(b, q, c->n_head, k, n_head_kv, dim, &r), "rope");
 	must(b->ops->kv_write(b, kv, layout, LAYER, k, v), "kv_write");
-	must(b->ops->attention(b, kv, layout, LAYER, q, c->n_head, 1 / sqrtf((float)dim), out), "attention");
+	must(b->ops->attention(b, kv, layout, LAYER, q, c->n_head, &c->params, out), "attention");
 	must(b->ops->step_end(b), "step_end");
 }
 
@@ -170,19 +172,24 @@ static void step(struct cache *c, bool rope, const char *what)
 	operand_free(&out);
 }
 
-static void name_row(const char *what, enum kv_form form)
+static void name_row(const char *what, enum kv_form form, int32_t window, float cap)
 {
-	char name[64];
-	snprintf(name, sizeof name, "%s%s%s", what, form == KV_FORM_F16 ? "" : ", ", form == KV_FORM_F16 ? "" : kv_form_name(form));
+	char name[96];
+	int n = snprintf(name, sizeof name, "%s%s%s", what, form == KV_FORM_F16 ? "" : ", ", form == KV_FORM_F16 ? "" : kv_form_name(form));
+	if (window || cap > 0)
+		snprintf(name + n, sizeof name - (size_t)n, ", window %d, cap %g", window, (double)cap);
 	row_begin(name);
 }
 
-static void conversations(struct pair *p, enum kv_form form, int32_t n_head_kv, int32_t group, int32_t dim, int32_t length)
+static void conversations(struct pair *p, enum kv_form form, int32_t n_head_kv, int32_t group, int32_t dim, int32_t length, int32_t window,
+                          float cap)
 {
 	char name[48];
 	snprintf(name, sizeof name, "attention %dx%d heads of %d", n_head_kv, group, dim);
-	name_row(name, form);
+	name_row(name, form, window, cap);
 	struct cache *c = cache_new(p, form, n_head_kv, group, dim, length);
+	c->params.window = window;
+	c->params.softcap = cap;
 	int32_t most = length / 3 < 100 ? length / 3 : 100;
 	/* prompts of every length together, and a first chunk that ends within a page */
 	begin_step(c);
@@ -207,12 +214,13 @@ static void conversations(struct pair *p, enum kv_form form, int32_t n_head_kv, 
 }
 
 /* Contexts as long as real ones, decoded and extended by a chunk. */
-static void long_contexts(struct pair *p, enum kv_form form, int32_t n_head_kv, int32_t group, int32_t dim, int32_t length)
+static void long_contexts(struct pair *p, enum kv_form form, int32_t n_head_kv, int32_t group, int32_t dim, int32_t length, int32_t window)
 {
 	char name[48];
 	snprintf(name, sizeof name, "attention over %d", length);
-	name_row(name, form);
+	name_row(name, form, window, 0);
 	struct cache *c = cache_new(p, form, n_head_kv, group, dim, length + 64);
+	c->params.window = window;
 	while (c->at[0] < length) {
 		begin_step(c);
 		add_rows(c, 0, length - c->at[0] < MAX_ROWS ? length - c->at[0] : MAX_ROWS);
@@ -231,6 +239,9 @@ static void long_contexts(struct pair *p, enum kv_form form, int32_t n_head_kv, 
 		operand_free(&k);
 		operand_free(&v);
 	}
+	/* Pages before every window are read by nobody: there stands one that holds no numbers. */
+	for (int32_t page = 0; window && page < (length - window + 1) / KV_PAGE_TOKENS; page++)
+		c->pages[page] = c->pages[5 * c->pages_per_seq];
 	begin_step(c);
 	add_rows(c, 0, 1);
 	add_rows(c, 1, 5);
@@ -238,6 +249,9 @@ static void long_contexts(struct pair *p, enum kv_form form, int32_t n_head_kv, 
 	begin_step(c);
 	add_rows(c, 0, 30);
 	step(c, true, "a chunk");
+	begin_step(c);
+	add_rows(c, 0, 1);
+	step(c, true, "one row more");
 	cache_free(c);
 	row_end();
 }
@@ -250,7 +264,7 @@ static void odd_values(struct pair *p, enum kv_form form)
 {
 	static const float odd[] = {NAN, INFINITY, -INFINITY};
 	enum { ROWS = 40, N_HEAD_KV = 2, GROUP = 3, DIM = 40 };
-	name_row("no numbers", form);
+	name_row("no numbers", form, 0, 0);
 	struct cache *c = cache_new(p, form, N_HEAD_KV, GROUP, DIM, 2 * ROWS);
 	const bool keys_too = p->group_error == 0;
 	for (int k = 0; k < 2; k++) {
@@ -307,7 +321,7 @@ static void odd_values(struct pair *p, enum kv_form form)
 /* A copied page serves like the one it was copied from. */
 static void copies(struct pair *p, enum kv_form form)
 {
-	name_row("page_copy", form);
+	name_row("page_copy", form, 0, 0);
 	struct cache *c = cache_new(p, form, 2, 2, 64, 64);
 	begin_step(c);
 	add_rows(c, 0, 37);
@@ -365,19 +379,25 @@ void compare_attention(struct pair *p)
 		int32_t n_head_kv, group, dim;
 	} shapes[] = {{3, 3, 64}, {2, 1, 128}, {1, 8, 80}, {2, 5, 16}, {1, 40, 32}, {2, 12, 96}, {2, 4, 64}, {4, 7, 16}, {1, 2, 256}, {8, 4, 128}};
 	for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
-		conversations(p, KV_FORM_F16, shapes[i].n_head_kv, shapes[i].group, shapes[i].dim, p->large ? 400 : 90);
+		conversations(p, KV_FORM_F16, shapes[i].n_head_kv, shapes[i].group, shapes[i].dim, p->large ? 400 : 90, 0, 0);
 	for (int form = 0; form < KV_N_FORMS; form++) {
 		/* Any shape that a backend may be asked for; of narrow forms, those that have kernels of their own first. */
 		for (int i = 0; form != KV_FORM_F16 && i < 4; i++)
-			conversations(p, (enum kv_form)form, shapes[i].n_head_kv, shapes[i].group, shapes[i].dim, p->large ? 400 : 90);
+			conversations(p, (enum kv_form)form, shapes[i].n_head_kv, shapes[i].group, shapes[i].dim, p->large ? 400 : 90, 0, 0);
 		for (int i = 0; i < (form == KV_FORM_F16 || p->large ? 6 : 3); i++)
 			conversations(p, (enum kv_form)form, random_int(p, 1, 3), random_int(p, 1, 16), 8 * random_int(p, 1, 32),
-			              random_int(p, 30, p->large ? 700 : form == KV_FORM_F16 ? 350 : 200));
-		long_contexts(p, (enum kv_form)form, 1, 4, 64, 1500);
+			              random_int(p, 30, p->large ? 700 : form == KV_FORM_F16 ? 350 : 200), i % 2 ? random_int(p, 1, 200) : 0,
+			              i % 3 == 2 ? 4 : 0);
+		conversations(p, (enum kv_form)form, 1, 4, 256, p->large ? 600 : 200, 33, 0);
+		conversations(p, (enum kv_form)form, 2, 2, 128, 150, 50, 2);
+		conversations(p, (enum kv_form)form, 1, 8, 80, 120, 1, 0);
+		long_contexts(p, (enum kv_form)form, 1, 4, 64, 1500, 0);
+		long_contexts(p, (enum kv_form)form, 1, 4, 64, 1500, 500);
 		if (p->large) {
-			long_contexts(p, (enum kv_form)form, 8, 4, 128, 8192);
+			long_contexts(p, (enum kv_form)form, 8, 4, 128, 8192, 0);
+			long_contexts(p, (enum kv_form)form, 4, 2, 256, 16384, 4096);
 			if (form == KV_FORM_F16)
-				long_contexts(p, (enum kv_form)form, 2, 8, 128, 33000);
+				long_contexts(p, (enum kv_form)form, 2, 8, 128, 33000, 0);
 		}
 		copies(p, (enum kv_form)form);
 		odd_values(p, (enum kv_form)form);

@@ -170,10 +170,10 @@ static void embeddings_of(struct pair *p, const struct quant_format *f)
 		for (int i = 0; i < ROWS; i++)
 			token[i] = random_int(p, 0, TOKENS - 1);
 		must(p->device->ops->step_begin(p->device, &batch), "step_begin");
-		must(p->device->ops->embed(p->device, w, out.device), "embed");
+		must(p->device->ops->embed(p->device, w, 1.5f, out.device), "embed");
 		must(p->device->ops->step_end(p->device), "step_end");
 		must(p->reference->ops->step_begin(p->reference, &batch), "step_begin");
-		must(p->reference->ops->embed(p->reference, rw, out.reference), "embed");
+		must(p->reference->ops->embed(p->reference, rw, 1.5f, out.reference), "embed");
 		must(p->reference->ops->step_end(p->reference), "step_end");
 		/* Rows of the file are exact; a packed matrix may have scales, products and differences rounded to halves. */
 		row_results(&out, only ? 1e-7 : 2e-3, only ? "rows only" : "packed");

@@ -17,6 +17,10 @@ static void norms(struct pair *p)
 		must(p->device->ops->rms_norm(p->device, x.device, n, dim, gain.device, 1e-5f, out.device), "rms_norm");
 		must(p->reference->ops->rms_norm(p->reference, x.reference, n, dim, gain.reference, 1e-5f, out.reference), "rms_norm");
 		row_results(&out, 5e-6, "to another place");
+		must(p->device->ops->rms_norm_add(p->device, x.device, n, dim, gain.device, 1e-5f, out.device), "rms_norm_add");
+		must(p->reference->ops->rms_norm_add(p->reference, x.reference, n, dim, gain.reference, 1e-5f, out.reference),
+		     "rms_norm_add");
+		row_results(&out, 5e-6, "added");
 		must(p->device->ops->rms_norm(p->device, x.device, n, dim, gain.device, 1e-5f, x.device), "rms_norm");
 		must(p->reference->ops->rms_norm(p->reference, x.reference, n, dim, gain.reference, 1e-5f, x.reference), "rms_norm");
 		row_results(&x, 5e-6, "in place");
@@ -29,16 +33,31 @@ static void norms(struct pair *p)
 
 static void gates(struct pair *p)
 {
-	row_begin("swiglu");
-	for (int round = 0; round < 16; round++) {
+	row_begin("glu");
+	for (int round = 0; round < 24; round++) {
+		enum glu f = round % 3 ? GLU_GELU : GLU_SILU;
 		int32_t n = random_int(p, 1, p->large ? 500 : 20), dim = any_dim(p, round);
 		/* Every other time far into both tails of the exponential. */
 		struct operand gate = operand_new(p, (size_t)n * (size_t)dim, round % 2 ? 40 : 1), up = operand_new(p, gate.n, 1);
-		must(p->device->ops->swiglu(p->device, gate.device, up.device, n, dim), "swiglu");
-		must(p->reference->ops->swiglu(p->reference, gate.reference, up.reference, n, dim), "swiglu");
+		must(p->device->ops->glu(p->device, f, gate.device, up.device, n, dim), "glu");
+		must(p->reference->ops->glu(p->reference, f, gate.reference, up.reference, n, dim), "glu");
 		row_results(&gate, 5e-6, "gate");
 		operand_free(&gate);
 		operand_free(&up);
+	}
+	row_end();
+}
+
+static void caps(struct pair *p)
+{
+	row_begin("softcap");
+	for (int round = 0; round < 12; round++) {
+		int32_t n = random_int(p, 1, p->large ? 1000000 : 5000);
+		struct operand x = operand_new(p, (size_t)n, round % 2 ? 100 : 3);
+		must(p->device->ops->softcap(p->device, x.device, n, 30), "softcap");
+		must(p->reference->ops->softcap(p->reference, x.reference, n, 30), "softcap");
+		row_results(&x, 5e-6, "x");
+		operand_free(&x);
 	}
 	row_end();
 }
@@ -99,6 +118,7 @@ void compare_rows(struct pair *p)
 {
 	norms(p);
 	gates(p);
+	caps(p);
 	gathered(p);
 	turned(p);
 }

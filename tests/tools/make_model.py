@@ -86,7 +86,7 @@ def tiny_bpe(args):
     first = len(tokens)
     tokens += specials
     types += [CONTROL] * len(specials)
-    pre = args.pre or {"llama": "smollm", "qwen2": "qwen2", "qwen3": "qwen2"}[args.arch]
+    pre = args.pre or {"llama": "smollm", "qwen2": "qwen2", "qwen3": "qwen2"}.get(args.arch, "qwen2")
     return tokens, types, [
         ("tokenizer.ggml.model", "string", "gpt2"),
         ("tokenizer.ggml.pre", "string", pre),
@@ -229,10 +229,13 @@ class Model:
             self.matrix(f"{blk}{name}.weight", a.embd, n_out, i)
             if a.arch == "qwen2":
                 self.vector(f"{blk}{name}.bias", n_out, 0, 0.2)
-        if a.arch == "qwen3":
+        if a.arch in ("qwen3", "gemma3"):
             self.vector(blk + "attn_q_norm.weight", a.head_dim, 1, 0.1)
             self.vector(blk + "attn_k_norm.weight", a.head_dim, 1, 0.1)
         self.matrix(blk + "attn_output.weight", q, a.embd, i)
+        if a.arch.startswith("gemma"):
+            self.vector(blk + "post_attention_norm.weight", a.embd, 1, 0.1)
+            self.vector(blk + "post_ffw_norm.weight", a.embd, 1, 0.1)
         self.vector(blk + "ffn_norm.weight", a.embd, 1, 0.1)
         self.matrix(blk + "ffn_gate.weight", a.embd, a.ff, i)
         self.matrix(blk + "ffn_up.weight", a.embd, a.ff, i)
@@ -280,6 +283,13 @@ def write_hyperparameters(args, w, n_vocab):
         w.meta(f"{arch}.rope.dimension_count", "u32", a.head_dim)
     w.meta(f"{arch}.attention.layer_norm_rms_epsilon", "f32", 1e-5 if arch == "llama" else 1e-6)
     w.meta(f"{arch}.rope.freq_base", "f32", a.rope_base)
+    if a.window:
+        w.meta(f"{arch}.attention.sliding_window", "u32", a.window)
+    if a.softcap:
+        w.meta(f"{arch}.attn_logit_softcapping", "f32", a.softcap)
+        w.meta(f"{arch}.final_logit_softcapping", "f32", 0.6 * a.softcap)
+    if a.attn_scale:
+        w.meta(f"{arch}.attention.scale", "f32", a.attn_scale)
     if a.rope in ("linear", "yarn"):
         w.meta(f"{arch}.rope.scaling.type", "string", a.rope)
         w.meta(f"{arch}.rope.scaling.factor", "f32", a.rope_factor)
@@ -297,7 +307,7 @@ def arguments(argv):
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument("out")
     p.add_argument("--preset", choices=PRESETS)
-    p.add_argument("--arch", choices=["llama", "qwen2", "qwen3"], default="llama")
+    p.add_argument("--arch", choices=["llama", "qwen2", "qwen3", "gemma2", "gemma3"], default="llama")
     p.add_argument("--type", choices=[*TENSOR_TYPES, *MIXES], default="F32")
     p.add_argument("--layers", type=int, default=2)
     p.add_argument("--embd", type=int, default=64)
@@ -311,6 +321,9 @@ def arguments(argv):
     p.add_argument("--rope-base", type=float, default=10000.0)
     p.add_argument("--rope-factor", type=float, default=4.0)
     p.add_argument("--rope-original-ctx", type=int, help="default: ctx / 4")
+    p.add_argument("--window", type=int, default=0, help="positions that rows see in layers that have a window; 0: all")
+    p.add_argument("--softcap", type=float, default=0, help="of attention scores, and 0.6 of it of logits; 0: none")
+    p.add_argument("--attn-scale", type=float, default=0, help="0: 1 / sqrt(head-dim)")
     p.add_argument("--tied", action="store_true", help="the embedding matrix is the output matrix")
     p.add_argument("--tokenizer", choices=["tiny-bpe", "tiny-spm"], default="tiny-bpe")
     p.add_argument("--pre", help="the pre-tokenizer's name for tiny-bpe; default: the architecture's usual one")

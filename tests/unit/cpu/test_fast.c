@@ -282,7 +282,7 @@ static void table_only(struct backend *b)
 		s.token[i] = random_int(&seed, 0, 29);
 	float *out = malloc(sizeof *out * 40 * 256), row[256];
 	b->ops->step_begin(b, &s.batch);
-	assert_int_equal(b->ops->embed(b, w, out), STATUS_OK);
+	assert_int_equal(b->ops->embed(b, w, 1, out), STATUS_OK);
 	for (int i = 0; i < 40; i++) {
 		f->dequantize((char *)data + s.token[i] * 210, row, 256);
 		assert_memory_equal(row, out + i * 256, sizeof row);
@@ -290,7 +290,7 @@ static void table_only(struct backend *b)
 	struct matmul mm = {w, NULL, out, false};
 	assert_int_equal(b->ops->matmul(b, out, 1, &mm, 1), STATUS_INVALID);
 	s.token[7] = 30;
-	assert_int_equal(b->ops->embed(b, w, out), STATUS_INVALID);
+	assert_int_equal(b->ops->embed(b, w, 1, out), STATUS_INVALID);
 	b->ops->step_end(b);
 	b->ops->weight_destroy(b, w);
 	free(out);
@@ -325,13 +325,25 @@ static void row_operations(struct backend *b)
 		memcpy(got, x, size * sizeof *got);
 		b->ops->rms_norm(b, got, n, dim, gain, 1e-5f, got); /* in place */
 		assert_close(got, want, size, 2e-6);
-		for (size_t i = 0; i < size; i++)
-			x[i] *= 20; /* far into both tails of the exponential */
-		memcpy(got, x, size * sizeof *got);
-		memcpy(want, x, size * sizeof *want);
-		b->ops->swiglu(b, got, up, n, dim);
-		reference->ops->swiglu(reference, want, up, n, dim);
+		b->ops->rms_norm_add(b, x, n, dim, gain, 1e-5f, got); /* to what is there */
+		reference->ops->rms_norm_add(reference, x, n, dim, gain, 1e-5f, want);
 		assert_close(got, want, size, 2e-6);
+		for (int f = 0; f < 4; f++) {
+			for (size_t i = 0; i < size && f == 2; i++)
+				x[i] *= 20; /* far into both tails of the exponential */
+			memcpy(got, x, size * sizeof *got);
+			memcpy(want, x, size * sizeof *want);
+			b->ops->glu(b, f % 2 ? GLU_GELU : GLU_SILU, got, up, n, dim);
+			reference->ops->glu(reference, f % 2 ? GLU_GELU : GLU_SILU, want, up, n, dim);
+			assert_close(got, want, size, 2e-6);
+		}
+		for (float cap = 0.5f; cap < 100; cap *= 6) {
+			memcpy(got, x, size * sizeof *got);
+			memcpy(want, x, size * sizeof *want);
+			b->ops->softcap(b, got, (int64_t)size, cap);
+			reference->ops->softcap(reference, want, (int64_t)size, cap);
+			assert_close(got, want, size, 2e-6 + 2e-7 * cap);
+		}
 		free(x);
 		free(up);
 		free(gain);
@@ -339,13 +351,19 @@ static void row_operations(struct backend *b)
 		free(want);
 	}
 	float gate[3] = {-200, 200, -88.5f}, up[3] = {1, 1, 1};
-	b->ops->swiglu(b, gate, up, 1, 3);
+	b->ops->glu(b, GLU_SILU, gate, up, 1, 3);
 	assert_float_equal(gate[0], 0, 1e-30);
 	assert_float_equal(gate[1], 200, 1e-4);
 	assert_float_equal(gate[2], 0, 1e-30);
+	float wide[5] = {-1e9f, 1e9f, 0, NAN, 1e-3f};
+	b->ops->softcap(b, wide, 5, 30);
+	assert_true(wide[0] == -30 && wide[1] == 30 && wide[2] == 0 && isnan(wide[3]) && fabsf(wide[4] - 1e-3f) < 1e-5f);
+	float tail[4] = {-1e9f, 1e9f, -20, 20}, ones[4] = {1, 1, 1, 1};
+	b->ops->glu(b, GLU_GELU, tail, ones, 1, 4);
+	assert_true(fabsf(tail[0]) < 1e-28f && tail[1] == 1e9f && fabsf(tail[2]) < 1e-30f && tail[3] == 20);
 }
 
-static void norm_and_swiglu_are_those_of_the_reference(void **state)
+static void norms_gates_and_caps_are_those_of_the_reference(void **state)
 {
 	(void)state;
 	each_device(row_operations);
@@ -399,11 +417,13 @@ struct kv_case {
 	int32_t n_pages;
 	void *kv;
 	struct backend *b;
+	struct attention_params params;
 };
 
 static struct kv_case open_kv(struct backend *b, int32_t n_head_kv, int32_t group, int32_t dim, int32_t n_pages)
 {
 	struct kv_case c = {.n_head = n_head_kv * group, .n_pages = n_pages, .b = b};
+	c.params.scale = 1 / sqrtf((float)dim);
 	assert_int_equal(kv_layout_for(b, &c.layout, 2, n_head_kv, dim), STATUS_OK);
 	assert_int_equal(b->ops->mem_alloc(b, c.layout.page_stride * (size_t)n_pages, &c.kv), STATUS_OK);
 	/* Pages that were used before hold anything: here, what is not a number, as a half and as a bfloat16. */
@@ -433,10 +453,9 @@ static void close_kv(struct kv_case *c)
 static void step(struct kv_case *c, const struct batch *batch, const float *k, const float *v, const float *q, float *out)
 {
 	struct backend *b = c->b;
-	float scale = 1 / sqrtf((float)c->layout.head_dim);
 	assert_int_equal(b->ops->step_begin(b, batch), STATUS_OK);
 	assert_int_equal(b->ops->kv_write(b, c->kv, &c->layout, 1, k, v), STATUS_OK);
-	assert_int_equal(b->ops->attention(b, c->kv, &c->layout, 1, q, c->n_head, scale, out), STATUS_OK);
+	assert_int_equal(b->ops->attention(b, c->kv, &c->layout, 1, q, c->n_head, &c->params, out), STATUS_OK);
 	assert_int_equal(b->ops->step_end(b), STATUS_OK);
 }
 
@@ -445,10 +464,16 @@ static void attends(struct backend *b)
 	const struct {
 		int32_t n_head_kv, group, dim;
 	} shapes[] = {{3, 3, 64}, {2, 1, 128}, {1, 8, 80}, {2, 5, 12}, {1, 40, 32}, {2, 4, 67}, {4, 7, 16}, {1, 2, 256}};
-	for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
-		enum { SEQS = 4, PAGES = 120, STEPS = 4 };
-		int32_t dim = shapes[i].dim, group = shapes[i].group, n_head_kv = shapes[i].n_head_kv, at[SEQS] = {0};
+	static const struct {
+		float softcap;
+		int32_t window;
+	} params[] = {{0, 0}, {0, 23}, {0.8f, 0}, {2, 64}, {0, 1}, {0, 1000}};
+	for (size_t i = 0; i < sizeof shapes / sizeof shapes[0] + 5; i++) {
+		enum { SEQS = 4, PAGES = 120, STEPS = 4, SHAPES = sizeof shapes / sizeof shapes[0] };
+		int32_t dim = shapes[i % SHAPES].dim, group = shapes[i % SHAPES].group, n_head_kv = shapes[i % SHAPES].n_head_kv, at[SEQS] = {0};
 		struct kv_case c = open_kv(b, n_head_kv, group, dim, PAGES), r = open_kv(reference, n_head_kv, group, dim, PAGES);
+		c.params.softcap = r.params.softcap = params[i % 6].softcap;
+		c.params.window = r.params.window = params[i % 6].window;
 		struct scattered s;
 		scattered_init(&s);
 		scattered_shuffle(&s, &seed, PAGES);
@@ -586,7 +611,7 @@ static void fill(struct kv_case *c, const int32_t *table, int32_t n, const float
 }
 
 /* Chunks, pages, neighbours and threads change nothing, also far beyond one range of positions. */
-static void rows_alone(struct backend *b)
+static void rows_alone_in(struct backend *b, int32_t window)
 {
 	enum { KV_HEADS = 2, GROUP = 3, DIM = 32, N = 1100, PAGES = 300, TABLE = 70 };
 	struct backend_info info;
@@ -598,12 +623,14 @@ static void rows_alone(struct backend *b)
 	scattered_init(&pool);
 	scattered_shuffle(&pool, &seed, PAGES);
 	struct kv_case c = open_kv(b, KV_HEADS, GROUP, DIM, PAGES);
+	c.params.window = window;
 	converse(&c, pool.pages, N, 1, k, v, q, want);
 	const int32_t chunks[] = {2, 7, 16, 33, 512};
 	for (size_t i = 0; i < sizeof chunks / sizeof chunks[0]; i++)
 		for (int threads = 1; threads <= 5; threads += 2) {
 			struct backend *other = open_backend(info.name, threads);
 			struct kv_case o = open_kv(other, KV_HEADS, GROUP, DIM, PAGES);
+			o.params.window = window;
 			memset(got, 0, q_size * sizeof *got);
 			converse(&o, pool.pages + 80, N, chunks[i], k, v, q, got);
 			assert_memory_equal(got, want, q_size * sizeof *got);
@@ -636,14 +663,23 @@ static void rows_alone(struct backend *b)
 	free(bout);
 }
 
+static void rows_alone(struct backend *b)
+{
+	rows_alone_in(b, 0);
+	rows_alone_in(b, 300);
+}
+
 static void a_row_attends_the_same_whatever_stands_beside_it(void **state)
 {
 	(void)state;
 	each_device(rows_alone);
 }
 
-/* Beyond 8,192 positions ranges grow longer; tiles end where they do. */
-static void long_rows(struct backend *b)
+/*
+ * Beyond 8,192 positions ranges grow longer; tiles end where they do. Pages before all windows are read by nobody: there stands one that
+ * holds no numbers.
+ */
+static void long_rows_in(struct backend *b, int32_t window)
 {
 	enum { DIM = 16, N = 8210, PAGES = 520, LAST = 40 };
 	struct kv_case c = open_kv(b, 1, 2, DIM, PAGES), r = open_kv(reference, 1, 2, DIM, PAGES);
@@ -652,8 +688,11 @@ static void long_rows(struct backend *b)
 	struct scattered pool;
 	scattered_init(&pool);
 	scattered_shuffle(&pool, &seed, PAGES);
+	c.params.window = r.params.window = window;
 	fill(&c, pool.pages, N - LAST, k, v);
 	fill(&r, pool.pages, N - LAST, k, v);
+	for (int page = 0; window && page < (N - LAST - window + 1) / KV_PAGE_TOKENS; page++)
+		pool.pages[page] = pool.pages[PAGES - 1];
 	/* the last rows at once, then one by one */
 	for (int chunk = LAST; chunk >= 1; chunk -= LAST - 1)
 		for (int at = N - LAST; at < N; at += chunk) {
@@ -675,6 +714,13 @@ static void long_rows(struct backend *b)
 	free(q);
 	free(got);
 	free(want);
+}
+
+static void long_rows(struct backend *b)
+{
+	const int32_t windows[] = {0, 1, 100, 1024, 3000, 8200};
+	for (size_t i = 0; i < sizeof windows / sizeof windows[0]; i++)
+		long_rows_in(b, windows[i]);
 }
 
 static void long_contexts_are_attended_alike(void **state)
@@ -728,7 +774,7 @@ UNIT_MAIN(cmocka_unit_test(products_are_those_of_the_reference), cmocka_unit_tes
           cmocka_unit_test(joint_products_are_those_of_each),
           cmocka_unit_test(zeros_and_extremes_of_activations_stay_finite),
           cmocka_unit_test(an_embedding_table_takes_no_memory),
-          cmocka_unit_test(norm_and_swiglu_are_those_of_the_reference), cmocka_unit_test(rope_is_that_of_the_reference),
+          cmocka_unit_test(norms_gates_and_caps_are_those_of_the_reference), cmocka_unit_test(rope_is_that_of_the_reference),
           cmocka_unit_test(attention_is_that_of_the_reference),
           cmocka_unit_test(attention_in_the_other_type_is_that_of_the_reference),
 	        cmocka_unit_test(attention_finds_a_position),

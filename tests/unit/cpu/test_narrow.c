@@ -48,7 +48,7 @@ static void step(struct side *s, const struct batch *batch, const float *k, cons
 	void *kv = kv_pool_slab(s->pool);
 	assert_int_equal(ops->step_begin(s->b, batch), STATUS_OK);
 	assert_int_equal(ops->kv_write(s->b, kv, &s->layout, 1, k, v), STATUS_OK);
-	assert_int_equal(ops->attention(s->b, kv, &s->layout, 1, q, s->n_head, 1 / sqrtf((float)s->layout.head_dim), out), STATUS_OK);
+	assert_int_equal(ops->attention(s->b, kv, &s->layout, 1, q, s->n_head, &(struct attention_params){.scale = 1 / sqrtf((float)s->layout.head_dim)}, out), STATUS_OK);
 	assert_int_equal(ops->step_end(s->b), STATUS_OK);
 }
 

@@ -56,13 +56,13 @@ static void embedding_takes_the_rows_of_the_tokens(void **state)
 	s.token[2] = 4;
 	float out[3 * 64], want[64];
 	b->ops->step_begin(b, &s.batch);
-	assert_int_equal(b->ops->embed(b, w, out), STATUS_OK);
+	assert_int_equal(b->ops->embed(b, w, 1, out), STATUS_OK);
 	for (int i = 0; i < 3; i++) {
 		f->dequantize((char *)data + s.token[i] * 2 * 20, want, 64);
 		assert_memory_equal(out + i * 64, want, sizeof want);
 	}
 	s.token[1] = 10; /* outside the vocabulary */
-	assert_int_equal(b->ops->embed(b, w, out), STATUS_INVALID);
+	assert_int_equal(b->ops->embed(b, w, 1, out), STATUS_INVALID);
 	b->ops->step_end(b);
 	b->ops->weight_destroy(b, w);
 	b->ops->destroy(b);
@@ -85,7 +85,7 @@ static void norm_and_swiglu_follow_their_formulas(void **state)
 	}
 	float gate[N * DIM];
 	memcpy(gate, x, sizeof gate);
-	b->ops->swiglu(b, gate, out, N, DIM);
+	b->ops->glu(b, GLU_SILU, gate, out, N, DIM);
 	for (int i = 0; i < N * DIM; i++)
 		assert_float_equal(gate[i], x[i] / (1 + exp(-x[i])) * out[i], 1e-6);
 	b->ops->destroy(b);
@@ -157,7 +157,7 @@ static void attention_sees_its_own_sequence_up_to_its_position(void **state)
 		}
 		b->ops->step_begin(b, &s.batch);
 		assert_int_equal(b->ops->kv_write(b, kv, &l, 1, step_k, step_v), STATUS_OK);
-		assert_int_equal(b->ops->attention(b, kv, &l, 1, step_q, HEADS, 0.4f, out), STATUS_OK);
+		assert_int_equal(b->ops->attention(b, kv, &l, 1, step_q, HEADS, &(struct attention_params){.scale = 0.4f}, out), STATUS_OK);
 		b->ops->step_end(b);
 		for (int seq = 0; seq < 2; seq++)
 			for (int i = 0; i < n; i++)

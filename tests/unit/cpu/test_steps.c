@@ -114,7 +114,7 @@ static void a_forward_pass_allocates_nothing(void **state)
 	struct buf file = BUF_INIT;
 	struct gguf *g;
 	struct error err = {0};
-	tiny_model_build(&file, 256, NULL, 1);
+	tiny_model_build(&file, 256, 0, NULL, 1);
 	assert_int_equal(gguf_open_memory(file.data, file.len, &g, &err), STATUS_OK);
 	for (size_t d = 0; d < sizeof devices / sizeof *devices; d++) {
 		struct backend *b = open_backend(devices[d], 3);
@@ -195,9 +195,9 @@ static void no_operation_allocates(void **state)
 				st[2] = ops->matmul(b, out, rows, qkv, 3);
 				st[3] = ops->rope(b, y, HEADS, k, HEADS_KV, DIM, &rope);
 				st[4] = ops->kv_write(b, kv, &layout, 0, k, v);
-				st[5] = ops->attention(b, kv, &layout, 0, y, HEADS, 0.125f, out);
+				st[5] = ops->attention(b, kv, &layout, 0, y, HEADS, &(struct attention_params){.scale = 0.125f}, out);
 				st[6] = ops->matmul(b, out, rows, &back, 1);
-				st[7] = ops->swiglu(b, y, out, rows, WIDE);
+				st[7] = ops->glu(b, GLU_SILU, y, out, rows, WIDE);
 				st[8] = ops->gather_rows(b, x, WIDE, s.output, s.batch.n_seqs, out);
 				st[9] = ops->step_end(b);
 				counting = false;

@@ -610,6 +610,51 @@ static void a_plan_of_narrow_kv_fits_and_leaves_little(void **state)
 	assert_string_equal(err.param, "kv-dtype");
 }
 
+/*
+ * Four conversations of 360 tokens are 92 pages, and the pool has 25: in windows of 48 tokens each keeps five or six, and they run
+ * beside each other to the same ends as with all the memory they could want.
+ */
+static void pages_out_of_every_window_make_room(void **state)
+{
+	(void)state;
+	enum { N = 4 };
+	struct engine_options o = defaults();
+	char path[64];
+	struct answer answers[2][N];
+	assert_true(tiny_model_write_windowed(path, 512, 48, tiny_chat_template, 5));
+	o.model_path = path;
+	o.context_tokens = 400;
+	o.max_running = N;
+	memset(answers, 0, sizeof answers);
+	for (int small = 0; small < 2; small++) {
+		o.kv_bytes = (small ? 25 : 200) * 4096;
+		struct engine *e = start(&o);
+		uint64_t ids[N];
+		for (int i = 0; i < N; i++) {
+			struct engine_request *r = request(e, prompts[i], 360 - (int32_t)strlen(prompts[i]));
+			ids[i] = r->id;
+			engine_submit(e, r);
+		}
+		await(e, ids, answers[small], N);
+		assert_at_rest(e);
+		struct engine_stats s;
+		engine_stats(e, &s);
+		assert_int_equal(s.preemptions, 0);
+		assert_int_equal(s.kv.drift_pages, 0);
+		/* The longest again, on top of what the index has left of it. */
+		struct answer again = run(e, request(e, prompts[3], 360 - (int32_t)strlen(prompts[3])));
+		same_tokens(&again, &answers[small][3]);
+		buf_free(&again.text);
+		engine_destroy(e);
+	}
+	for (int i = 0; i < N; i++) {
+		same_tokens(&answers[1][i], &answers[0][i]);
+		buf_free(&answers[0][i].text);
+		buf_free(&answers[1][i].text);
+	}
+	unlink(path);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -630,6 +675,7 @@ int main(void)
 	        cmocka_unit_test(a_model_that_cannot_be_loaded_says_why),
 	        cmocka_unit_test(a_pool_too_small_for_the_asked_context_is_a_start_up_error),
 	        cmocka_unit_test(a_plan_is_what_the_engine_then_takes_to_the_byte),
+	        cmocka_unit_test(pages_out_of_every_window_make_room),
 	        cmocka_unit_test(a_plan_of_narrow_kv_fits_and_leaves_little),
 	};
 	return cmocka_run_group_tests(tests, make_model, remove_model);

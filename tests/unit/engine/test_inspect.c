@@ -93,7 +93,7 @@ static void json_is_one_object_with_everything(void **state)
 		 "{\"file\":\"m.gguf\",\"version\":3,\"bytes\":%zu,\"summary\":{\"name\":\"Tiny\",\"architecture\":"
 		 "\"llama\","
 		 "\"n_layer\":30,\"n_embd\":576,\"n_ff\":null,\"n_head\":9,\"n_head_kv\":3,\"head_dim\":64,"
-		 "\"n_ctx_train\":null,\"rope_dims\":null,\"n_vocab\":3,\"n_params\":8,\"tensor_bytes\":16,"
+		 "\"n_ctx_train\":null,\"attention_window\":null,\"rope_dims\":null,\"n_vocab\":3,\"n_params\":8,\"tensor_bytes\":16,"
 		 "\"kv_bytes_per_token\":23040,\"chat_template_bytes\":9,"
 		 "\"tensor_types\":{\"F16\":{\"tensors\":1,\"elements\":8,\"bytes\":16}},"
 		 "\"tokenizer\":{\"model\":\"gpt2\",\"pre\":\"smollm\",\"n_tokens\":3,"

@@ -530,7 +530,60 @@ static void a_random_workload_never_serves_a_wrong_page(void **state)
 		random_workload(evict_policy_name(i));
 }
 
-UNIT_MAIN(cmocka_unit_test(full_pages_are_found_again_and_shared),
+/*
+ * A sequence with a window leaves its beginning to the index, where it is found as long as there is room. Then it goes although it is no
+ * leaf, and with it the entries of what follows, whose pages the sequence keeps.
+ */
+static void the_beginning_of_a_windowed_sequence_can_go(void **state)
+{
+	(void)state;
+	struct fixture f;
+	int32_t tokens[100];
+	struct kv_prefix_stats stats;
+	struct kv_weak weak = KV_WEAK_INIT;
+	setup(&f, 8);
+	fill(tokens, 100, 0);
+	struct kv_seq a = computed(&f, 96), b = KV_SEQ_INIT;
+	struct kv_chain chain = kv_chain_of(&f.root);
+	assert_int_equal(kv_prefix_put(f.prefix, &chain, tokens, &a, 0, at(1)), 6);
+	kv_seq_let_go(f.pool, &a, 30);
+	assert_int_equal(a.n_gone, 4);
+	assert_int_equal(kv_prefix_get(f.prefix, under(&f.root), tokens, 100, at(2), &b), STATUS_OK);
+	assert_int_equal(b.n_tokens, 96);
+	/* What a session keeps of it reaches back to the beginning. */
+	kv_prefix_weaken(f.prefix, &a, &weak);
+	assert_int_equal(weak.n_pages, 6);
+	for (int i = 0; i < 6; i++)
+		assert_int_equal(weak.pages[i].page, b.pages[i]);
+	assert_int_equal(kv_weak_alive(f.prefix, &weak), 6);
+	assert_false(kv_prefix_evict(f.prefix, 3, EVICT_FOR_PROMPT));
+	kv_seq_release(f.pool, &b);
+	kv_prefix_stats(f.prefix, &stats);
+	assert_int_equal(stats.n_idle, 4);
+	for (int32_t left = 3; left >= 0; left--) {
+		assert_true(kv_prefix_evict(f.prefix, 4, EVICT_FOR_PROMPT));
+		assert_int_equal(kv_prefix_match(f.prefix, under(&f.root), tokens, 100), left);
+		assert_int_equal(kv_weak_alive(f.prefix, &weak), left);
+	}
+	assert_false(kv_prefix_evict(f.prefix, 5, EVICT_FOR_PROMPT));
+	assert_int_equal(kv_pool_n_free(f.pool), 6);
+	/* Behind what is forgotten nothing is indexed any more, from wherever it is asked for. */
+	assert_int_equal(kv_seq_prepare(f.pool, &a, 20), STATUS_OK);
+	a.n_tokens += 4;
+	for (int32_t first = 0; first <= 6; first += 3)
+		assert_true(kv_prefix_put(f.prefix, &chain, tokens, &a, first, at(6)) <= first);
+	assert_false(kv_prefix_put_tail(f.prefix, tokens, &a, at(6)));
+	kv_prefix_hint(f.prefix, &a, 6, 1, EVICT_SHORT_ANSWER);
+	kv_prefix_weaken(f.prefix, &a, &weak);
+	assert_int_equal(weak.n_pages, 0);
+	kv_weak_free(f.prefix, &weak);
+	kv_seq_release(f.pool, &a);
+	kv_chain_free(&chain);
+	teardown(&f);
+}
+
+UNIT_MAIN(cmocka_unit_test(the_beginning_of_a_windowed_sequence_can_go),
+          cmocka_unit_test(full_pages_are_found_again_and_shared),
           cmocka_unit_test(pages_with_values_that_are_no_numbers_are_shared_with_nobody), cmocka_unit_test(salts_share_nothing),
           cmocka_unit_test(equal_content_computed_twice_ends_up_in_one_place), cmocka_unit_test(pages_are_added_as_they_fill),
           cmocka_unit_test(eviction_takes_leaves_that_nobody_holds_oldest_first),

@@ -191,7 +191,65 @@ static void an_account_is_charged_for_every_reference(void **state)
 	assert_int_equal(kv_pool_destroy(p), STATUS_OK);
 }
 
-UNIT_MAIN(cmocka_unit_test(an_account_is_charged_for_every_reference),
+/* With a window of 40, position 100 sees 61 and what follows: pages 0 to 2 are over. */
+static void pages_before_the_window_are_given_back(void **state)
+{
+	(void)state;
+	struct kv_pool *p = make_pool(12);
+	struct kv_account account = {0};
+	struct kv_seq s = KV_SEQ_INIT;
+	kv_seq_charge(&s, &account);
+	assert_int_equal(kv_seq_prepare(p, &s, 100), STATUS_OK);
+	compute(p, &s, 39, 'a');
+	kv_seq_let_go(p, &s, 40);
+	assert_int_equal(s.n_gone, 0);
+	compute(p, &s, 61, 'b');
+	kv_seq_let_go(p, &s, 40);
+	assert_int_equal(s.n_gone, 3);
+	assert_int_equal(kv_seq_refs(&s), 4);
+	assert_int_equal(account.n_pages, 4);
+	assert_int_equal(kv_pool_n_free(p), 8);
+	assert_int_equal(s.pages[2], KV_NO_PAGE);
+	assert_int_equal(read_at(p, &s, 61), 'b');
+	/* It goes on where it is, changes hands, and can only lose everything. */
+	assert_int_equal(kv_seq_prepare(p, &s, 30), STATUS_OK);
+	compute(p, &s, 30, 'c');
+	kv_seq_label(p, &s, (struct kv_holder){KV_HOLDER_WAITING, 7});
+	kv_seq_let_go(p, &s, 40);
+	assert_int_equal(s.n_gone, 5);
+	assert_int_equal(account.n_pages, 4);
+	kv_seq_truncate(p, &s, 130);
+	assert_int_equal(s.n_tokens, 130);
+	kv_seq_truncate(p, &s, 129);
+	assert_int_equal(s.n_tokens, 0);
+	assert_int_equal(s.n_pages, 0);
+	assert_int_equal(s.n_gone, 0);
+	assert_int_equal(account.n_pages, 0);
+	assert_int_equal(kv_pool_n_free(p), 12);
+	kv_seq_release(p, &s);
+	kv_pool_destroy(p);
+}
+
+/* However short the window, the last full page stays: what comes next is indexed behind it. */
+static void the_last_full_page_stays(void **state)
+{
+	(void)state;
+	struct kv_pool *p = make_pool(6);
+	struct kv_seq s = KV_SEQ_INIT;
+	kv_seq_prepare(p, &s, 70);
+	compute(p, &s, 64, 'a');
+	kv_seq_let_go(p, &s, 1);
+	assert_int_equal(s.n_gone, 3);
+	compute(p, &s, 6, 'a');
+	kv_seq_let_go(p, &s, 1);
+	assert_int_equal(s.n_gone, 3);
+	kv_seq_release(p, &s);
+	assert_int_equal(kv_pool_n_free(p), 6);
+	kv_pool_destroy(p);
+}
+
+UNIT_MAIN(cmocka_unit_test(pages_before_the_window_are_given_back), cmocka_unit_test(the_last_full_page_stays),
+          cmocka_unit_test(an_account_is_charged_for_every_reference),
           cmocka_unit_test(prepare_takes_the_pages_that_are_missing), cmocka_unit_test(a_fork_copies_the_tail_on_write_only),
           cmocka_unit_test(truncating_into_a_shared_page_copies_it_before_the_next_write),
           cmocka_unit_test(a_full_pool_is_a_status_and_leaks_nothing), cmocka_unit_test(random_histories_never_mix))

@@ -54,6 +54,35 @@ static enum status read_changed(const struct meta *changes, size_t n, int flags,
 		assert_non_null(strstr(refused_err.message, text));                                                    \
 	} while (0)
 
+/* The base file as one of another architecture, with changes. */
+static struct model_params read_as(const char *arch, const struct meta *changes, size_t n_changes)
+{
+	struct meta renamed[N_LLAMA];
+	char keys[N_LLAMA][64];
+	struct model_params p;
+	struct error err;
+	struct model_file f = {0};
+	struct buf file = BUF_INIT;
+	struct gguf *g;
+	memcpy(renamed, llama, sizeof llama);
+	renamed[0].text = arch;
+	for (size_t j = 1; j + 1 < N_LLAMA; j++) {
+		snprintf(keys[j], sizeof keys[j], "%s%s", arch, strchr(llama[j].key, '.'));
+		renamed[j].key = keys[j];
+	}
+	model_file_meta(&f, renamed, N_LLAMA, changes, n_changes);
+	model_file_tensor(&f, "token_embd.weight", QUANT_F32, 48, 11);
+	model_file_finish(&f, &file);
+	assert_int_equal(gguf_open_memory(file.data, file.len, &g, &err), STATUS_OK);
+	if (arch_read_params(g, &p, &err) != STATUS_OK)
+		fail_msg("%s", err.message);
+	gguf_close(g);
+	buf_free(&file);
+	return p;
+}
+
+#define READ_AS(arch, ...) read_as(arch, (const struct meta[]){__VA_ARGS__}, sizeof((const struct meta[]){__VA_ARGS__}) / sizeof(struct meta))
+
 static void llama_files_are_read(void **state)
 {
 	(void)state;
@@ -114,26 +143,7 @@ static void qwen_rows_differ_in_pairing_biases_and_norms(void **state)
 		bool bias, norm;
 	} rows[] = {{"qwen2", true, false}, {"qwen3", false, true}};
 	for (size_t i = 0; i < 2; i++) {
-		struct meta changes[N_LLAMA];
-		char keys[N_LLAMA][64];
-		struct model_params p;
-		struct error err;
-		struct model_file f = {0};
-		struct buf file = BUF_INIT;
-		struct gguf *g;
-		memcpy(changes, llama, sizeof llama);
-		changes[0].text = rows[i].arch;
-		for (size_t j = 1; j + 1 < N_LLAMA; j++) {
-			snprintf(keys[j], sizeof keys[j], "%s%s", rows[i].arch, strchr(llama[j].key, '.'));
-			changes[j].key = keys[j];
-		}
-		model_file_meta(&f, changes, N_LLAMA, NULL, 0);
-		model_file_tensor(&f, "token_embd.weight", QUANT_F32, 48, 11);
-		model_file_finish(&f, &file);
-		assert_int_equal(gguf_open_memory(file.data, file.len, &g, &err), STATUS_OK);
-		assert_int_equal(arch_read_params(g, &p, &err), STATUS_OK);
-		gguf_close(g);
-		buf_free(&file);
+		struct model_params p = read_as(rows[i].arch, NULL, 0);
 		assert_string_equal(p.arch, rows[i].arch);
 		assert_int_equal(p.rope_pairing, ROPE_HALVES);
 		assert_int_equal(p.qkv_bias, rows[i].bias);
@@ -145,7 +155,7 @@ static void an_unknown_architecture_is_named_with_the_known_ones(void **state)
 {
 	(void)state;
 	REFUSED(STATUS_UNSUPPORTED, "'mamba2'", {"general.architecture", 's', 0, "mamba2"});
-	REFUSED(STATUS_UNSUPPORTED, "llama, qwen2, qwen3", {"general.architecture", 's', 0, "llama4"});
+	REFUSED(STATUS_UNSUPPORTED, "llama, qwen2, qwen3, gemma2, gemma3", {"general.architecture", 's', 0, "llama4"});
 	REFUSED(STATUS_NOT_FOUND, "general.architecture", {"general.architecture", 0, 0, NULL});
 	REFUSED(STATUS_INVALID, "general.architecture", {"general.architecture", 'u', 1, NULL});
 }
@@ -255,18 +265,83 @@ static void unknown_rope_types_and_missing_factors_are_named(void **state)
 		REFUSED(STATUS_NOT_FOUND, "llama.rope.scaling.factor", {"llama.rope.scaling.type", 's', 0, types[i]});
 }
 
-/* Within the window full attention is exact, so the window bounds the context. */
-static void a_sliding_window_limits_the_context(void **state)
+/* Mistral 0.1: all layers have the file's window, and nothing that left it is read again. */
+static void a_window_of_a_llama_file_holds_in_all_layers(void **state)
 {
 	(void)state;
 	struct model_params p;
 	struct error err;
 	assert_int_equal(READ(0, &p, &err, {"llama.attention.sliding_window", 'u', 1024, NULL}), STATUS_OK);
-	assert_int_equal(p.n_ctx_train, 1024);
-	assert_int_equal(READ(0, &p, &err, {"llama.attention.sliding_window", 'u', 8192, NULL}), STATUS_OK);
 	assert_int_equal(p.n_ctx_train, 4096);
+	for (int i = 0; i < 3; i++)
+		assert_int_equal(model_layer_window(&p, i), 1024);
+	assert_int_equal(model_horizon(&p), 1024);
 	assert_int_equal(READ(0, &p, &err, {"llama.attention.sliding_window", 'u', 0, NULL}), STATUS_OK);
+	assert_int_equal(model_layer_window(&p, 0), 0);
+	assert_int_equal(model_horizon(&p), 0);
+	assert_int_equal(READ(0, &p, &err, {"llama.attention.sliding_window", 'u', 64, NULL},
+	                      {"llama.attention.sliding_window_pattern", 'u', 3, NULL}),
+	                 STATUS_OK);
+	assert_int_equal(model_layer_window(&p, 1), 64);
+	assert_int_equal(model_layer_window(&p, 2), 0);
+	assert_int_equal(model_horizon(&p), 0);
+}
+
+/* Within the window full attention is exact whichever layers have it, so it bounds the context where files do not say. */
+static void a_window_of_unknown_layers_limits_the_context(void **state)
+{
+	(void)state;
+	struct model_params p = READ_AS("qwen2", {"qwen2.attention.sliding_window", 'u', 1024, NULL});
+	assert_int_equal(p.n_ctx_train, 1024);
+	assert_int_equal(model_layer_window(&p, 0), 0);
+	p = READ_AS("qwen2", {"qwen2.attention.sliding_window", 'u', 8192, NULL});
 	assert_int_equal(p.n_ctx_train, 4096);
+	p = READ_AS("qwen2", {"qwen2.attention.sliding_window", 'u', 0, NULL});
+	assert_int_equal(p.n_ctx_train, 4096);
+}
+
+static void gemma_rows_have_what_their_files_do_not_say(void **state)
+{
+	(void)state;
+	struct model_params p = READ_AS("gemma2", {"gemma2.attn_logit_softcapping", 'f', 50, NULL},
+	                                {"gemma2.final_logit_softcapping", 'f', 30, NULL}, {"gemma2.attention.sliding_window", 'u', 8, NULL});
+	assert_true(p.post_norm && !p.qk_norm && p.glu == GLU_GELU && p.rope_pairing == ROPE_HALVES);
+	assert_true(p.embd_scale == sqrtf(48) && p.attn_scale == 1 / sqrtf(8));
+	assert_true(p.attn_softcap == 50 && p.final_softcap == 30 && p.rope_base_local == 0);
+	assert_int_equal(model_layer_window(&p, 0), 8);
+	assert_int_equal(model_layer_window(&p, 1), 0);
+	assert_int_equal(model_layer_window(&p, 2), 8);
+	assert_int_equal(model_horizon(&p), 0);
+	p = READ_AS("gemma2", {"gemma2.block_count", 'u', 46, NULL}); /* the 27B model */
+	assert_int_equal(model_layer_window(&p, 0), 4096);
+	assert_true(p.attn_scale == 1 / sqrtf(48.0f / 6) && p.attn_softcap == 0);
+
+	p = READ_AS("gemma3", {"gemma3.attention.sliding_window", 'u', 512, NULL}, {"gemma3.block_count", 'u', 12, NULL},
+	            {"gemma3.attention.key_length", 'u', 16, NULL}, {"gemma3.attention.value_length", 'u', 16, NULL},
+	            {"gemma3.rope.scaling.type", 's', 0, "linear"}, {"gemma3.rope.scaling.factor", 'f', 8, NULL});
+	assert_true(p.post_norm && p.qk_norm && p.glu == GLU_GELU && p.attn_scale == 0.25f);
+	assert_true(p.rope_base == 500000 && p.rope_base_local == 10000 && p.rope_factor == 8);
+	for (int i = 0; i < 12; i++)
+		assert_int_equal(model_layer_window(&p, i), i % 6 == 5 ? 0 : 512);
+	p = READ_AS("gemma3", {"gemma3.block_count", 'u', 62, NULL}, {"gemma3.attention.scale", 'f', 0.5, NULL},
+	            {"gemma3.rope.freq_base_swa", 'f', 20000, NULL});
+	assert_true(p.attn_scale == 0.5f && p.rope_base_local == 20000);
+	assert_int_equal(model_layer_window(&p, 0), 0);
+}
+
+static void scales_and_caps_of_any_file_are_read(void **state)
+{
+	(void)state;
+	struct model_params p;
+	struct error err;
+	assert_int_equal(READ(0, &p, &err, {"llama.attention.scale", 'f', 0.015625, NULL}, {"llama.attn_logit_softcapping", 'f', 50, NULL},
+	                      {"llama.final_logit_softcapping", 'f', 30, NULL}),
+	                 STATUS_OK);
+	assert_true(p.attn_scale == 0.015625f && p.attn_softcap == 50 && p.final_softcap == 30);
+	assert_int_equal(READ(0, &p, &err, {"llama.attention.scale", 'f', 0, NULL}), STATUS_OK);
+	assert_true(p.attn_scale == 1 / sqrtf(8) && p.embd_scale == 1 && p.glu == GLU_SILU && !p.post_norm);
+	REFUSED(STATUS_INVALID, "llama.attn_logit_softcapping", {"llama.attn_logit_softcapping", 'f', -1, NULL});
+	REFUSED(STATUS_INVALID, "llama.attention.sliding_window_pattern", {"llama.attention.sliding_window_pattern", 'u', 0, NULL});
 }
 
 static void what_is_not_computed_is_refused_by_name(void **state)
@@ -275,12 +350,9 @@ static void what_is_not_computed_is_refused_by_name(void **state)
 	static const struct meta extras[] = {
 		{"llama.expert_count", 'u', 8, NULL},
 		{"llama.expert_used_count", 'u', 2, NULL},
-		{"llama.attn_logit_softcapping", 'f', 50, NULL},
-		{"llama.final_logit_softcapping", 'f', 30, NULL},
 		{"llama.logit_scale", 'f', 0.0625, NULL},
 		{"llama.residual_scale", 'f', 0.22, NULL},
 		{"llama.embedding_scale", 'f', 12, NULL},
-		{"llama.attention.scale", 'f', 0.015625, NULL},
 		{"llama.attention.clamp_kqv", 'f', 8, NULL},
 		{"llama.attention.max_alibi_bias", 'f', 8, NULL},
 		{"llama.attention.causal", 'b', 0, NULL},
@@ -295,8 +367,7 @@ static void what_is_not_computed_is_refused_by_name(void **state)
 	struct model_params p;
 	struct error err;
 	assert_int_equal(READ(0, &p, &err, {"llama.expert_count", 'u', 0, NULL}, {"llama.logit_scale", 'f', 1, NULL},
-	                      {"llama.attention.causal", 'b', 1, NULL}, {"llama.use_parallel_residual", 'b', 0, NULL},
-	                      {"llama.attention.scale", 'f', 0.35355339, NULL}),
+	                      {"llama.attention.causal", 'b', 1, NULL}, {"llama.use_parallel_residual", 'b', 0, NULL}),
 	                 STATUS_OK);
 }
 
@@ -326,7 +397,10 @@ int main(void)
 		cmocka_unit_test(rope_types_are_read),
 		cmocka_unit_test(a_factor_without_a_type_is_linear_as_in_old_files),
 		cmocka_unit_test(unknown_rope_types_and_missing_factors_are_named),
-		cmocka_unit_test(a_sliding_window_limits_the_context),
+		cmocka_unit_test(a_window_of_a_llama_file_holds_in_all_layers),
+		cmocka_unit_test(a_window_of_unknown_layers_limits_the_context),
+		cmocka_unit_test(gemma_rows_have_what_their_files_do_not_say),
+		cmocka_unit_test(scales_and_caps_of_any_file_are_read),
 		cmocka_unit_test(what_is_not_computed_is_refused_by_name),
 		cmocka_unit_test(the_vocabulary_must_match_the_embedding),
 	};

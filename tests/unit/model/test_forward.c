@@ -170,9 +170,9 @@ static enum status counted_step_end(struct backend *b)
 }
 
 static enum status faulty_attention(struct backend *b, const void *kv, const struct kv_layout *layout, int32_t layer,
-                                    const float *q, int32_t n_head, float scale, float *out)
+                                    const float *q, int32_t n_head, const struct attention_params *params, float *out)
 {
-	return fails_now() ? STATUS_DEVICE : fault.real->attention(b, kv, layout, layer, q, n_head, scale, out);
+	return fails_now() ? STATUS_DEVICE : fault.real->attention(b, kv, layout, layer, q, n_head, params, out);
 }
 
 static void far_info(const struct backend *b, struct backend_info *out)
