@@ -44,13 +44,20 @@ enum {
 
 /* What params say, as kernels use it: in powers of two, and no window is one that nothing leaves. */
 struct bounds {
-	float cap; /* 0: none */
+	float cap;   /* 0: none */
+	float steep; /* 2 / cap, for scores that are not in powers of two */
 	int window;
 };
 
 __device__ __forceinline__ struct bounds bounds_of(const struct attention_params &p)
 {
-	return {p.softcap * LOG2_E, p.window > 0 ? p.window : INT32_MAX};
+	return {p.softcap * LOG2_E, p.softcap > 0 ? __fdiv_rn(2.0f, p.softcap) : 0.0f, p.window > 0 ? p.window : INT32_MAX};
+}
+
+/* cap * tanh(score / cap), by tanh x = 1 - 2 / (1 + e^2x): tanhf() takes registers that there are not. */
+__device__ __forceinline__ float softcapped(float score, const struct bounds &to)
+{
+	return to.cap - __fdividef(2.0f * to.cap, 1.0f + exp2f(score * to.steep));
 }
 
 /* The first position that a row at `position` sees. */
@@ -145,8 +152,8 @@ template <int dim, int n8> struct queries {
 #pragma unroll
 			for (int c = 0; c < 2; c++) {
 				if (to.cap > 0) {
-					s[k][c] = to.cap * tanhf(s[k][c] / to.cap);
-					s[k][c + 2] = to.cap * tanhf(s[k][c + 2] / to.cap);
+					s[k][c] = softcapped(s[k][c], to);
+					s[k][c + 2] = softcapped(s[k][c + 2], to);
 				}
 				/* How far before the query the token stands. */
 				const int back = position[k][c] - first_token - g;

@@ -132,7 +132,7 @@ struct kv_args {
 	uint8_t *kv; /* the pool's slab, or NULL: nothing is stored */
 	struct kv_place place;
 	const float *v;	      /* [n_rows][n_head_kv][head_dim] */
-	uint32_t *not_finite; /* counts vectors that are stored as what is no number; NULL: they are not counted */
+	uint32_t *not_finite; /* counts vectors that are no numbers, in pages without a wide copy; NULL: they are not counted */
 };
 
 /* Rotates q and k in place, then stores k and v in their pages. */

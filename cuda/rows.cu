@@ -316,8 +316,9 @@ __global__ void __launch_bounds__(HEAD_THREADS)
 	uint8_t *layer = kv.kv + static_cast<size_t>(rows.table[entry]) * at.page_stride + at.layer_offset;
 	if constexpr (form != KV_FORM_F16) {
 		GPU_SHARED(float, scratch, HEAD_THREADS / 32);
-		store_codes<form>(x, v, head_dim, token, layer + head * narrow_bytes(head_dim), kv.not_finite, scratch);
 		const int32_t slot = rows.slots ? rows.slots[entry] : -1;
+		store_codes<form>(x, v, head_dim, token, layer + head * narrow_bytes(head_dim),
+				  slot < 0 ? kv.not_finite : NULL, scratch);
 		if (slot < 0)
 			return;
 		layer = kv.kv + at.wide_offset + static_cast<size_t>(slot) * at.wide_stride + at.wide_layer_offset;
