@@ -1,5 +1,5 @@
 /*
- * Attention: the parts' results added up, what shapes there are, and the kernels of attention.cuh for pages in f16; those for narrow
+ * Attention: the parts' results added up, what shapes there are, and the kernels of attention.cuh for pages in f16; those for other
  * pages are in files of their own, so that they compile beside each other.
  */
 #include "cuda/attention.cuh"
@@ -102,6 +102,8 @@ bool attention_supports(int n_head, int n_head_kv, int head_dim)
 
 cudaError_t attention(const struct attention_args &a, cudaStream_t stream)
 {
+	if (a.place.form == PAGES_BF16)
+		return attention_bf16(a, stream);
 	if (a.place.form == KV_FORM_INT8)
 		return attention_int8(a, stream);
 	if (a.place.form == KV_FORM_FP8_E4M3)

@@ -30,7 +30,8 @@ namespace GPU_NS
 
 /* attention.cu: adds up the parts. */
 cudaError_t merge(const struct attention_args &a, cudaStream_t stream);
-/* attention_int8.cu, attention_fp8.cu: attention() of those forms. */
+/* attention_bf16.cu, attention_int8.cu, attention_fp8.cu: attention() of those pages. */
+cudaError_t attention_bf16(const struct attention_args &a, cudaStream_t stream);
 cudaError_t attention_int8(const struct attention_args &a, cudaStream_t stream);
 cudaError_t attention_fp8(const struct attention_args &a, cudaStream_t stream);
 
@@ -304,7 +305,7 @@ template <int dim, int n8> struct queries {
  * The pages of a split, one after the other: run(first_token, this page, the next one, there is a next one). In each of these, keys of the
  * next page are on their way while a page is computed, unless that takes more registers than there are.
  */
-template <int dim, int n8> struct split_of_halves {
+template <int dim, int n8, enum kv_form form> struct split_of_elements {
 	static constexpr bool ahead = dim <= 128;
 	struct key_block key[ahead ? dim / 32 : 1];
 
@@ -325,21 +326,27 @@ template <int dim, int n8> struct split_of_halves {
 		const auto load_block = [&](int block) {
 			return load_value(block, head_dim, lane, load_global{page.values});
 		};
+		/* As they are multiplied and no sooner: until then they are on their way. */
+		const auto key_at = [&](int block) {
+			return halves_of<form>(
+				ahead ? key[ahead ? block : 0] : load_key(block, head_dim, lane, load_global{page.keys}));
+		};
 		if constexpr (ahead) {
 			uint4 value[dim / 16];
 #pragma unroll
 			for (int block = 0; block < dim / 16; block++)
 				value[block] = load_block(block);
-			x.scores(s, [&](int block) { return key[block]; });
+			x.scores(s, key_at);
 			if (more)
 				load_keys(next, head_dim, lane);
 			x.template weigh<false>(s, first_token, lane, to, p, one);
 			x.template add_values<true>(p, first_token, first, last, lane,
-						   [&](int block) { return value[block]; });
+						   [&](int block) { return halves_of<form>(value[block]); });
 		} else {
-			x.scores(s, [&](int block) { return load_key(block, head_dim, lane, load_global{page.keys}); });
+			x.scores(s, key_at);
 			x.template weigh<false>(s, first_token, lane, to, p, one);
-			x.template add_values<true>(p, first_token, first, last, lane, load_block);
+			x.template add_values<true>(p, first_token, first, last, lane,
+						   [&](int block) { return halves_of<form>(load_block(block)); });
 		}
 	}
 };
@@ -409,7 +416,9 @@ template <int dim, int n8, enum kv_form form> struct split_of_codes {
 
 template <int dim, int n8, enum kv_form form> struct split_of : split_of_codes<dim, n8, form> {
 };
-template <int dim, int n8> struct split_of<dim, n8, KV_FORM_F16> : split_of_halves<dim, n8> {
+template <int dim, int n8> struct split_of<dim, n8, KV_FORM_F16> : split_of_elements<dim, n8, KV_FORM_F16> {
+};
+template <int dim, int n8> struct split_of<dim, n8, PAGES_BF16> : split_of_elements<dim, n8, PAGES_BF16> {
 };
 
 /* blockIdx.y: the KV head and, when an item has more than 8 * n8 queries, which of them. */
@@ -440,9 +449,9 @@ __global__ void __launch_bounds__(32 * PART_WARPS, 2) attend_parts(struct attent
 
 	const int my_entry = a.seq_table[item.seq] + first_page + min(lane, n_pages - 1);
 	const int32_t my_page = a.table[my_entry];
-	const int32_t my_slot = form != KV_FORM_F16 && a.slots ? a.slots[my_entry] : -1;
+	const int32_t my_slot = !is_plain(form) && a.slots ? a.slots[my_entry] : -1;
 	const auto page_at = [&](int i) {
-		const int32_t slot = form == KV_FORM_F16 ? -1 : __shfl_sync(ALL, my_slot, i);
+		const int32_t slot = is_plain(form) ? -1 : __shfl_sync(ALL, my_slot, i);
 		return place_of<form>(a, head_dim, head_kv, __shfl_sync(ALL, my_page, i), slot);
 	};
 	split_of<dim, n8, form> split;
@@ -489,7 +498,7 @@ __global__ void __launch_bounds__(32 * WHOLE_WARPS, 1) attend_whole(struct atten
 	const int head_kv = blockIdx.y, head_dim = exact ? dim : a.head_dim, group = a.n_head / a.n_head_kv;
 	const struct attention_item item = a.whole[blockIdx.x];
 	const int32_t *table = a.table + a.seq_table[item.seq];
-	const int32_t *slots = form != KV_FORM_F16 && a.slots ? a.slots + a.seq_table[item.seq] : NULL;
+	const int32_t *slots = !is_plain(form) && a.slots ? a.slots + a.seq_table[item.seq] : NULL;
 	const int n = item.n_rows * group, first = warp * 8 * n8;
 	const int last = item.first_position + item.n_rows - 1, n_pages = last / PAGE_TOKENS + 1;
 	/* The last key any query of this warp looks at, or -1. */
@@ -527,7 +536,7 @@ __global__ void __launch_bounds__(32 * WHOLE_WARPS, 1) attend_whole(struct atten
 		x.clear();
 	};
 
-	const auto is_wide = [&](int page) { return form == KV_FORM_F16 || (slots && slots[page] >= 0); };
+	const auto is_wide = [&](int page) { return is_plain(form) || (slots && slots[page] >= 0); };
 	const auto copy_page = [&](int page) {
 		if (page < n_pages) {
 			const struct page_place from =
@@ -564,8 +573,10 @@ __global__ void __launch_bounds__(32 * WHOLE_WARPS, 1) attend_whole(struct atten
 		struct value_scales scales = {{1.0f, 1.0f}, {}};
 		const bool wide = is_wide(page);
 		if (wide) {
-			x.scores(s, [&](int block) { return load_key(block, head_dim, lane, load_shared{stage}); });
-		} else if constexpr (form != KV_FORM_F16) {
+			x.scores(s, [&](int block) {
+				return halves_of<form>(load_key(block, head_dim, lane, load_shared{stage}));
+			});
+		} else if constexpr (!is_plain(form)) {
 			const float4 scale = ld_shared<float4>(stage + scale_offset(0, g));
 			x.scores(s, [&](int block) {
 				return key_of_codes<form>(load_key_codes(
@@ -574,12 +585,12 @@ __global__ void __launch_bounds__(32 * WHOLE_WARPS, 1) attend_whole(struct atten
 			x.scale_scores(s, scale.x, scale.y);
 			scales = split_scales(scale.z, scale.w, lane);
 		}
-		x.template weigh<form != KV_FORM_F16>(s, first_token, lane, to, p, scales.rest);
+		x.template weigh<!is_plain(form)>(s, first_token, lane, to, p, scales.rest);
 		if (wide) {
 			x.template add_values<true>(p, first_token, warp_first, last, lane, [&](int block) {
-				return load_value(block, head_dim, lane, load_shared{stage + bytes});
+				return halves_of<form>(load_value(block, head_dim, lane, load_shared{stage + bytes}));
 			});
-		} else if constexpr (form != KV_FORM_F16) {
+		} else if constexpr (!is_plain(form)) {
 			uint4 codes = {0, 0, 0, 0}; /* of two blocks */
 			x.template add_values<false>(p, first_token, warp_first, last, lane, [&](int block) {
 				if (block % 2 == 0)
@@ -648,8 +659,8 @@ template <int dim, bool exact, enum kv_form form> static cudaError_t launch(cons
 	return e;
 }
 
-/* Narrow forms have fewer shapes of their own. */
-template <enum kv_form form> cudaError_t narrow_attention(const struct attention_args &a, cudaStream_t stream)
+/* Pages that are not in f16 have fewer shapes of their own. */
+template <enum kv_form form> cudaError_t attention_of(const struct attention_args &a, cudaStream_t stream)
 {
 	switch (a.head_dim) {
 	case 64:

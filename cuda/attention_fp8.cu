@@ -6,7 +6,7 @@ namespace GPU_NS
 
 cudaError_t attention_fp8(const struct attention_args &a, cudaStream_t stream)
 {
-	return narrow_attention<KV_FORM_FP8_E4M3>(a, stream);
+	return attention_of<KV_FORM_FP8_E4M3>(a, stream);
 }
 
 } // namespace GPU_NS

@@ -6,7 +6,7 @@ namespace GPU_NS
 
 cudaError_t attention_int8(const struct attention_args &a, cudaStream_t stream)
 {
-	return narrow_attention<KV_FORM_INT8>(a, stream);
+	return attention_of<KV_FORM_INT8>(a, stream);
 }
 
 } // namespace GPU_NS

@@ -122,6 +122,7 @@ struct cuda_backend {
 	/* Whose halves halves_x has: made beside the floats by whatever wrote them. NULL: nobody's. */
 	const float *halves_of;
 	int halves_n, halves_dim;
+	enum quant_type kv_type; /* QUANT_F16 or QUANT_BF16 */
 	/* Narrow KV: the pool's wide copies, from reserve(), or NULL; and vectors that were no numbers, a uint32_t of which so many are
 	 * in wide->n_not_finite already. */
 	struct kv_wide *wide;

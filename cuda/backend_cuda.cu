@@ -346,9 +346,18 @@ static void info(const struct backend *backend, struct backend_info *out)
 	*out = {};
 	out->name = GPU_DEVICE_NAME;
 	out->kv_order = {true, false, KV_OPERAND_KEYS, KV_OPERAND_VALUES};
-	out->kv_type = QUANT_F16;
+	out->kv_type = b->kv_type;
 	out->narrow_kv = true;
 	memcpy(out->detail, b->detail, sizeof out->detail);
+}
+
+static enum status choose_kv(struct backend *backend, enum quant_type type)
+{
+	if (type != QUANT_F16 && type != QUANT_BF16)
+		return STATUS_UNSUPPORTED;
+	graphs_forget(self(backend));
+	self(backend)->kv_type = type;
+	return STATUS_OK;
 }
 
 static void destroy(struct backend *backend)
@@ -387,6 +396,7 @@ static struct backend_ops make_ops()
 	o.mem_free = mem_free;
 	o.mem_write = mem_write;
 	o.mem_read = mem_read;
+	o.choose_kv = choose_kv;
 	o.mem_available = mem_available;
 	o.weight_create = weight_create;
 	o.weight_destroy = weight_destroy;
@@ -459,6 +469,7 @@ extern "C" enum status GPU_CREATE(int32_t ordinal, struct backend **out, struct 
 		return error_set(err, STATUS_NOMEM, "no memory for the CUDA backend");
 	b->base.ops = &ops;
 	b->ordinal = ordinal;
+	b->kv_type = QUANT_F16;
 	const enum status s = open_device(b, err);
 	if (s != STATUS_OK) {
 		destroy(&b->base);

@@ -45,7 +45,7 @@ enum status page_copy(struct backend *backend, void *kv, const struct kv_layout 
 static enum status packed_room(struct cuda_backend *b, const struct kv_layout *l, enum kv_form form, size_t *bytes)
 {
 	struct kv_layout narrow = *l;
-	if (l->form != KV_FORM_F16 || l->type != QUANT_F16 || form == KV_FORM_F16)
+	if (l->form != KV_FORM_F16 || l->type != b->kv_type || form == KV_FORM_F16)
 		return STATUS_INVALID;
 	kv_layout_narrow(&narrow, form);
 	*bytes = narrow.page_bytes;
@@ -64,8 +64,8 @@ enum status page_pack(struct backend *backend, const void *kv, const struct kv_l
 	uint32_t *flag = reinterpret_cast<uint32_t *>(on_device + bytes);
 	TRY(check(b, cudaMemsetAsync(flag, 0, sizeof *flag, b->stream), "narrowing a page"));
 	TRY(check(b,
-		  pack_page(form, static_cast<const uint8_t *>(kv) + static_cast<size_t>(page) * l->page_stride, l->n_layer,
-			    l->n_head_kv, l->head_dim, on_device, flag, b->stream),
+		  pack_page(form, static_cast<const uint8_t *>(kv) + static_cast<size_t>(page) * l->page_stride,
+			    l->type == QUANT_BF16, l->n_layer, l->n_head_kv, l->head_dim, on_device, flag, b->stream),
 		  "narrowing a page"));
 	TRY(check(b, cudaMemcpyAsync(&odd, flag, sizeof odd, cudaMemcpyDeviceToHost, b->stream), "reading a narrow page"));
 	TRY(check(b, cudaMemcpyAsync(host, on_device, bytes, cudaMemcpyDeviceToHost, b->stream), "reading a narrow page"));
@@ -84,7 +84,8 @@ enum status page_unpack(struct backend *backend, void *kv, const struct kv_layou
 	TRY(check(b, cudaMemcpyAsync(b->packed.p, host, bytes, cudaMemcpyHostToDevice, b->stream), "writing a narrow page"));
 	TRY(check(b,
 		  unpack_page(form, static_cast<const uint8_t *>(b->packed.p), l->n_layer, l->n_head_kv, l->head_dim,
-			      static_cast<uint8_t *>(kv) + static_cast<size_t>(page) * l->page_stride, b->stream),
+			      static_cast<uint8_t *>(kv) + static_cast<size_t>(page) * l->page_stride,
+			      l->type == QUANT_BF16, b->stream),
 		  "widening a page"));
 	return check(b, cudaStreamSynchronize(b->stream), "writing a narrow page");
 }

@@ -119,9 +119,20 @@ struct rope_args {
 	const float2 *table;
 };
 
+/*
+ * What kernels call pages of bfloat16s, to tell them from those of halves: backend.h has them as KV_FORM_F16 with another element type.
+ */
+static constexpr enum kv_form PAGES_BF16 = KV_N_FORMS;
+
+/* Whether an element of a page is what it stands for, rather than a code with a scale. */
+__host__ __device__ constexpr bool is_plain(enum kv_form form)
+{
+	return form == KV_FORM_F16 || form == PAGES_BF16;
+}
+
 /* Pages of one layer. */
 struct kv_place {
-	enum kv_form form;
+	enum kv_form form; /* or PAGES_BF16 */
 	size_t page_stride;
 	size_t layer_offset;			/* bytes from a page's beginning to the layer */
 	size_t wide_offset, wide_stride;	/* of wide copies: from the slab's beginning, and of one */
@@ -198,13 +209,13 @@ struct page_list {
 cudaError_t copy_pages(uint8_t *kv, size_t page_bytes, const struct page_list &list, int n, cudaStream_t stream);
 
 /*
- * A page in f16 and its narrow form as kv_codec_pack() (engine/kv/tier_codec.h) has it. packed: [vectors] scales, then [vectors][head_dim] codes;
+ * A page of halves, or of bfloat16s, and its narrow form as kv_codec_pack() (engine/kv/tier_codec.h) has it. packed: [vectors] scales, then [vectors][head_dim] codes;
  * *odd becomes nonzero when the page has values without such a form, and is not touched otherwise.
  */
-cudaError_t pack_page(enum kv_form form, const uint8_t *page, int n_layer, int n_head_kv, int head_dim, uint8_t *packed,
-		      uint32_t *odd, cudaStream_t stream);
+cudaError_t pack_page(enum kv_form form, const uint8_t *page, bool bf16, int n_layer, int n_head_kv, int head_dim,
+		      uint8_t *packed, uint32_t *odd, cudaStream_t stream);
 cudaError_t unpack_page(enum kv_form form, const uint8_t *packed, int n_layer, int n_head_kv, int head_dim, uint8_t *page,
-			cudaStream_t stream);
+			bool bf16, cudaStream_t stream);
 
 /* Adds the sum of the 64-bit words of [p, p + bytes) to *sum; bytes is a multiple of 4096. */
 cudaError_t scan(const uint8_t *p, size_t bytes, unsigned long long *sum, cudaStream_t stream);

@@ -95,6 +95,14 @@ __device__ __forceinline__ float held(float x)
 	return x > KV_HALF_MAX ? KV_HALF_MAX : x < -KV_HALF_MAX ? -KV_HALF_MAX : x;
 }
 
+/* Bits of a bfloat16, held at the last that is a half as well: attention makes halves of them. */
+__device__ __forceinline__ uint32_t bf16_bits(float x)
+{
+	constexpr float end = 65280.0f;
+	const uint32_t bits = __float_as_uint(x > end ? end : x < -end ? -end : x);
+	return x != x ? 0x7fc0u : (bits + 0x7fffu + (bits >> 16 & 1)) >> 16;
+}
+
 /*
  * The largest magnitude among a thread's elements of a vector, for block_max(): infinite when there is one that is no
  * number or infinite.

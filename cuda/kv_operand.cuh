@@ -8,7 +8,7 @@
 namespace GPU_NS
 {
 
-/* Where a page's keys and values of a head are: in f16, in a page or in a wide copy, or a narrow block. */
+/* Where a page's keys and values of a head are: in 16 bits, in a page or in a wide copy, or a narrow block. */
 struct page_place {
 	const uint8_t *keys, *values; /* or both at the block */
 	bool wide;
@@ -18,13 +18,13 @@ template <enum kv_form form>
 __device__ __forceinline__ struct page_place place_of(const struct attention_args &a, int head_dim, int head_kv, int32_t page,
 						      int32_t slot)
 {
-	if (form != KV_FORM_F16 && slot < 0) {
+	if (!is_plain(form) && slot < 0) {
 		const uint8_t *block = a.kv + static_cast<size_t>(page) * a.place.page_stride + a.place.layer_offset +
 				       head_kv * narrow_bytes(head_dim);
 		return {block, block, false};
 	}
 	const uint8_t *layer =
-		form == KV_FORM_F16
+		is_plain(form)
 			? a.kv + static_cast<size_t>(page) * a.place.page_stride + a.place.layer_offset
 			: a.kv + a.place.wide_offset + static_cast<size_t>(slot) * a.place.wide_stride +
 				  a.place.wide_layer_offset;
@@ -81,6 +81,25 @@ __device__ __forceinline__ uint4 load_value(int block, int head_dim, int lane, c
 		v.z = x.y;
 	}
 	return v;
+}
+
+/* Two elements of a plain page, or of a wide copy, as halves. Bfloat16s are held where halves end, and are halves exactly from 2^-14 on. */
+template <enum kv_form form> __device__ __forceinline__ uint32_t halves_of(uint32_t pair)
+{
+	if constexpr (form == PAGES_BF16)
+		return as_u32(__floats2half2_rn(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)));
+	else
+		return pair;
+}
+
+template <enum kv_form form> __device__ __forceinline__ uint4 halves_of(const uint4 &v)
+{
+	return {halves_of<form>(v.x), halves_of<form>(v.y), halves_of<form>(v.z), halves_of<form>(v.w)};
+}
+
+template <enum kv_form form> __device__ __forceinline__ struct key_block halves_of(const struct key_block &k)
+{
+	return {{halves_of<form>(k.token[0]), halves_of<form>(k.token[1])}};
 }
 
 /* Codes of 32 elements of keys: 8 of token g, then of token g + 8. */

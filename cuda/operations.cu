@@ -200,7 +200,7 @@ static enum status do_rope(struct cuda_backend *b, float *q, int32_t n_head, flo
 static struct kv_place kv_place(const struct kv_layout *l, int32_t layer)
 {
 	const size_t per_layer = l->page_bytes / static_cast<size_t>(l->n_layer);
-	struct kv_place p = {l->form, l->page_stride, static_cast<size_t>(layer) * per_layer, 0, 0, 0};
+	struct kv_place p = {l->type == QUANT_BF16 ? PAGES_BF16 : l->form, l->page_stride, static_cast<size_t>(layer) * per_layer, 0, 0, 0};
 	if (l->wide) {
 		p.wide_offset = l->wide->offset;
 		p.wide_stride = l->wide->stride;
@@ -212,8 +212,8 @@ static struct kv_place kv_place(const struct kv_layout *l, int32_t layer)
 /* Wide copies are looked up at step_begin, so they must be those that reserve() has seen. */
 static bool takes(const struct cuda_backend *b, const struct kv_layout *l, int32_t n_head)
 {
-	return attention_supports(n_head, l->n_head_kv, l->head_dim) && l->type == QUANT_F16 &&
-	       (l->form == KV_FORM_F16 || l->wide == b->wide);
+	return attention_supports(n_head, l->n_head_kv, l->head_dim) && l->type == b->kv_type &&
+	       (l->form == KV_FORM_F16 || (l->type == QUANT_F16 && l->wide == b->wide));
 }
 
 static enum status do_kv_write(struct cuda_backend *b, void *kv, const struct kv_layout *l, int32_t layer,

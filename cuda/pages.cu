@@ -25,7 +25,7 @@ cudaError_t copy_pages(uint8_t *kv, size_t page_bytes, const struct page_list &l
 	return cudaGetLastError();
 }
 
-/* ---- Narrow forms of pages in f16 ---- */
+/* ---- Narrow forms of plain pages ---- */
 
 /* A block has the 16 vectors of one layer, keys or values, and head, 16 lanes each. */
 enum { VECTOR_LANES = PAGE_THREADS / PAGE_TOKENS };
@@ -35,16 +35,21 @@ __device__ __forceinline__ int element_offset(bool is_value, int head_dim, int t
 	return is_value ? value_offset(head_dim, token, d) : key_offset(head_dim, token, d / 8 * 8) + d % 8 * 2;
 }
 
+__device__ __forceinline__ float element_of(uint16_t bits, bool bf16)
+{
+	return bf16 ? __uint_as_float(static_cast<uint32_t>(bits) << 16) : __half2float(__ushort_as_half(bits));
+}
+
 template <enum kv_form form>
 __global__ void __launch_bounds__(PAGE_THREADS)
-	pack_vectors(const uint8_t *page, int n_head_kv, int head_dim, float *scales, uint8_t *codes, uint32_t *odd)
+	pack_vectors(const uint8_t *page, bool bf16, int n_head_kv, int head_dim, float *scales, uint8_t *codes, uint32_t *odd)
 {
 	const int token = threadIdx.x / VECTOR_LANES, lane = threadIdx.x % VECTOR_LANES;
 	const bool is_value = blockIdx.x / n_head_kv % 2;
 	const size_t vector = static_cast<size_t>(blockIdx.x) * PAGE_TOKENS + token;
 	const uint8_t *head = page + blockIdx.x * head_bytes(head_dim);
 	const auto element = [&](int d) {
-		return __half2float(ld_global<__half>(head + element_offset(is_value, head_dim, token, d)));
+		return element_of(ld_global<uint16_t>(head + element_offset(is_value, head_dim, token, d)), bf16);
 	};
 	float largest = 0;
 	for (int d = lane; d < head_dim; d += VECTOR_LANES)
@@ -66,7 +71,7 @@ __global__ void __launch_bounds__(PAGE_THREADS)
 
 template <enum kv_form form>
 __global__ void __launch_bounds__(PAGE_THREADS)
-	unpack_vectors(const float *scales, const uint8_t *codes, int n_head_kv, int head_dim, uint8_t *page)
+	unpack_vectors(const float *scales, const uint8_t *codes, int n_head_kv, int head_dim, uint8_t *page, bool bf16)
 {
 	const int token = threadIdx.x / VECTOR_LANES, lane = threadIdx.x % VECTOR_LANES;
 	const bool is_value = blockIdx.x / n_head_kv % 2;
@@ -75,37 +80,38 @@ __global__ void __launch_bounds__(PAGE_THREADS)
 	const float scale = scales[vector];
 	for (int d = lane; d < head_dim; d += VECTOR_LANES) {
 		const float x = __fmul_rn(scale, value_of<form>(codes[vector * head_dim + d]));
-		stg<__half>(head + element_offset(is_value, head_dim, token, d), __float2half_rn(x));
+		stg<uint16_t>(head + element_offset(is_value, head_dim, token, d),
+			      bf16 ? static_cast<uint16_t>(bf16_bits(x)) : __half_as_ushort(__float2half_rn(x)));
 	}
 }
 
-cudaError_t pack_page(enum kv_form form, const uint8_t *page, int n_layer, int n_head_kv, int head_dim, uint8_t *packed,
-		      uint32_t *odd, cudaStream_t stream)
+cudaError_t pack_page(enum kv_form form, const uint8_t *page, bool bf16, int n_layer, int n_head_kv, int head_dim,
+		      uint8_t *packed, uint32_t *odd, cudaStream_t stream)
 {
 	const unsigned n_blocks = static_cast<unsigned>(2 * n_layer * n_head_kv);
 	float *scales = reinterpret_cast<float *>(packed);
 	uint8_t *codes = packed + static_cast<size_t>(n_blocks) * PAGE_TOKENS * sizeof *scales;
 	if (form == KV_FORM_INT8)
-		GPU_LAUNCH((pack_vectors<KV_FORM_INT8>), dim3(n_blocks), dim3(PAGE_THREADS), 0, stream, page, n_head_kv,
-			   head_dim, scales, codes, odd);
+		GPU_LAUNCH((pack_vectors<KV_FORM_INT8>), dim3(n_blocks), dim3(PAGE_THREADS), 0, stream, page, bf16,
+			   n_head_kv, head_dim, scales, codes, odd);
 	else
 		GPU_LAUNCH((pack_vectors<KV_FORM_FP8_E4M3>), dim3(n_blocks), dim3(PAGE_THREADS), 0, stream, page,
-			   n_head_kv, head_dim, scales, codes, odd);
+			   bf16, n_head_kv, head_dim, scales, codes, odd);
 	return cudaGetLastError();
 }
 
 cudaError_t unpack_page(enum kv_form form, const uint8_t *packed, int n_layer, int n_head_kv, int head_dim, uint8_t *page,
-			cudaStream_t stream)
+			bool bf16, cudaStream_t stream)
 {
 	const unsigned n_blocks = static_cast<unsigned>(2 * n_layer * n_head_kv);
 	const float *scales = reinterpret_cast<const float *>(packed);
 	const uint8_t *codes = packed + static_cast<size_t>(n_blocks) * PAGE_TOKENS * sizeof *scales;
 	if (form == KV_FORM_INT8)
 		GPU_LAUNCH((unpack_vectors<KV_FORM_INT8>), dim3(n_blocks), dim3(PAGE_THREADS), 0, stream, scales, codes,
-			   n_head_kv, head_dim, page);
+			   n_head_kv, head_dim, page, bf16);
 	else
 		GPU_LAUNCH((unpack_vectors<KV_FORM_FP8_E4M3>), dim3(n_blocks), dim3(PAGE_THREADS), 0, stream, scales,
-			   codes, n_head_kv, head_dim, page);
+			   codes, n_head_kv, head_dim, page, bf16);
 	return cudaGetLastError();
 }
 

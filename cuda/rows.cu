@@ -4,6 +4,7 @@
  */
 #include "cuda/block.cuh"
 #include "cuda/kv_narrow.cuh"
+#include "cuda/packed.cuh"
 
 namespace GPU_NS
 {
@@ -235,21 +236,27 @@ cudaError_t rope_table(const float *inv_freq, float magnitude, int pairs, const 
 
 enum { HEAD_THREADS = 64 };
 
-/* A key and a value of a head, which a block has, in f16: keys, values: the head's in the page. */
-__device__ __forceinline__ void store_halves(const float *k, const float *v, int head_dim, int token, uint8_t *keys,
-					     uint8_t *values)
+/* Two elements as a plain page, or a wide copy, has them. */
+template <enum kv_form form> __device__ __forceinline__ uint32_t element_pair(float low, float high)
+{
+	return form == PAGES_BF16 ? bf16_bits(low) | bf16_bits(high) << 16
+				  : as_u32(__floats2half2_rn(held(low), held(high)));
+}
+
+/* A key and a value of a head, which a block has, in 16 bits: keys, values: the head's in the page. */
+template <enum kv_form form>
+__device__ __forceinline__ void store_elements(const float *k, const float *v, int head_dim, int token, uint8_t *keys,
+					       uint8_t *values)
 {
 	for (int i = threadIdx.x; i < head_dim / 8; i += HEAD_THREADS) {
-		union {
-			__half2 h[4];
-			uint4 u;
-		} key;
-		for (int j = 0; j < 4; j++)
-			key.h[j] = __floats2half2_rn(held(k[8 * i + 2 * j]), held(k[8 * i + 2 * j + 1]));
-		stg<uint4>(keys + key_offset(head_dim, token, 8 * i), key.u);
+		const float *x = k + 8 * i;
+		stg<uint4>(keys + key_offset(head_dim, token, 8 * i),
+			   {element_pair<form>(x[0], x[1]), element_pair<form>(x[2], x[3]),
+			    element_pair<form>(x[4], x[5]), element_pair<form>(x[6], x[7])});
 	}
 	for (int d = threadIdx.x; d < head_dim; d += HEAD_THREADS)
-		stg<__half>(values + value_offset(head_dim, token, d), __float2half_rn(held(v[d])));
+		stg<uint16_t>(values + value_offset(head_dim, token, d),
+			      static_cast<uint16_t>(element_pair<form>(v[d], 0.0f)));
 }
 
 /* The same as codes, in the head's block. */
@@ -314,7 +321,7 @@ __global__ void __launch_bounds__(HEAD_THREADS)
 	const struct kv_place &at = kv.place;
 	const float *v = kv.v + (static_cast<size_t>(row) * r.n_head_kv + head) * head_dim;
 	uint8_t *layer = kv.kv + static_cast<size_t>(rows.table[entry]) * at.page_stride + at.layer_offset;
-	if constexpr (form != KV_FORM_F16) {
+	if constexpr (!is_plain(form)) {
 		GPU_SHARED(float, scratch, HEAD_THREADS / 32);
 		const int32_t slot = rows.slots ? rows.slots[entry] : -1;
 		store_codes<form>(x, v, head_dim, token, layer + head * narrow_bytes(head_dim),
@@ -323,8 +330,8 @@ __global__ void __launch_bounds__(HEAD_THREADS)
 			return;
 		layer = kv.kv + at.wide_offset + static_cast<size_t>(slot) * at.wide_stride + at.wide_layer_offset;
 	}
-	store_halves(x, v, head_dim, token, layer + head_offset(r.n_head_kv, head_dim, 0, head),
-		     layer + head_offset(r.n_head_kv, head_dim, 1, head));
+	store_elements<form>(x, v, head_dim, token, layer + head_offset(r.n_head_kv, head_dim, 0, head),
+			     layer + head_offset(r.n_head_kv, head_dim, 1, head));
 }
 
 cudaError_t rope_and_store(const struct rope_args &r, const struct kv_args &kv, const struct step_rows &rows,
@@ -336,6 +343,8 @@ cudaError_t rope_and_store(const struct rope_args &r, const struct kv_args &kv, 
 		GPU_LAUNCH((rotate_and_store<KV_FORM_INT8>), grid, block, 0, stream, r, kv, rows);
 	else if (kv.place.form == KV_FORM_FP8_E4M3)
 		GPU_LAUNCH((rotate_and_store<KV_FORM_FP8_E4M3>), grid, block, 0, stream, r, kv, rows);
+	else if (kv.place.form == PAGES_BF16)
+		GPU_LAUNCH((rotate_and_store<PAGES_BF16>), grid, block, 0, stream, r, kv, rows);
 	else
 		GPU_LAUNCH((rotate_and_store<KV_FORM_F16>), grid, block, 0, stream, r, kv, rows);
 	return cudaGetLastError();

@@ -375,7 +375,7 @@ suite_cuda() {
 			need_cuobjdump
 			summed cuda-resources python3 tests/cuda/check_resources.py "$dir"/cuda/*.resources
 			summed cuda-sass python3 tests/cuda/check_sass.py "${KVASIR_CUOBJDUMP:-cuobjdump}" "$dir/cuda/product.o" \
-				"$dir"/cuda/attention{,_int8,_fp8}.o
+				"$dir"/cuda/attention{,_bf16,_int8,_fp8}.o
 			check cuda-no-gpu no_gpu "$dir/server/kvasir"
 			if [ "$full" = yes ]; then
 				check cuda-dockerfile runs_in_the_image "$dir/server/kvasir"

@@ -17,8 +17,8 @@ import sys
 
 # A kernel whose name is one of these reads its weights or pages by wide loads. cp.async of 16 bytes is one, too.
 WIDE = re.compile(r"\b(LDG\.E(\.\w+)*\.128|LDGSTS(\.\w+)*\.128)\b")
-# Of attention there is one for each form of KV: f16, fp8_e4m3 and int8.
-DECODE_KERNELS = [re.compile(k) for k in ("few_rows", *(rf"attend_parts.*kv_form\D?{form}E" for form in range(3)))]
+# Of attention there is one for each kind of KV: f16, fp8_e4m3, int8 and bf16 (cuda/kernels.cuh, PAGES_BF16).
+DECODE_KERNELS = [re.compile(k) for k in ("few_rows", *(rf"attend_parts.*kv_form\D?{form}E" for form in range(4)))]
 
 FUNCTION = re.compile(r"^\s*Function : (\S+)")
 ARCH = re.compile(r"^arch = (sm_\w+)")

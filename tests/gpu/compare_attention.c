@@ -143,13 +143,14 @@ static void take_over(struct operand *o)
 }
 
 /*
- * One step over the batch, compared. Keys that are rotated may differ in a last bit, which could make another code of one: of a narrow cache
- * the reference takes the device's.
+ * One step over the batch, compared. Keys that are rotated may differ in a last bit, which could make another code of one: of a narrow
+ * cache, or one of bfloat16s, the reference takes the device's.
  */
 static void step(struct cache *c, bool rope, const char *what)
 {
 	struct pair *p = c->p;
-	const bool same_keys = rope && c->layout.form != KV_FORM_F16;
+	const bool both_bf16 = c->layout.type == QUANT_BF16 && c->reference_layout.type == QUANT_BF16;
+	const bool same_keys = rope && (c->layout.form != KV_FORM_F16 || both_bf16);
 	size_t kv_size = (size_t)(c->batch.n_rows * c->layout.n_head_kv * c->layout.head_dim);
 	size_t q_size = kv_size * (size_t)(c->n_head / c->layout.n_head_kv);
 	struct operand q = operand_new(p, q_size, 1.5f), k = operand_new(p, kv_size, 1.5f), v = operand_new(p, kv_size, 1);
@@ -161,21 +162,25 @@ static void step(struct cache *c, bool rope, const char *what)
 	}
 	step_on(c, p->reference, c->reference, q.reference, k.reference, v.reference, out.reference, rope && !same_keys);
 	/*
-	 * Keys and values are halves, or bfloat16s on either, which have three bits less; a last bit of RoPE's sines may round a key to
+	 * Keys and values are halves, or bfloat16s on one device, which have three bits less; a last bit of RoPE's sines may round a key to
 	 * the next one, and a device may round queries and probabilities to halves as well, and codes that it makes wide.
 	 */
-	bool bf16 = c->layout.type == QUANT_BF16 || c->reference_layout.type == QUANT_BF16;
-	row_results(&out, bf16 ? 5e-2 : p->element_error > 0 || c->layout.form != KV_FORM_F16 ? 4e-3 : 1e-3, what);
+	const bool one_bf16 = c->layout.type != c->reference_layout.type;
+	row_results(&out, one_bf16 ? 5e-2 : p->element_error > 0 || c->layout.form != KV_FORM_F16 ? 4e-3 : 1e-3, what);
 	operand_free(&q);
 	operand_free(&k);
 	operand_free(&v);
 	operand_free(&out);
 }
 
+/* ", bf16" while both devices have been told to keep that. */
+static const char *chosen_elements = "";
+
 static void name_row(const char *what, enum kv_form form, int32_t window, float cap)
 {
 	char name[96];
-	int n = snprintf(name, sizeof name, "%s%s%s", what, form == KV_FORM_F16 ? "" : ", ", form == KV_FORM_F16 ? "" : kv_form_name(form));
+	int n = snprintf(name, sizeof name, "%s%s%s%s", what, form == KV_FORM_F16 ? "" : ", ", form == KV_FORM_F16 ? "" : kv_form_name(form),
+	                 chosen_elements);
 	if (window || cap > 0)
 		snprintf(name + n, sizeof name - (size_t)n, ", window %d, cap %g", window, (double)cap);
 	row_begin(name);
@@ -267,7 +272,7 @@ static void odd_values(struct pair *p, enum kv_form form)
 	name_row("no numbers", form, 0, 0);
 	struct cache *c = cache_new(p, form, N_HEAD_KV, GROUP, DIM, 2 * ROWS);
 	/* Halves hold what is infinite at the end of their range; bfloat16s keep it. */
-	const int n_odd = c->layout.type == c->reference_layout.type ? 3 : 1;
+	const int n_odd = c->layout.type == QUANT_F16 && c->reference_layout.type == QUANT_F16 ? 3 : 1;
 	uint64_t n_lost = 0;
 	for (int k = 0; k < 2; k++) {
 		begin_step(c);
@@ -375,6 +380,32 @@ static void many_copies(struct pair *p)
 	row_end();
 }
 
+/* Pages of the other 16-bit type, on devices that have both; the reference is told the same. */
+static void other_elements(struct pair *p)
+{
+	struct backend_info info;
+	struct backend *b[] = {p->device, p->reference};
+	p->device->ops->info(p->device, &info);
+	enum quant_type other = info.kv_type == QUANT_F16 ? QUANT_BF16 : QUANT_F16;
+	if (!p->device->ops->choose_kv || !p->reference->ops->choose_kv)
+		return;
+	for (int i = 0; i < 2; i++)
+		must(b[i]->ops->choose_kv(b[i], other), "choose_kv");
+	chosen_elements = other == QUANT_BF16 ? ", bf16" : ", f16";
+	conversations(p, KV_FORM_F16, 3, 3, 64, p->large ? 400 : 90, 0, 0);
+	conversations(p, KV_FORM_F16, 2, 1, 128, p->large ? 400 : 90, 0, 0);
+	conversations(p, KV_FORM_F16, 1, 4, 256, p->large ? 600 : 120, 33, 0);
+	for (int i = 0; i < (p->large ? 6 : 3); i++)
+		conversations(p, KV_FORM_F16, random_int(p, 1, 3), random_int(p, 1, 16), 8 * random_int(p, 1, 32),
+		              random_int(p, 30, p->large ? 700 : 200), i % 2 ? random_int(p, 1, 200) : 0, i % 3 == 2 ? 4 : 0);
+	long_contexts(p, KV_FORM_F16, 1, 4, 64, 1500, 0);
+	copies(p, KV_FORM_F16);
+	odd_values(p, KV_FORM_F16);
+	chosen_elements = "";
+	must(b[0]->ops->choose_kv(b[0], info.kv_type), "choose_kv");
+	must(b[1]->ops->choose_kv(b[1], QUANT_F16), "choose_kv");
+}
+
 void compare_attention(struct pair *p)
 {
 	const struct {
@@ -405,4 +436,5 @@ void compare_attention(struct pair *p)
 		odd_values(p, (enum kv_form)form);
 	}
 	many_copies(p);
+	other_elements(p);
 }

@@ -2,7 +2,6 @@
  * Narrow KV of the CUDA backend, its kernels run by the execution model on the CPU: what it writes is bit for bit what the host's code
  * writes, in pages and in the forms that tiers keep. (tests/gpu/compare_attention.c has attention over such pages.)
  */
-#include <float.h>
 #include <math.h>
 
 #include "cuda/host_cuda/control.h"
@@ -24,7 +23,7 @@ static struct backend *open_device(void)
 
 /* ---- Pages as tiers keep them ---- */
 
-/* A page of halves of every size, in device order: vectors of zeros, of one large element, of subnormals. */
+/* A page of elements of every size that a half has, in device order. */
 static void fill_page(const struct kv_layout *l, uint16_t *page)
 {
 	for (size_t i = 0; i < l->page_bytes / 2; i++) {
@@ -35,6 +34,9 @@ static void fill_page(const struct kv_layout *l, uint16_t *page)
 		if ((any & 0x7C00) == 0x7C00)
 			any &= 0xBFFF;
 		page[i] = bits >> 24 < 16 ? any : bits >> 24 < 200 ? quant_float_to_half(x) : bits >> 24 < 240 ? any & 0x83FF : 0;
+		x = quant_half_to_float(page[i]);
+		if (l->type == QUANT_BF16) /* 65280 is the last that a half is, too */
+			page[i] = quant_float_to_bf16(x > 65280 ? 65280 : x < -65280 ? -65280 : x);
 	}
 }
 
@@ -54,8 +56,8 @@ static void assert_packs_as_the_host(struct backend *b, int32_t n_layer, int32_t
 	char *page = slab + PAGE * l.page_stride;
 	fill_page(&l, (uint16_t *)(void *)page);
 	if (spoil) {
-		static const uint16_t odd[] = {0x7C00, 0xFC00, 0x7E01};
-		((uint16_t *)(void *)page)[unit_rand(&seed) % (l.page_bytes / 2)] = odd[unit_rand(&seed) % 3];
+		static const uint16_t odd[][3] = {{0x7C00, 0xFC00, 0x7E01}, {0x7F80, 0xFF80, 0x7FC1}};
+		((uint16_t *)(void *)page)[unit_rand(&seed) % (l.page_bytes / 2)] = odd[l.type == QUANT_BF16][unit_rand(&seed) % 3];
 	}
 	assert_int_equal(b->ops->mem_alloc(b, slab_bytes, &kv), STATUS_OK);
 	assert_int_equal(b->ops->mem_write(b, kv, slab, slab_bytes), STATUS_OK);
@@ -83,11 +85,16 @@ static void pages_are_packed_as_by_the_host(void **state)
 	(void)state;
 	struct backend *b = open_device();
 	static const int32_t shapes[][3] = {{2, 3, 64}, {1, 2, 128}, {3, 1, 8}, {2, 2, 24}, {1, 1, 80}, {2, 1, 256}};
-	for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
-		for (int f = 0; f < 2; f++) {
-			assert_packs_as_the_host(b, shapes[i][0], shapes[i][1], shapes[i][2], f, false);
-			assert_packs_as_the_host(b, shapes[i][0], shapes[i][1], shapes[i][2], f, true);
-		}
+	static const enum quant_type types[] = {QUANT_BF16, QUANT_F16};
+	for (size_t t = 0; t < 2; t++) {
+		assert_int_equal(b->ops->choose_kv(b, types[t]), STATUS_OK);
+		for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+			for (int f = 0; f < 2; f++) {
+				assert_packs_as_the_host(b, shapes[i][0], shapes[i][1], shapes[i][2], f, false);
+				assert_packs_as_the_host(b, shapes[i][0], shapes[i][1], shapes[i][2], f, true);
+			}
+	}
+	assert_int_equal(b->ops->choose_kv(b, QUANT_Q8_0), STATUS_UNSUPPORTED);
 	assert_string_equal(host_cuda_report(), "");
 	b->ops->destroy(b);
 }
@@ -127,7 +134,7 @@ static int find_code(int dim, bool value, int token, int d)
 static void assert_vector(const char *page, const struct kv_layout *l, int32_t layer, int32_t head, bool value, int token, const float *x)
 {
 	uint8_t code[256];
-	float scale = kv_form_pack(l->form, x, l->head_dim, FLT_MAX, code, 1), got;
+	float scale = kv_form_pack(l->form, x, l->head_dim, KV_HALF_MAX, code, 1), got;
 	const char *block = page + narrow_offset(l, layer, head);
 	memcpy(&got, block + (token % 8 * 4 + value * 2 + token / 8) * 4, sizeof got);
 	assert_true(memcmp(&got, &scale, sizeof got) == 0 || (got != got && scale != scale));
