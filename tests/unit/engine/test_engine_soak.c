@@ -288,6 +288,19 @@ static void cut_files(const char *disk)
 	assert_int_equal(truncate(path, 0), 0);
 }
 
+/* Whether a read has found that the files were cut, or none will: a disk too slow to pay is not read. */
+static bool cut_is_noticed(void)
+{
+	struct engine_stats s;
+	engine_stats(k.e, &s);
+	for (int32_t i = 0; i < s.tiers.n; i++) {
+		const struct engine_tier *t = &s.tiers.tier[i];
+		if (strcmp(t->kind, "disk") == 0)
+			return t->off || t->corrupt > 0 || !t->pays;
+	}
+	return false;
+}
+
 static void everything_at_once(const char *disk)
 {
 	const char *setting = getenv("KVASIR_SOAK_OPS");
@@ -305,7 +318,8 @@ static void everything_at_once(const char *disk)
 	assert_int_equal(pthread_create(&threads[0], NULL, cancel_at_random, NULL), 0);
 	assert_int_equal(pthread_create(&threads[1], NULL, read_figures, NULL), 0);
 	assert_int_equal(pthread_create(&threads[2], NULL, pass_time, NULL), 0);
-	for (int64_t i = 0; i < n_commands; i++) {
+	/* With a disk for as long as it takes until it is read again. */
+	for (int64_t i = 0; i < n_commands || (disk && i < 10 * n_commands && !cut_is_noticed()); i++) {
 		while (k.n_in_flight == IN_FLIGHT)
 			take_events(20000);
 		if (disk && i == n_commands * 2 / 3)
@@ -347,7 +361,10 @@ static void everything_at_once(const char *disk)
 		              t->off ? t->off_reason : "on");
 		assert_true(t->stored > 0);
 		/* What is read has an end too early, or holes where others were written behind it since. */
-		assert_int_equal(t->off || t->corrupt > 0, strcmp(t->kind, "disk") == 0);
+		if (strcmp(t->kind, "disk") == 0)
+			assert_true(t->off || t->corrupt > 0 || !t->pays);
+		else
+			assert_true(!t->off && t->corrupt == 0);
 	}
 	assert_int_equal(s.tiers.n, disk ? 2 : 0);
 	assert_int_equal(s.tiers.fetching, 0);
