@@ -163,7 +163,7 @@ build_fuzz() {
 	tests/fuzz/run.sh --build >"$logs/build-fuzz.log" 2>&1
 	exec {lock}>&-
 }
-nvcc() { command -v nvcc || echo /usr/local/cuda/bin/nvcc; }
+find_nvcc() { type -P nvcc || echo /usr/local/cuda/bin/nvcc; }
 
 # build_ahead SUITE...: what they need is built meanwhile, with the processor time that nobody else wants: many tests wait more than they
 # compute. Each suite then says how its build went.
@@ -176,7 +176,7 @@ build_ahead() {
 			case $suite in
 			noserver | sanitize | tsan) "build_$suite" ;;
 			clang | fuzz) ! command -v clang || "build_$suite" ;;
-			cuda) [ ! -x "$(nvcc)" ] || build_cuda ;;
+			cuda) [ ! -x "$(find_nvcc)" ] || build_cuda ;;
 			esac
 		done
 	} >/dev/null 2>&1 &
@@ -370,7 +370,7 @@ suite_cuda() {
 	if [ "$full" = yes ]; then
 		dir=build-cuda files=(tests/api/test_{openai,device,errors,kv,kv_dtype,quirks,sessions,websocket}.py)
 	fi
-	if [ -x "$(nvcc)" ]; then
+	if [ -x "$(find_nvcc)" ]; then
 		if build_cuda; then
 			need_cuobjdump
 			summed cuda-resources python3 tests/cuda/check_resources.py "$dir"/cuda/*.resources
