@@ -69,7 +69,7 @@ def test_narrow_pages_go_down_and_come_back_as_they_are(page):
             _, cached = complete(d, mine)
             assert cached >= len(mine) - 17 and d.kv()["drift_pages"] == 0
         # After a restart the first page is wide again, and the answer what it was.
-        with Daemon("--kv-memory", 32 * page, "--context", 500, "--kv-dtype", "int8", "--kv-disk", f"{disk}:64M") as d:
+        with Daemon("--kv-memory", 32 * page, "--context", 400, "--kv-dtype", "int8", "--kv-disk", f"{disk}:64M") as d:
             assert d.kv()["pool"]["wide_pages"] == 0
             again, cached = complete(d, mine)
             assert again == first and cached >= len(mine) - 17
