@@ -14,13 +14,21 @@ flags=(-std=gnu11 -O3 -D_GNU_SOURCE '-DKVASIR_VERSION="check"' -fvisibility=hidd
 	done
 	avx2='-mavx2 -mfma -mf16c -ffp-contract=off'
 	avx512='-mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni -mfma -mf16c -mprefer-vector-width=512 -ffp-contract=off'
+	bf16="$avx512 -mavx512vbmi -mavx512bf16"
+	amx='-mamx-tile -mamx-bf16'
+	gcc $amx -E -x c /dev/null >/dev/null 2>&1 || amx= # without them the source has no kernels
 	for f in engine/backend.c engine/base/*.c engine/model/*.c engine/sample/*.c engine/cpu/*.c; do
 		extra=''
-		case $f in
-		*/avx2.c) extra=$avx2 ;;
-		*/avx512.c) extra=$avx512 ;;
-		*/avx512_bf16.c) extra="$avx512 -mavx512bf16" ;;
-		*/sha256_arm.c | */sha256_x86.c | */sha256.c | */hmac.c) continue ;; # only the KV index and what moves sessions hash
+		case $f:$(uname -m) in
+		*/sha256_arm.c:* | */sha256_x86.c:* | */sha256.c:* | */hmac.c:*) continue ;; # only the KV index and what moves sessions hash
+		*/neon_dotprod.c:aarch64) extra='-march=armv8.2-a+dotprod -ffp-contract=off' ;;
+		*/neon*.c:aarch64) extra=-ffp-contract=off ;;
+		*/neon*.c:*) continue ;;
+		*/avx2*.c:x86_64) extra=$avx2 ;;
+		*/avx512_bf16.c:x86_64 | */amx_emulated.c:x86_64) extra=$bf16 ;;
+		*/amx.c:x86_64) extra="$bf16 $amx" ;;
+		*/avx512*.c:x86_64) extra=$avx512 ;;
+		*/avx*.c:* | */amx*.c:*) continue ;;
 		esac
 		echo "gcc ${flags[*]@Q} $extra -c -o $dir/$(tr / - <<<"${f%.c}").o $f"
 	done
