@@ -2,20 +2,9 @@
 #include "tests/unit/unit.h"
 
 #include "engine/kv/policy.h"
-#include "tests/support/memory_backend.h"
+#include "tests/unit/kv/pool_fixture.h"
 
 enum { PAGE = KV_PAGE_TOKENS };
-
-static struct memory_backend mem;
-
-static struct kv_pool *make_pool(int32_t n_pages)
-{
-	struct kv_layout layout = memory_layout();
-	struct kv_pool *p;
-	memory_backend_init(&mem);
-	assert_int_equal(kv_pool_create(&mem.base, &layout, n_pages, &p, NULL), STATUS_OK);
-	return p;
-}
 
 static void pages_leave_the_middle_and_the_table_closes(void **state)
 {

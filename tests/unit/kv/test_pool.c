@@ -5,20 +5,9 @@
 #include <unistd.h>
 
 #include "engine/kv/pool.h"
-#include "tests/support/memory_backend.h"
+#include "tests/unit/kv/pool_fixture.h"
 
-static struct memory_backend mem;
 static const struct kv_holder me = {KV_HOLDER_OTHER, 0};
-
-static struct kv_pool *make_pool(int32_t n_pages)
-{
-	struct kv_layout layout = memory_layout();
-	struct kv_pool *p;
-	struct error err;
-	memory_backend_init(&mem);
-	assert_int_equal(kv_pool_create(&mem.base, &layout, n_pages, &p, &err), STATUS_OK);
-	return p;
-}
 
 static void every_page_goes_out_once(void **state)
 {

@@ -1,18 +1,7 @@
 #include "tests/unit/unit.h"
 
 #include "engine/kv/seq.h"
-#include "tests/support/memory_backend.h"
-
-static struct memory_backend mem;
-
-static struct kv_pool *make_pool(int32_t n_pages)
-{
-	struct kv_layout layout = memory_layout();
-	struct kv_pool *p;
-	memory_backend_init(&mem);
-	assert_int_equal(kv_pool_create(&mem.base, &layout, n_pages, &p, NULL), STATUS_OK);
-	return p;
-}
+#include "tests/unit/kv/pool_fixture.h"
 
 /* Stands for model_forward(): writes n positions, each as one byte, where the block table says. */
 static void compute(struct kv_pool *p, struct kv_seq *s, int32_t n, char value)
