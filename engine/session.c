@@ -346,7 +346,9 @@ static void describe_page(const struct session_table *t, const struct kv_pool *p
 static void describe_places(const struct session_table *t, const struct session *s, int32_t alive, struct engine_session_info *out)
 {
 	out->pages_device = out->n_pages;
-	for (int32_t i = alive; !s->running && !s->parked && i < s->kv.n_pages; i++) {
+	if (s->running || s->parked)
+		return;
+	for (int32_t i = alive; i < s->kv.n_pages; i++) {
 		const struct kv_key *key = &s->kv.keys[i];
 		int tier = KV_TIER_KINDS;
 		if (kv_prefix_has(t->prefix, key))

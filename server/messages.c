@@ -215,7 +215,7 @@ static enum status add_message(struct arena *a, struct value *list, const struct
 	return STATUS_OK;
 }
 
-static bool is_system_role(struct str role)
+bool chat_is_system(struct str role)
 {
 	return str_is(role, "system") || str_is(role, "developer");
 }
@@ -251,7 +251,7 @@ enum status chat_build(const struct chat_request *c, struct arena **arena, struc
 	list = value_list(a);
 	for (size_t i = 0; status == STATUS_OK && i < json_len(c->messages); i++) {
 		struct json message = json_at(c->messages, i), role = json_get(&message, "role");
-		bool is_system = is_system_role(json_text(&role));
+		bool is_system = chat_is_system(json_text(&role));
 		struct buf none = BUF_INIT;
 		struct json no_calls = {0};
 		/* The first system message tells of the tools; when the first message is none, one is put before it. */
@@ -290,5 +290,5 @@ enum status chat_give(const struct chat_request *c, struct engine_request *r, st
 	if (status != STATUS_OK || !c->turns)
 		return status;
 	struct json first = json_at(c->messages, 0), role = json_get(&first, "role");
-	return turns_give(c->turns, tells_of_tools(c) && !is_system_role(json_text(&role)), r, err);
+	return turns_give(c->turns, tells_of_tools(c) && !chat_is_system(json_text(&role)), r, err);
 }

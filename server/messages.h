@@ -29,6 +29,8 @@ struct chat_request {
  */
 enum status chat_build(const struct chat_request *c, struct arena **arena, struct value **chat, struct error *err);
 
+/* Whether messages of a role instruct the model rather than take part in the talk. */
+bool chat_is_system(struct str role);
 /* Builds the chat of a request, and gives it the turns. */
 enum status chat_give(const struct chat_request *c, struct engine_request *r, struct error *err);
 

@@ -2,6 +2,8 @@
 
 #include <stdlib.h>
 
+#include "server/messages.h"
+
 enum status turns_read(struct turns *t, const struct json *messages, struct error *err)
 {
 	int32_t last = -1;
@@ -12,7 +14,7 @@ enum status turns_read(struct turns *t, const struct json *messages, struct erro
 	for (size_t i = 0; i < t->n; i++) {
 		struct json message = json_at(messages, i), role = json_get(&message, "role");
 		struct str name = json_text(&role);
-		bool stays = str_is(name, "system") || str_is(name, "developer");
+		bool stays = chat_is_system(name);
 		if (!stays && (last < 0 || str_is(name, "user")))
 			last++;
 		t->of[i] = stays ? -1 : last;
