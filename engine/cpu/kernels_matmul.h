@@ -211,12 +211,25 @@ INLINE void add_unit(vf *acc, const char *p, const char *s, struct super super, 
 	}
 }
 
+/* Adds a unit's products with the fine parts of n rows of `rows`; acc is indexed by row. */
+INLINE void add_fine(vf *acc, const char *p, const char *s, struct super super, const struct act *a, const int32_t *row, int n, int rows,
+                     struct form f)
+{
+	if (n == rows && rows > 1) {
+		add_unit(acc, p, s, super, a, rows, f);
+		return;
+	}
+	NO_UNROLL
+	for (int i = 0; i < n; i++)
+		add_unit(&acc[row[i]], p, s, super, a + i, 1, f);
+}
+
 /* A tile of a quantised format times `rows` rows; fine: with their fine parts. */
 INLINE void tile_quantised(const struct tile_job *t, int rows, struct form f, bool fine)
 {
 	const char *p = t->tile;
 	const struct act *a = t->act, *more = t->fine;
-	const int32_t *n_fine = t->n_fine;
+	const int32_t *n_fine = t->n_fine, *fine_row = t->fine_row;
 	vf acc[ROWS_MAX], acc_fine[ROWS_MAX];
 	UNROLL
 	for (int r = 0; r < rows; r++)
@@ -232,9 +245,13 @@ INLINE void tile_quantised(const struct tile_job *t, int rows, struct form f, bo
 		NO_UNROLL /* the loop fits the decoder's cache, eight copies of it do not */
 		for (int u = 0; u < n; u++, p += unit_bytes(f.planes), s += unit_scale_bytes(f), a += rows) {
 			add_unit(acc, p, s, super, a, rows, f);
-			if (fine && *n_fine++)
-				add_unit(acc_fine, p, s, super, more, rows, f);
-			more += fine ? rows : 0;
+			if (!fine)
+				continue;
+			if (*n_fine > 0)
+				add_fine(acc_fine, p, s, super, more, fine_row, *n_fine, rows, f);
+			n_fine++;
+			more += rows;
+			fine_row += rows;
 		}
 	}
 	UNROLL
