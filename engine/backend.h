@@ -327,6 +327,8 @@ struct kv_choice {
 #define KV_CHOICES "auto, f16, bf16, int8 and fp8_e4m3"
 /* One of KV_CHOICES, or NULL: "auto". False when there is none of that name. */
 bool kv_choice_find(const char *name, struct kv_choice *out);
+/* Finds one and has the backend keep KV so, before anything has to do with KV. UNSUPPORTED (param kv-dtype): it cannot. */
+enum status kv_choice_make(struct backend *b, const char *name, struct kv_choice *out, struct error *err);
 
 /*
  * A vector's codes in a narrow form, `step` bytes apart, and its scale: x ~ scale * code, with the error that tier_codec.h names; values
