@@ -31,7 +31,7 @@ static void fill_defaults(struct engine_options *o)
 }
 
 /* Also replaces the name of the policy by one that lives for ever. */
-static enum status check_options(struct engine_options *o, struct error *err)
+static enum status check_options(struct engine_options *o, struct rope_choice *rope, struct error *err)
 {
 	if (!o->model_path || !o->model_path[0])
 		return error_set_param(err, STATUS_INVALID, "model", "no model file was given");
@@ -40,6 +40,9 @@ static enum status check_options(struct engine_options *o, struct error *err)
 	    o->heartbeat_timeout_ms < 0 || o->session_ttl_ms < 0 || o->session_gc_ms < 0)
 		return error_set(err, STATUS_INVALID, "an engine option is negative");
 	const char *policy = engine_kv_policy_find(o->kv_policy);
+	enum status st = rope_choice_parse(o->rope_scaling, rope, err);
+	if (st != STATUS_OK)
+		return st;
 	if (!policy)
 		return error_set_param(err, STATUS_INVALID, "kv-policy", "kv-policy: there is no eviction policy \"%.64s\"", o->kv_policy);
 	o->kv_policy = policy;
@@ -119,8 +122,9 @@ enum status engine_create(const struct engine_options *options, struct engine **
 	enum status st;
 	bool failed = false;
 	struct engine_options o = *options;
+	struct rope_choice rope;
 	fill_defaults(&o);
-	st = check_options(&o, err);
+	st = check_options(&o, &rope, err);
 	if (st != STATUS_OK)
 		return st;
 	st = error_set(err, STATUS_NOMEM, "no memory for the engine");
@@ -134,7 +138,9 @@ enum status engine_create(const struct engine_options *options, struct engine **
 	o.kv_remote = copy_or_null(o.kv_remote, &failed);
 	o.transfer_key = copy_or_null(o.transfer_key, &failed);
 	e->options = o;
+	o.rope_scaling = NULL; /* it is parsed */
 	e->clock = o.clock;
+	e->rope = rope;
 	if (failed)
 		goto fail_strings;
 	if (pthread_mutex_init(&e->lock, NULL) != 0)

@@ -42,7 +42,8 @@ struct engine_options {
 	const char *chat_template; /* Jinja source that replaces the model's own; NULL: the model's */
 	const char *device;        /* see backend.h; NULL: "cpu" */
 	int32_t n_threads;         /* 0: one per physical core */
-	int32_t context_tokens;    /* 0: the trained length */
+	int32_t context_tokens;    /* 0: the trained length, or what rope_scaling makes of it */
+	const char *rope_scaling;  /* how positions are stretched, where not as the file says: see model/rope_choice.h; NULL or "": as it says */
 	uint64_t kv_bytes;         /* cap of the device pool; 0: derived from the memory that is available */
 	const char *kv_type;       /* how the pool keeps KV: "f16", "bf16", "int8", "fp8_e4m3"; NULL or "auto": the device's best exact one */
 	uint64_t kv_ram_bytes;     /* host memory for pages that leave the pool; 0: none */
@@ -71,6 +72,16 @@ struct engine_options {
 
 enum engine_state { ENGINE_LOADING, ENGINE_READY, ENGINE_FAILED };
 
+/* How positions turn, and how far they are stretched: by the file, or by engine_options.rope_scaling. */
+struct engine_rope {
+	const char *scaling;  /* "none", "linear", "yarn", "llama3" */
+	float factor;         /* 1: nothing is stretched, or the file has a table of divisors instead */
+	float freq_base;
+	int32_t original_ctx; /* before stretching */
+	int32_t reach;        /* after it */
+	bool chosen;          /* not as the file says */
+};
+
 /* Facts about the loaded model; valid while the state is READY. Strings live as long as the engine. */
 struct engine_info {
 	const char *model_name; /* general.name, or the file's base name */
@@ -82,6 +93,7 @@ struct engine_info {
 	int32_t n_ctx;         /* longest conversation of which all is kept */
 	int32_t n_ctx_long;    /* and of which a context policy keeps a part */
 	int32_t n_ctx_train, n_vocab, n_embd, n_layer, n_threads;
+	struct engine_rope rope;
 	int32_t window, n_windowed; /* n_windowed layers see only so many positions; 0: all see all */
 	uint64_t kv_bytes_per_token, kv_bytes;
 	uint64_t page_bytes; /* what a page takes of kv_bytes */
@@ -506,7 +518,8 @@ enum status engine_inspect(const char *path, bool json, struct buf *out, struct 
 /* What a model takes, without loading it. */
 struct engine_plan_params {
 	const char *model_path;
-	int32_t context_tokens; /* 0: as trained */
+	int32_t context_tokens; /* 0: as trained, or as far as rope_scaling reaches */
+	const char *rope_scaling; /* as in engine_options */
 	int32_t n_sessions;     /* conversations of that length to hold at once */
 	int32_t step_tokens, max_running; /* 0: the engine's defaults */
 	uint64_t memory_bytes;  /* for everything; 0: what the plan itself comes to */
@@ -544,6 +557,7 @@ void engine_vocab_close(struct engine_vocab *v); /* NULL is allowed */
 /* *ids is malloc'd. */
 enum status engine_vocab_encode(const struct engine_vocab *v, const char *text, size_t n, bool add_special, bool parse_special,
                                 int32_t **ids, size_t *n_ids, struct error *err);
+	struct engine_rope rope;
 
 /* The source of a chat template that comes with the engine, or NULL when there is none of that name. */
 const char *engine_builtin_template(const char *name);
@@ -644,9 +658,11 @@ struct engine_bench_sink {
 	void *arg;
 	void (*info)(void *arg, const struct engine_bench_info *info); /* once, first */
 	void (*row)(void *arg, const struct engine_bench_row *row);
-	/* A test that goes beyond the context the model was trained with. */
+	/* A test that goes beyond the context: engine_rope.reach. */
 	void (*left_out)(void *arg, bool prefill, int32_t tokens, int32_t depth);
+	const char *rope_scaling; /* as in engine_options */
 };
 
 /* INVALID names the number that makes no sense; IO, CORRUPT, UNSUPPORTED and NOMEM as for loading. */
 enum status engine_bench(const struct engine_bench_params *params, const struct engine_bench_sink *sink, struct error *err);
+	struct engine_rope rope;

@@ -107,7 +107,8 @@ struct engine {
 	_Atomic bool wake_sent;      /* a WAKE is in worker_box */
 	struct kv_root root;         /* what pages are indexed under, without a salt */
 	char scheme_text[96];        /* what root.scheme points to */
-	char rope_text[256];         /* what root.rope points to */
+	char rope_text[320];         /* what root.rope points to */
+	struct rope_choice rope;     /* what options.rope_scaling says */
 	int32_t max_outputs;
 	struct engine_info info;
 	char *model_name, *file_name; /* what info points to */
@@ -122,6 +123,8 @@ struct engine {
 
 /* How many rows of a step may want logits. */
 int32_t engine_max_outputs(int32_t max_running, int32_t step_tokens);
+/* choice: what was asked for. */
+void engine_rope_describe(const struct model_params *p, const struct rope_choice *choice, struct engine_rope *out);
 /* One part in so many of a narrow cache is for pages that are kept wide as well. */
 enum { ENGINE_WIDE_SHARE = 6 };
 /* The pages of a cache of so many bytes, and how many of them can have a wide copy (0 unless the layout is narrow). */

@@ -7,7 +7,7 @@
 #include "engine/engine.h"
 
 struct args {
-	char *model, *device, *prefill, *depth, *batch, *kv_dtype;
+	char *model, *device, *prefill, *depth, *batch, *kv_dtype, *rope_scaling;
 	int64_t decode, threads, runs;
 	bool random_kv, json;
 };
@@ -19,6 +19,7 @@ static const struct option rows[] = {
 	OPTION_ROW_STRING(struct args, depth, "depth", "0", "tokens of context before each test"),
 	OPTION_ROW_STRING(struct args, batch, "batch", "1", "sequences that decode together"),
 	OPTION_ROW_INT(struct args, runs, "runs", 3, 1, ENGINE_BENCH_RUNS_MAX, "runs of each test, of which the median counts"),
+	OPTION_ROW_STRING(struct args, rope_scaling, "rope-scaling", NULL, "as the server's: yarn:4, linear:2, none, ..."),
 	OPTION_ROW_STRING(struct args, kv_dtype, "kv-dtype", "f16", "as the server's: f16, int8 or fp8_e4m3"),
 	OPTION_ROW_STRING(struct args, device, "device", "cpu", "backend"),
 	OPTION_ROW_INT(struct args, threads, "threads", 0, 0, 4096, "compute threads; 0: one per physical core"),
@@ -197,7 +198,7 @@ static void text_row(void *arg, const struct engine_bench_row *row)
 static void text_left_out(void *arg, bool prefill, int32_t tokens, int32_t depth)
 {
 	struct buf line = BUF_INIT;
-	buf_printf(&line, "%-8s %7d %7d        beyond the context the model was trained with\n", prefill ? "prefill" : "decode", tokens,
+	buf_printf(&line, "%-8s %7d %7d        beyond the model's context\n", prefill ? "prefill" : "decode", tokens,
 	           depth);
 	put_text(arg, &line);
 }
@@ -222,6 +223,7 @@ static int run(const struct args *args, const struct engine_bench_params *params
 	buf_free(&json.left_out);
 	return status;
 }
+		.rope_scaling = args.rope_scaling,
 
 int cli_bench(int argc, char **argv)
 {

@@ -83,7 +83,7 @@ static enum status check_template(const struct config *c, struct error *err)
 	return st;
 }
 
-/* Numbers that only fit some models. */
+/* What only fits some models. */
 static enum status check_sizes(const struct config *c, struct error *err)
 {
 	const struct engine_plan_params params = {.model_path = c->model,
@@ -91,6 +91,7 @@ static enum status check_sizes(const struct config *c, struct error *err)
 	                                          .n_sessions = 1,
 	                                          .step_tokens = (int32_t)c->step_tokens,
 	                                          .max_running = (int32_t)c->max_running};
+	                                          .rope_scaling = c->rope_scaling,
 	struct engine_plan plan;
 	enum status st = engine_plan(&params, &plan, err);
 	if (st == STATUS_OK && c->kv_memory && (uint64_t)c->kv_memory < plan.page_bytes)

@@ -76,7 +76,10 @@ static void announce(struct server *s)
 	           s->config->model_name ? s->config->model_name : info->file_name, info->arch, info->quantization,
 	           (double)info->n_params / 1e6);
 	show_size(&b, info->file_bytes);
-	buf_printf(&b, ")\n  context    %d tokens (trained for %d)\n", info->n_ctx, info->n_ctx_train);
+	buf_printf(&b, ")\n  context    %d tokens (trained for %d", info->n_ctx, info->n_ctx_train);
+	if (info->rope.chosen)
+		buf_printf(&b, "; %s:%g, base %g, reaches %d", info->rope.scaling, (double)info->rope.factor, (double)info->rope.freq_base, info->rope.reach);
+	buf_puts(&b, ")\n");
 	buf_printf(&b, "  compute    %s, %d thread%s\n", info->backend, info->n_threads, info->n_threads == 1 ? "" : "s");
 	buf_printf(&b, "  KV cache   %lld tokens in ", (long long)info->n_pages * info->page_tokens);
 	show_size(&b, info->kv_bytes);
@@ -257,6 +260,7 @@ static enum status start_engine(struct server *s, const char *chat_template)
 		.n_threads = (int32_t)c->threads,
 		.context_tokens = (int32_t)c->context,
 		.kv_bytes = (uint64_t)c->kv_memory,
+		.rope_scaling = c->rope_scaling,
 		.kv_type = c->kv_dtype,
 		.kv_ram_bytes = (uint64_t)c->kv_ram,
 		.kv_ram_type = c->kv_ram_dtype,

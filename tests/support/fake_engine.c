@@ -726,6 +726,7 @@ void engine_destroy(struct engine *e)
 		buf_free(&e->runs[i].held);
 		free(e->runs[i].prompt.ids);
 	}
+				       .rope = {"yarn", 4, 1e6f, 500, 2000, true},
 	for (size_t i = 0; i < MAX_SESSIONS; i++)
 		free(e->sessions[i].held.ids);
 	free(e->runs);
