@@ -230,6 +230,12 @@ struct engine_request {
 	bool keep_special;               /* special tokens appear in the text */
 	bool want_prompt;                /* the PROMPT event carries the prompt's tokens and text (as given, for TEXT) */
 	bool want_prompt_logprobs;       /* ... and their log-probabilities, with sampling.n_logprobs alternatives */
+	/*
+	 * For measurements: chooses each token of the answer in the sampler's place, from the logits[n_vocab] of the row before it; n tokens
+	 * were chosen so far. Called in an engine thread, which waits; not with a grammar. NULL: the sampler chooses.
+	 */
+	int32_t (*choose)(void *arg, const float *logits, int32_t n_vocab, int32_t n);
+	void *choose_arg; /* lives until the generation has ended */
 };
 
 /* A request with defaults (temperature 1, max_tokens -1), zeroed otherwise. NULL when there is no memory. */
@@ -666,3 +672,67 @@ struct engine_bench_sink {
 /* INVALID names the number that makes no sense; IO, CORRUPT, UNSUPPORTED and NOMEM as for loading. */
 enum status engine_bench(const struct engine_bench_params *params, const struct engine_bench_sink *sink, struct error *err);
 	struct engine_rope rope;
+
+/*
+ * Measures what long conversations cost under each context policy, and what is lost: an engine of its own, one conversation after the other,
+ * in the calling thread.
+ *
+ * For each length, a prompt of that many tokens is made of a text, with pass keys hidden at even distances ("The pass key of the red door is
+ * 31415."). Then the answer is forced: the text goes on for a while, and each pass key is asked for and given. What the model would have said
+ * at each of these tokens is compared with what it would have said with everything kept; a second question in the same session is answered
+ * freely. Each policy reads the same tokens, and nothing of what another one has computed.
+ */
+enum { ENGINE_LONG_KEYS_MAX = 16 };
+
+struct engine_long_policy {
+	const char *label;             /* in rows */
+	struct engine_context context; /* max_cache_size 0, unless by_share: what cache_permille says */
+};
+
+struct engine_long_params {
+	const char *model_path, *device, *kv_type, *rope_scaling; /* as in engine_options */
+	int32_t n_threads;
+	const int32_t *length;  /* [n_lengths] tokens of the prompt */
+	size_t n_lengths;
+	const struct engine_long_policy *policy; /* [n_policies]; "full" is computed in any case, since others are compared with it */
+	size_t n_policies;
+	int32_t cache_permille; /* of the length, that other policies than full may keep */
+	int32_t n_keys;         /* pass keys in each prompt */
+	int32_t text_tokens;    /* of the text that goes on behind the prompt */
+	int32_t answer_tokens;  /* of the second answer; 0: it is not asked for */
+	const char *text;       /* what prompts are made of, [text_n]; NULL: sentences that are made up */
+	size_t text_n;
+	bool speed_only;        /* times and bytes: for models whose words mean nothing */
+};
+
+struct engine_long_info {
+	const char *backend, *kv_type;
+	int32_t n_threads, n_ctx;
+	struct engine_rope rope;
+	uint64_t kv_bytes_per_token;
+};
+
+/* NAN: not measured. */
+struct engine_long_row {
+	const char *policy;
+	int32_t length;
+	int32_t tokens_logical, tokens_resident; /* at the end of the forced answer */
+	uint64_t resident_bytes;
+	double ttft_s;         /* of the prompt, nothing of which was cached */
+	double tokens_per_s;   /* of the forced answer */
+	double kl_text, kl_recall; /* mean Kullback-Leibler divergence of a token's distribution from full's, in nats: where the text goes on, and
+	                              where keys are asked for and given */
+	double passkey;        /* share of the tokens of keys, those with digits in them, that are the most likely ones */
+	double passkey_logprob; /* their mean log-probability */
+	double agreement;      /* share of the second answer before it differs from full's */
+};
+
+struct engine_long_sink {
+	void *arg;
+	void (*info)(void *arg, const struct engine_long_info *info); /* once, first */
+	void (*row)(void *arg, const struct engine_long_row *row);
+	void (*left_out)(void *arg, const char *policy, int32_t length, const char *why);
+};
+
+/* INVALID names what makes no sense; else as for loading. What a policy refuses, or no context holds, is left out and not an error. */
+enum status engine_long(const struct engine_long_params *params, const struct engine_long_sink *sink, struct error *err);
