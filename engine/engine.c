@@ -5,6 +5,7 @@
 #include "engine/engine_internal.h"
 #include "engine/event.h"
 #include "engine/kv/policy.h"
+#include "engine/splitting.h"
 
 /* ---- Life ---- */
 
@@ -263,6 +264,7 @@ void command_destroy(struct command *c)
 	engine_request_destroy(c->request);
 	token_buf_free(&c->tokens);
 	free(c->text);
+	splitting_destroy(c->splitting);
 	arena_destroy(c->arena);
 	engine_event_free(c->reply);
 	free(c);
@@ -395,6 +397,19 @@ void engine_tokenize_chat(struct engine *e, uint64_t id, struct arena *arena, st
 	struct command *c = command_create(e, COMMAND_TOKENIZE_CHAT, id, ENGINE_EVENT_TOKENS);
 	c->arena = arena;
 	c->chat = chat;
+	mailbox_post(&e->text_box, &c->link);
+}
+
+void engine_split(struct engine *e, uint64_t id, struct buf *text, const struct engine_split_params *params)
+{
+	struct command *c = command_create(e, COMMAND_SPLIT, id, ENGINE_EVENT_SPLIT);
+	c->splitting = splitting_create(params);
+	c->reply->text = *text;
+	*text = BUF_INIT;
+	if (!c->splitting || c->reply->text.failed) {
+		refuse_for_memory(e, c);
+		return;
+	}
 	mailbox_post(&e->text_box, &c->link);
 }
 

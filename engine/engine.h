@@ -258,6 +258,24 @@ void engine_tokenize_chat(struct engine *e, uint64_t id, struct arena *arena, st
 /* Answered by TEXT. ids are copied. INVALID when one is outside the vocabulary. */
 void engine_detokenize(struct engine *e, uint64_t id, const int32_t *ids, size_t n);
 
+/* A part of a document: see text/split.h. */
+struct engine_chunk {
+	size_t start, fresh, end; /* in bytes; [start, fresh) is repeated from the part before */
+	int32_t n_tokens;
+	const char *cut;          /* what there is at its end: "heading", "paragraph", "line", "sentence", "word", "token", "end" */
+};
+
+struct engine_split_params {
+	int32_t max_tokens;       /* of a part with its repetition */
+	int32_t overlap_permille; /* of max_tokens that are repeated from the part before, at most; 0 to 500 */
+};
+
+/*
+ * Cuts a document, a part at a time beside what else is tokenised. Takes the content of `text` (which is then empty) and answers with SPLIT,
+ * which brings it back; or INVALID (max_chunk_tokens, overlap). engine_cancel() ends it with CANCELLED.
+ */
+void engine_split(struct engine *e, uint64_t id, struct buf *text, const struct engine_split_params *params);
+
 /* ---- Sessions ---- */
 
 /* Where pages are that have left the device, the nearest first. */
@@ -371,6 +389,7 @@ enum engine_event_type {
 	ENGINE_EVENT_ERROR,
 	ENGINE_EVENT_TOKENS,
 	ENGINE_EVENT_TEXT,
+	ENGINE_EVENT_SPLIT,
 	ENGINE_EVENT_SESSION,
 	ENGINE_EVENT_SESSIONS,
 	ENGINE_EVENT_KV,
@@ -383,13 +402,16 @@ struct engine_event {
 	enum engine_event_type type;
 	uint64_t request_id;
 
-	struct buf text;   /* TOKEN, DONE: text released now. PROMPT (want_prompt), TOKENS, TEXT: the whole text. EXPORT: the part */
+	struct buf text;   /* TOKEN, DONE: text released now. PROMPT (want_prompt), TOKENS, TEXT, SPLIT: the whole text. EXPORT: the part */
 	struct buf piece;  /* TOKEN: the token's own bytes, which may split a code point */
 	struct sample_result sample; /* TOKEN: sample.token; log-probabilities when sampling.n_logprobs >= 0 */
 
 	int32_t *tokens;   /* PROMPT (want_prompt), TOKENS: [n_tokens] */
 	size_t n_tokens;
 	struct sample_result *logprobs; /* PROMPT (want_prompt_logprobs): [n_tokens]; [0].logprob is NaN: nothing precedes it */
+
+	struct engine_chunk *chunks; /* SPLIT: [n_chunks] */
+	size_t n_chunks;
 
 	int32_t turns_dropped;     /* PROMPT: how many of the oldest turns were left out: see engine_request.turn_of */
 	struct engine_usage usage; /* PROMPT: prompt_tokens and cached_tokens; DONE: all */
@@ -564,6 +586,10 @@ void engine_vocab_close(struct engine_vocab *v); /* NULL is allowed */
 enum status engine_vocab_encode(const struct engine_vocab *v, const char *text, size_t n, bool add_special, bool parse_special,
                                 int32_t **ids, size_t *n_ids, struct error *err);
 	struct engine_rope rope;
+
+/* As engine_split(); *chunks is malloc'd. */
+enum status engine_vocab_split(const struct engine_vocab *v, struct str text, const struct engine_split_params *params,
+                               struct engine_chunk **chunks, size_t *n_chunks, struct error *err);
 
 /* The source of a chat template that comes with the engine, or NULL when there is none of that name. */
 const char *engine_builtin_template(const char *name);

@@ -38,6 +38,7 @@ enum command_type {
 	COMMAND_TOKENIZE,
 	COMMAND_TOKENIZE_CHAT,
 	COMMAND_DETOKENIZE,
+	COMMAND_SPLIT,
 	COMMAND_SESSION_CREATE,
 	COMMAND_SESSION_GET,
 	COMMAND_SESSION_HEARTBEAT,
@@ -65,6 +66,7 @@ struct command {
 	char *text;                     /* TOKENIZE, IMPORT_DATA */
 	size_t text_n;
 	unsigned tokenize_flags;
+	struct splitting *splitting;    /* SPLIT */
 	struct arena *arena;            /* TOKENIZE_CHAT */
 	struct value *chat;
 	struct engine_session_params session; /* SESSION_*; its id for all but LIST */

@@ -111,7 +111,7 @@ void app_start_drain(struct app *a)
 
 int app_active(const struct app *a)
 {
-	return a->n_generations + a->n_exports;
+	return a->n_generations + a->n_exports + a->n_documents;
 }
 
 void app_cancel_all(struct app *a)

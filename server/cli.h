@@ -26,6 +26,7 @@ int cli_tokenize(int argc, char **argv);
 int cli_render(int argc, char **argv);
 int cli_replay(int argc, char **argv);
 int cli_generate(int argc, char **argv);
+int cli_chunk(int argc, char **argv);
 
 /* What a command takes, for its --help. */
 struct cli_usage {
