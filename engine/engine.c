@@ -40,10 +40,10 @@ static enum status check_options(struct engine_options *o, struct rope_choice *r
 	    o->max_sessions < 1 || o->session_tokens < 0 || o->session_requests < 0 || o->request_timeout_ms < 0 ||
 	    o->heartbeat_timeout_ms < 0 || o->session_ttl_ms < 0 || o->session_gc_ms < 0)
 		return error_set(err, STATUS_INVALID, "an engine option is negative");
-	const char *policy = engine_kv_policy_find(o->kv_policy);
 	enum status st = rope_choice_parse(o->rope_scaling, rope, err);
 	if (st != STATUS_OK)
 		return st;
+	const char *policy = engine_kv_policy_find(o->kv_policy);
 	if (!policy)
 		return error_set_param(err, STATUS_INVALID, "kv-policy", "kv-policy: there is no eviction policy \"%.64s\"", o->kv_policy);
 	o->kv_policy = policy;
@@ -122,8 +122,8 @@ enum status engine_create(const struct engine_options *options, struct engine **
 {
 	enum status st;
 	bool failed = false;
-	struct engine_options o = *options;
 	struct rope_choice rope;
+	struct engine_options o = *options;
 	fill_defaults(&o);
 	st = check_options(&o, &rope, err);
 	if (st != STATUS_OK)
@@ -138,10 +138,10 @@ enum status engine_create(const struct engine_options *options, struct engine **
 	o.kv_disk_dir = copy_or_null(o.kv_disk_dir, &failed);
 	o.kv_remote = copy_or_null(o.kv_remote, &failed);
 	o.transfer_key = copy_or_null(o.transfer_key, &failed);
-	e->options = o;
 	o.rope_scaling = NULL; /* it is parsed */
-	e->clock = o.clock;
+	e->options = o;
 	e->rope = rope;
+	e->clock = o.clock;
 	if (failed)
 		goto fail_strings;
 	if (pthread_mutex_init(&e->lock, NULL) != 0)

@@ -557,6 +557,7 @@ struct engine_plan_params {
 
 struct engine_plan {
 	char arch[32];
+	struct engine_rope rope;
 	int32_t n_ctx, n_layer, n_head, n_head_kv, head_dim, page_tokens;
 	int32_t window, n_windowed;   /* positions that rows see in n_windowed of the layers; 0: all see all */
 	uint64_t kv_bytes_running;    /* of a whole context that is computed: where all layers have a window, pages before it can go */
@@ -585,7 +586,6 @@ void engine_vocab_close(struct engine_vocab *v); /* NULL is allowed */
 /* *ids is malloc'd. */
 enum status engine_vocab_encode(const struct engine_vocab *v, const char *text, size_t n, bool add_special, bool parse_special,
                                 int32_t **ids, size_t *n_ids, struct error *err);
-	struct engine_rope rope;
 
 /* As engine_split(); *chunks is malloc'd. */
 enum status engine_vocab_split(const struct engine_vocab *v, struct str text, const struct engine_split_params *params,
@@ -660,10 +660,12 @@ struct engine_bench_params {
 	int32_t runs;           /* of each test */
 	bool random_kv;         /* fill the context with random keys and values instead of computing them: quick, and the same work to read */
 	const char *kv_type;    /* how KV is kept, as in engine_options; no page has a copy in f16 beside it */
+	const char *rope_scaling; /* as in engine_options */
 };
 
 struct engine_bench_info {
 	char backend[64], detail[128];
+	struct engine_rope rope;
 	int32_t n_threads;
 	uint64_t memory_bytes, cache_bytes; /* sizes of what was read */
 	double memory_bytes_per_s;          /* reading more than any cache holds; 0: the device cannot tell */
@@ -692,12 +694,10 @@ struct engine_bench_sink {
 	void (*row)(void *arg, const struct engine_bench_row *row);
 	/* A test that goes beyond the context: engine_rope.reach. */
 	void (*left_out)(void *arg, bool prefill, int32_t tokens, int32_t depth);
-	const char *rope_scaling; /* as in engine_options */
 };
 
 /* INVALID names the number that makes no sense; IO, CORRUPT, UNSUPPORTED and NOMEM as for loading. */
 enum status engine_bench(const struct engine_bench_params *params, const struct engine_bench_sink *sink, struct error *err);
-	struct engine_rope rope;
 
 /*
  * Measures what long conversations cost under each context policy, and what is lost: an engine of its own, one conversation after the other,

@@ -123,10 +123,10 @@ struct engine {
 	int32_t n_usage;
 };
 
-/* How many rows of a step may want logits. */
-int32_t engine_max_outputs(int32_t max_running, int32_t step_tokens);
 /* choice: what was asked for. */
 void engine_rope_describe(const struct model_params *p, const struct rope_choice *choice, struct engine_rope *out);
+/* How many rows of a step may want logits. */
+int32_t engine_max_outputs(int32_t max_running, int32_t step_tokens);
 /* One part in so many of a narrow cache is for pages that are kept wide as well. */
 enum { ENGINE_WIDE_SHARE = 6 };
 /* The pages of a cache of so many bytes, and how many of them can have a wide copy (0 unless the layout is narrow). */

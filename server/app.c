@@ -119,6 +119,11 @@ void app_cancel_all(struct app *a)
 	generation_stop_all(a, "drain");
 }
 
+void app_set_mlflow(struct app *a, struct mlflow *m)
+{
+	a->mlflow = m;
+}
+
 void app_set_listener(struct app *a, void *listener,
 		      void (*figures)(void *listener, int32_t *connections, int32_t *websockets))
 {

@@ -50,7 +50,6 @@ int cli_fail(const struct error *err);
 /* The same for a mistake in the arguments; returns CLI_USAGE. */
 int cli_misuse(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 
-/* Writes all of it to stdout now; false (and errno) when nobody can read it any more. */
 enum { CLI_NUMBERS_MAX = 32 };
 
 struct cli_numbers {
@@ -65,6 +64,7 @@ enum status cli_read_numbers(const char *name, const char *text, struct cli_numb
 void cli_json_number(struct buf *out, const char *key, double x);
 void cli_json_string(struct buf *out, const char *key, const char *text);
 
+/* Writes all of it to stdout now; false (and errno) when nobody can read it any more. */
 bool cli_write(const char *data, size_t n);
 /* Reads a whole file, or stdin for "-". */
 enum status cli_read_file(const char *path, struct buf *out, struct error *err);

@@ -189,12 +189,11 @@ static int run(const struct args *args, const struct engine_bench_params *params
 	buf_free(&json.left_out);
 	return status;
 }
-		.rope_scaling = args.rope_scaling,
 
 int cli_bench(int argc, char **argv)
+{
 	if (argc > 1 && strcmp(argv[1], "long") == 0)
 		return cli_bench_long(argc - 1, argv + 1);
-{
 	struct args args;
 	struct cli_numbers prefill = {.n = 0}, depth = {.n = 0}, batch = {.n = 0};
 	struct error err;
@@ -224,6 +223,7 @@ int cli_bench(int argc, char **argv)
 		.runs = (int32_t)args.runs,
 		.random_kv = args.random_kv,
 		.kv_type = args.kv_dtype,
+		.rope_scaling = args.rope_scaling,
 	};
 	status = run(&args, &params);
 out:

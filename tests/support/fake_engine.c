@@ -726,6 +726,7 @@ enum status engine_create(const struct engine_options *options, struct engine **
 				       .file_bytes = 4000,
 				       .n_ctx = 1000,
 				       .n_ctx_train = 2000,
+				       .rope = {"yarn", 4, 1e6f, 500, 2000, true},
 				       .kv_type = "F16",
 				       .n_vocab = FAKE_VOCAB,
 				       .n_embd = 8,
@@ -753,7 +754,6 @@ void engine_destroy(struct engine *e)
 		buf_free(&e->runs[i].held);
 		free(e->runs[i].prompt.ids);
 	}
-				       .rope = {"yarn", 4, 1e6f, 500, 2000, true},
 	for (size_t i = 0; i < MAX_SESSIONS; i++)
 		free(e->sessions[i].held.ids);
 	free(e->runs);
