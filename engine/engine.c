@@ -333,11 +333,11 @@ void engine_submit(struct engine *e, struct engine_request *r)
 	struct error err;
 	c->request = r;
 	c->tenant = r->tenant;
-	if (flight_begin(e, r->tenant, &err) != STATUS_OK) {
+	if (!r->background && flight_begin(e, r->tenant, &err) != STATUS_OK) {
 		refuse(e, c, &err);
 		return;
 	}
-	c->in_flight = true;
+	c->in_flight = !r->background;
 	mailbox_post(&e->text_box, &c->link);
 }
 
@@ -361,6 +361,14 @@ void engine_cancel(struct engine *e, uint64_t id)
 		c->id = id;
 		mailbox_post(boxes[i], &c->link);
 	}
+}
+
+void engine_hurry(struct engine *e, uint64_t id)
+{
+	struct command *c = wait_for_memory(sizeof *c);
+	c->type = COMMAND_HURRY;
+	c->id = id;
+	mailbox_post(&e->worker_box, &c->link);
 }
 
 static void refuse_for_memory(struct engine *e, struct command *c)

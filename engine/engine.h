@@ -209,6 +209,11 @@ struct engine_request {
 	struct sampling_params sampling; /* sampling.bias malloc'd */
 	int32_t max_tokens;              /* -1: until the context is full; 0: prompt only */
 	int64_t timeout_ms;              /* as engine_options.request_timeout_ms, which bounds it; 0: that one */
+	/*
+	 * Work for later that nobody waits for: it begins only while nothing else runs or waits, is the first to give way, and takes no place
+	 * of its tenant's max_requests or of the queue. What it computes counts like any other.
+	 */
+	bool background;
 	struct str *stops;               /* malloc'd array of malloc'd strings (free((char *)p)) */
 	size_t n_stops;
 	int32_t *stop_tokens;            /* malloc'd; end the answer like EOS, in addition to the model's own */
@@ -228,6 +233,8 @@ bool engine_request_add_stop(struct engine_request *r, const char *s, size_t n);
 
 /* Takes ownership of r in every case; failures come back as an ERROR event. */
 void engine_submit(struct engine *e, struct engine_request *r);
+/* Somebody waits for a generation in the background now: it goes on as if it had been none. Unknown ids are ignored. [any] */
+void engine_hurry(struct engine *e, uint64_t id);
 /* Ends a generation within one step with DONE (finish CANCELLED); unknown ids are ignored. [any] */
 void engine_cancel(struct engine *e, uint64_t id);
 
@@ -478,7 +485,7 @@ struct engine_stats {
 	uint64_t prefix_inserted, prefix_collisions, prefix_revived; /* pages; found under an equal hash with other content; known as ghosts */
 	int32_t prefix_pages, prefix_tails, prefix_ghosts; /* pages indexed, those not full, evicted pages that the policy remembers */
 	uint64_t preemptions, sessions_created, sessions_expired, sessions_deleted;
-	uint64_t preempted[ENGINE_N_ROOMS];          /* generations set back; none for a prompt */
+	uint64_t preempted[ENGINE_N_ROOMS];          /* generations set back; for a prompt only those in the background */
 	uint64_t holds_dropped;          /* queued requests that let go of what they waited to use */
 	/* Pages that are kept in f16 as well, of a narrow pool; those that found no room for it; vectors that became no numbers for want of it. */
 	int32_t kv_wide_pages, kv_wide_max;

@@ -24,10 +24,12 @@ static void end_request(struct worker *w, struct request *r)
 {
 	struct engine_event *last = r->last;
 	int32_t tenant = r->tenant->id;
+	bool in_flight = !r->spec->background;
 	r->last = NULL;
 	sched_remove(&w->sched, r);
 	request_destroy(r);
-	flight_end(w->e, tenant);
+	if (in_flight)
+		flight_end(w->e, tenant);
 	list_push_back(&w->out, &last->link);
 }
 

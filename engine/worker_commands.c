@@ -265,6 +265,12 @@ void worker_handle(struct worker *w, struct command *c)
 		cancel_transfer(w, c->id);
 		command_destroy(c);
 		break;
+	case COMMAND_HURRY:
+		r = sched_find(&w->sched, c->id);
+		if (r)
+			sched_hurry(&w->sched, r);
+		command_destroy(c);
+		break;
 	case COMMAND_SESSION_CREATE:
 	case COMMAND_SESSION_GET:
 	case COMMAND_SESSION_HEARTBEAT:
