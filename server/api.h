@@ -9,6 +9,7 @@
 #include "server/failure.h"
 #include "server/json.h"
 #include "server/metrics.h"
+#include "server/store.h"
 
 /* Whoever waits for the events of one engine command. */
 struct waiter {
@@ -31,6 +32,10 @@ struct app {
 	struct list generations;	  /* struct generation.link */
 	int n_generations;
 	int n_exports;		      /* on their way to a client */
+	struct list compactions;      /* struct compact.link */
+	int n_preparing;	      /* responses that are not submitted yet: a conversation is measured, or its summary waited for */
+	int n_background;	      /* compactions that nobody waits for */
+	struct response_store store;
 	struct list websockets; /* struct conn.link in lanes.c */
 	bool draining;
 	int64_t started_unix_s;
@@ -105,6 +110,9 @@ void api_chat(struct http_exchange *x, void *app);
 void api_responses(struct http_exchange *x, void *app);
 void api_responses_plain_get(struct http_exchange *x, void *app);
 void api_response_get(struct http_exchange *x, void *app);
+void api_response_delete(struct http_exchange *x, void *app);
+void api_response_input(struct http_exchange *x, void *app);
+void api_responses_compact(struct http_exchange *x, void *app);
 void api_models(struct http_exchange *x, void *app);
 void api_model(struct http_exchange *x, void *app);
 void api_tokenize(struct http_exchange *x, void *app);

@@ -32,6 +32,8 @@ enum status app_create(const struct config *config, struct engine *engine, struc
 	for (size_t i = 0; i < APP_BUCKETS; i++)
 		list_init(&a->waiters[i]);
 	list_init(&a->generations);
+	list_init(&a->compactions);
+	store_init(&a->store, (size_t)config->response_store);
 	list_init(&a->websockets);
 	*out = a;
 	return STATUS_OK;
@@ -50,6 +52,7 @@ void app_destroy(struct app *a)
 			w->event(w, &gone);
 		}
 	}
+	store_free(&a->store);
 	free(a);
 }
 
@@ -106,12 +109,13 @@ void app_handle_events(struct app *a)
 void app_start_drain(struct app *a)
 {
 	a->draining = true;
+	generation_stop_background(a, "drain");
 	lanes_drain(a);
 }
 
 int app_active(const struct app *a)
 {
-	return a->n_generations + a->n_exports;
+	return a->n_generations + a->n_preparing + a->n_exports;
 }
 
 void app_cancel_all(struct app *a)

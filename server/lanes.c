@@ -241,7 +241,7 @@ static void lane_free(struct lane *l)
 	free(l);
 }
 
-/* The latest response of any lane of the connection. */
+/* The latest response of any lane of the connection, or one that is stored. */
 static struct history *find_history(struct conn *c, const char *id)
 {
 	list_each(node, tmp, &c->lanes)
@@ -250,7 +250,8 @@ static struct history *find_history(struct conn *c, const char *id)
 		if (l->latest && strcmp(l->latest->response_id, id) == 0)
 			return l->latest;
 	}
-	return NULL;
+	struct stored *s = store_find(&c->app->store, c->tenant, str_from(id));
+	return s ? s->history : NULL;
 }
 
 /* Whether a response of this lane that has not ended yet has the id. */
@@ -266,7 +267,7 @@ static bool is_pending(const struct lane *l, const char *id)
 static void no_previous(struct failure *f, const char *id)
 {
 	failure_set(f, FAILURE_NO_PREVIOUS, "previous_response_id",
-		    "There is no response '%s' to continue: a connection keeps the latest one of each lane.", id);
+		    "There is no response '%s' to continue: a connection keeps the latest one of each lane, and others only while there is room.", id);
 }
 
 static enum status start_turn(struct turn *t, struct error *err)

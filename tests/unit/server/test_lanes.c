@@ -125,11 +125,11 @@ static void an_id_that_is_not_kept_is_said_so(void **state)
 	struct fake_server *s = *state;
 	struct ws_conn *c = ws_fake_open(s), *other = ws_fake_open(s);
 	char first[64], second[64];
-	say(s, c, CREATE ",\"input\":\"one\"}");
+	say(s, c, CREATE ",\"input\":\"one\",\"store\":false}");
 	response_id_of(c, first);
-	say_next(s, c, first, ",\"input\":\"two\"");
+	say_next(s, c, first, ",\"input\":\"two\",\"store\":false");
 	response_id_of(c, second);
-	/* Only the latest is kept. */
+	/* Only the latest is kept, of those that are not stored. */
 	say_next(s, c, first, ",\"input\":\"again\"");
 	expect_error(c, "previous_response_not_found");
 	assert_json(last(c), "status", "400");
