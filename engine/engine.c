@@ -448,6 +448,12 @@ void engine_session_heartbeat(struct engine *e, uint64_t id, int32_t tenant, con
 	session_command(e, COMMAND_SESSION_HEARTBEAT, id, ENGINE_EVENT_SESSION, &p);
 }
 
+void engine_session_watch(struct engine *e, uint64_t id, int32_t tenant, const char *session)
+{
+	struct engine_session_params p = named(tenant, session);
+	session_command(e, COMMAND_SESSION_WATCH, id, ENGINE_EVENT_CONTEXT, &p);
+}
+
 void engine_session_delete(struct engine *e, uint64_t id, int32_t tenant, const char *session)
 {
 	struct engine_session_params p = named(tenant, session);

@@ -9,7 +9,7 @@
  * No function here computes or waits, except engine_create(), engine_destroy() and the offline tools at the end.
  *
  * Order. For one generation: PROMPT once, then TOKEN for each token, then exactly one of DONE or ERROR, after which its id is never
- * heard of again. Every other command is answered by exactly one event. A failure before the first token is an ERROR with
+ * heard of again. Every other command is answered by exactly one event, but for engine_session_watch(). A failure before the first token is an ERROR with
  * no PROMPT before it.
  */
 #pragma once
@@ -280,6 +280,14 @@ struct engine_session_info {
 	uint64_t n_requests;         /* ended */
 };
 
+/* Pages that a session which idles has lost or got back since the event before: see struct engine_session_info. */
+struct engine_session_moves {
+	int32_t evicted;  /* left the device: */
+	int32_t down;     /* of these, to be found in a tier below */
+	int32_t lost;     /* are nowhere any more, from wherever */
+	int32_t up;       /* came back to the device */
+};
+
 struct engine_session_params {
 	char id[ENGINE_SESSION_ID_MAX + 1]; /* "": the engine chooses a random one */
 	int64_t heartbeat_timeout_ms, ttl_ms; /* 0: the engine's; larger ones are cut to it; -1: never (for the server's own) */
@@ -305,6 +313,11 @@ void engine_session_get(struct engine *e, uint64_t id, int32_t tenant, const cha
 void engine_session_heartbeat(struct engine *e, uint64_t id, int32_t tenant, const char *session);
 /* Cancels its requests and returns its pages. */
 void engine_session_delete(struct engine *e, uint64_t id, int32_t tenant, const char *session);
+/*
+ * Tells of a session from now on: a CONTEXT event at once, and one whenever what it has of the KV cache has changed, at most ten a second. An
+ * ERROR, NOT_FOUND, when there is no such session or it has ended, is the last of them; engine_cancel() ends them without one.
+ */
+void engine_session_watch(struct engine *e, uint64_t id, int32_t tenant, const char *session);
 /*
  * Moves a session to another daemon of the same model, in parts that the server asks for: each is answered by EXPORT, whose `text` is the
  * next part and whose `more` tells whether there are others, which engine_session_export_next() asks for under the same id. The session
@@ -365,6 +378,7 @@ enum engine_event_type {
 	ENGINE_EVENT_KV,
 	ENGINE_EVENT_EXPORT,
 	ENGINE_EVENT_IMPORT,
+	ENGINE_EVENT_CONTEXT,
 };
 
 struct engine_event {
@@ -388,8 +402,9 @@ struct engine_event {
 
 	struct error error;        /* ERROR */
 
-	struct engine_session_info *sessions; /* SESSION (1), SESSIONS, KV: [n_sessions] */
+	struct engine_session_info *sessions; /* SESSION (1), CONTEXT (1), SESSIONS, KV: [n_sessions] */
 	size_t n_sessions;
+	struct engine_session_moves moves;    /* CONTEXT */
 	bool more_sessions;                   /* SESSIONS, KV: there are others behind the last one */
 	struct engine_kv *kv;                 /* KV */
 	bool more;                            /* EXPORT: there are other parts */

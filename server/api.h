@@ -15,7 +15,7 @@
 struct waiter {
 	struct list link;
 	uint64_t id;
-	/* Given each event; after the last one (anything but PROMPT and TOKEN) the waiter is out of the table already.
+	/* Given each event; after the last one (anything but PROMPT, TOKEN and CONTEXT) the waiter is out of the table already.
 	 */
 	void (*event)(struct waiter *w, const struct engine_event *ev);
 };
@@ -81,6 +81,8 @@ bool read_body(struct http_exchange *x, bool optional, struct json_doc **doc, st
 
 /* Reads which part of a list of sessions is wanted, ?limit=N&after=CURSOR, or answers 400 and returns false. */
 bool read_session_page(struct http_exchange *x, int32_t default_limit, struct engine_session_page *page);
+/* ",\"pages_by_tier\":{...}": see struct engine_session_info. */
+void write_pages_by_tier(int32_t device, const int32_t tier[ENGINE_TIER_KINDS], int32_t lost, struct buf *out);
 /* The session object of GET /v1/sessions/{id}. */
 void write_session(const struct app *a, const struct engine_session_info *s, struct buf *out);
 /* {"data":[...],"has_more":...,"next":...}, less the opening brace, of a SESSIONS or KV event. */

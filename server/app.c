@@ -27,6 +27,7 @@ enum status app_create(const struct config *config, struct engine *engine, struc
 				.opened = lanes_opened,
 				.message = lanes_message,
 				.alive = lanes_alive,
+				.drained = lanes_drained,
 				.closed = lanes_closed};
 	a->started_unix_s = unix_now();
 	for (size_t i = 0; i < APP_BUCKETS; i++)
@@ -87,7 +88,7 @@ static void deliver(struct app *a, const struct engine_event *ev)
 		struct waiter *w = list_entry(node, struct waiter, link);
 		if (w->id != ev->request_id)
 			continue;
-		if (ev->type != ENGINE_EVENT_PROMPT && ev->type != ENGINE_EVENT_TOKEN)
+		if (ev->type != ENGINE_EVENT_PROMPT && ev->type != ENGINE_EVENT_TOKEN && ev->type != ENGINE_EVENT_CONTEXT)
 			list_remove(&w->link);
 		w->event(w, ev);
 		return;

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "server/lanes.h"
 #include "server/messages.h"
 
 /* What the model is asked, and what is left of that in the window. */
@@ -26,6 +27,8 @@ struct compact {
 	struct engine_request *like; /* what requests start from; only what compact_request.like is for */
 	int32_t answer_tokens;
 	int64_t deadline_ms; /* of a request with a timeout; 0: none */
+	bool noted; /* that it has started */
+	char session[ENGINE_SESSION_ID_MAX + 1];
 	char method[8], path[64], peer[72], request_id[80];
 
 	struct waiter measure; /* on its way while `measuring` */
@@ -62,11 +65,22 @@ static void destroy(struct compact *c)
 	free(c);
 }
 
+static void note(struct compact *c, int state)
+{
+	struct compact_note n = {.background = c->background, .tokens_before = c->made.tokens_before, .tokens_after = c->made.tokens_after, .turns = c->made.turns};
+	n.state = state;
+	c->noted = state == COMPACT_NOTE_STARTED;
+	if (c->session[0])
+		lanes_note_compaction(c->app, c->like->tenant, c->session, &n);
+}
+
 void compact_cancel(struct compact *c)
 {
 	if (!c)
 		return;
 	c->ops = NULL;
+	if (c->noted)
+		note(c, COMPACT_NOTE_FAILED);
 	if (c->generation)
 		generation_cancel(c->generation, NULL);
 	c->generation = NULL;
@@ -98,6 +112,8 @@ static void end(struct compact *c, const struct failure *f)
 	}
 	const struct compact_ops *ops = c->ops;
 	void *arg = c->arg;
+	if (c->noted)
+		note(c, !f && c->made.window.len ? COMPACT_NOTE_DONE : COMPACT_NOTE_FAILED);
 	struct compacted made = c->made;
 	struct metrics *m = &c->app->metrics;
 	bool done = !f && made.window.len > 0;
@@ -379,8 +395,11 @@ static void begin(struct compact *c)
 		give_up(c, err.message);
 	else if (c->n_old == 0)
 		end(c, NULL);
-	else
+	else {
+		if (!c->noted)
+			note(c, COMPACT_NOTE_STARTED);
 		write_summary(c);
+	}
 }
 
 /* System messages, the summary as a turn, and what stays. */
@@ -621,6 +640,7 @@ static bool copy_request(struct compact *c, const struct compact_request *q)
 	buf_append(&c->instructions, q->instructions.p, q->instructions.n);
 	buf_append(&c->tools, q->tools.p, q->tools.n);
 	buf_append(&c->messages, q->messages.p, q->messages.n);
+	copy(c->session, sizeof c->session, q->session);
 	copy(c->method, sizeof c->method, q->origin->method);
 	copy(c->path, sizeof c->path, q->background ? "compaction" : q->origin->path);
 	copy(c->peer, sizeof c->peer, q->origin->peer);

@@ -74,6 +74,14 @@ struct compact_request {
 	bool force;			   /* whatever its length is */
 	bool background;		   /* implies force */
 	const struct generation_origin *origin;
+	const char *session; /* of the conversation, or "" */
+};
+
+/* What is told of a compaction to whoever watches its session. */
+struct compact_note {
+	enum { COMPACT_NOTE_STARTED, COMPACT_NOTE_DONE, COMPACT_NOTE_FAILED } state;
+	bool background;
+	int32_t tokens_before, tokens_after, turns; /* the latter two when it is done */
 };
 
 struct compact_ops {

@@ -77,6 +77,7 @@ static struct compact_request compact_request(const struct response *r)
 		.like = r->q.params.proto,
 		.answer_tokens = r->q.params.proto->max_tokens,
 		.origin = &r->origin,
+		.session = r->session,
 	};
 }
 

@@ -54,6 +54,7 @@ struct ws_conn {
 	void *user;
 	int32_t principal;
 	bool stalled;
+	size_t unread;
 	int close_code;
 	struct pieces sent;
 };
@@ -411,6 +412,18 @@ enum status ws_send(struct ws_conn *c, const char *text, size_t n)
 		return STATUS_LIMIT;
 	add_piece(&c->sent, text, n);
 	return STATUS_OK;
+}
+
+size_t ws_unread(const struct ws_conn *c)
+{
+	return c->unread;
+}
+
+void ws_fake_leave_unread(struct ws_conn *c, size_t n)
+{
+	c->unread = n;
+	if (n == 0)
+		app_ws(c->app)->drained(c, c->app);
 }
 
 void ws_close(struct ws_conn *c, int code, const char *reason)
