@@ -10,9 +10,10 @@ struct context_bounds {
 	int32_t max_cache_size;     /* of those that give none, and the most that any may ask for; 0: none, and no bound */
 	int32_t pool_pages;
 	bool can_score;             /* pages can be weighed: score.h */
+	bool can_choose;            /* they have bounds: struct page_choice */
 };
 
-struct context_bounds context_bounds_of(const struct engine_options *o, int32_t pool_pages, bool can_score);
+struct context_bounds context_bounds_of(const struct engine_options *o, int32_t pool_pages, bool can_score, bool can_choose);
 /*
  * INVALID (param kv_cache or a field of it) for a combination that cannot be: the error says what is possible. Sizes are rounded to pages: what
  * has to be kept up, what bounds memory down.

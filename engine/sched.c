@@ -135,7 +135,9 @@ static struct kv_use use_by(const struct sched *s, const struct request *r)
 static void leave_kv(struct sched *s, struct request *r)
 {
 	struct kv_use use = use_by(s, r);
-	kv_seq_truncate(s->pool, &r->kv, r->kv.n_tokens);
+	int32_t exact = request_exact(r);
+	/* What is not, but goes on from all there is, is of no use to anybody: see QUEST in kv/policy.h. */
+	kv_seq_truncate(s->pool, &r->kv, r->kv.n_dropped == 0 && r->kv.n_tokens > exact ? exact : r->kv.n_tokens);
 	kv_prefix_put_tail(s->prefix, r->tokens.ids, &r->kv, &use);
 	if (s->tiers)
 		kv_tiers_write_behind(s->tiers, &r->kv);
@@ -471,7 +473,7 @@ static void add_rows(struct sched *s, struct request *r, int32_t n_rows, int32_t
 	}
 	for (int32_t i = 0; i < n_outputs; i++)
 		s->output_row[b->n_outputs + i] = first + n_rows - n_outputs + i;
-	s->seq[b->n_seqs] = (struct batch_seq){first, n_rows, kv_seq_places(&r->kv), r->kv.pages, r->kv.n_pages};
+	s->seq[b->n_seqs] = (struct batch_seq){first, n_rows, kv_seq_places(&r->kv), r->kv.pages, r->kv.n_pages, request_choice(r)};
 	s->part[b->n_seqs] = (struct step_part){r, n_rows, b->n_outputs, n_outputs};
 	b->n_rows += n_rows;
 	b->n_outputs += n_outputs;
@@ -590,8 +592,12 @@ bool sched_build(struct sched *s)
 void sched_index(struct sched *s, struct request *r)
 {
 	struct kv_use use = use_by(s, r);
-	if (r->kv.n_dropped == 0 && r->kv.n_tokens / KV_PAGE_TOKENS > r->n_indexed)
-		r->n_indexed = kv_prefix_put(s->prefix, &r->chain, r->tokens.ids, &r->kv, r->n_indexed, &use);
+	int32_t n = r->kv.n_tokens, exact = request_exact(r);
+	if (r->kv.n_dropped > 0 || (n < exact ? n : exact) / KV_PAGE_TOKENS <= r->n_indexed)
+		return;
+	r->kv.n_tokens = n < exact ? n : exact;
+	r->n_indexed = kv_prefix_put(s->prefix, &r->chain, r->tokens.ids, &r->kv, r->n_indexed, &use);
+	r->kv.n_tokens = n;
 }
 
 void sched_let_go(struct sched *s, struct request *r)
@@ -613,6 +619,7 @@ void sched_describe(const struct sched *s, struct engine_stats *out)
 	out->kv_fallback_pages = wide.fallback;
 	out->kv_unsound_pages = wide.n_unsound;
 	out->kv_clamped = wide.n_clamped;
+	out->kv_bounded = wide.n_bounded;
 	out->pages_cached = prefix.n_idle;
 	out->prefix_evictions = 0;
 	for (int reason = 0; reason < EVICT_N_REASONS; reason++)

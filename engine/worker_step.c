@@ -197,12 +197,28 @@ static enum status fetch_outputs(struct worker *w)
 	return st;
 }
 
+/* Rows that choose what they read need the bounds of the pages before their own. */
+static enum status bound_pages(struct worker *w)
+{
+	const struct batch *b = &w->sched.batch;
+	enum status st = STATUS_OK;
+	for (int32_t i = 0; i < b->n_seqs && st == STATUS_OK; i++) {
+		const struct batch_seq *s = &b->seq[i];
+		int32_t last = s->first_position + s->n_rows - 1, first = s->choice.n_first;
+		if (page_choice_binds(&s->choice, last))
+			st = kv_pool_bound(w->e->pool, s->block_table + first, last / KV_PAGE_TOKENS - first);
+	}
+	return st;
+}
+
 void worker_run_step(struct worker *w)
 {
 	struct engine *e = w->e;
 	const struct batch *b = &w->sched.batch;
 	int64_t start = clock_now_ns(clock_system());
-	enum status st = model_run(e->model, b, kv_pool_slab(e->pool));
+	enum status st = bound_pages(w);
+	if (st == STATUS_OK)
+		st = model_run(e->model, b, kv_pool_slab(e->pool));
 	if (st == STATUS_OK)
 		st = fetch_outputs(w);
 	int64_t took = clock_now_ns(clock_system()) - start;

@@ -118,8 +118,11 @@ void kv_cache_write(struct buf *out, const struct engine_context_usage *u, bool 
 		return;
 	buf_printf(out,
 		   ",\"kv_cache\":{\"policy\":\"%s\",\"tokens_logical\":%d,\"tokens_resident\":%d,\"evicted_tokens\":%d,"
-		   "\"shrink_ratio\":%.6g,\"pages_by_tier\":{\"device\":%d},\"bytes\":%llu}",
+		   "\"shrink_ratio\":%.6g,\"pages_by_tier\":{\"device\":%d},\"bytes\":%llu",
 		   u->policy, u->tokens_logical, u->tokens_resident, u->evicted_tokens,
 		   u->tokens_logical > 0 ? (double)u->evicted_tokens / u->tokens_logical : 0.0, u->pages,
 		   (unsigned long long)u->bytes);
+	if (u->chooses)
+		buf_printf(out, ",\"tokens_read\":%d", u->tokens_read);
+	buf_puts(out, "}");
 }

@@ -124,6 +124,16 @@ struct attn_job {
 	uint16_t *unpacked;          /* [ATTN_BLOCK / 16][2][16 * head_dim] scratch */
 };
 
+/* Bounds of a row's queries of one KV head, summed over them, in n pages: see struct kv_bounds. */
+struct bound_job {
+	const char *bounds;          /* the slab of bounds, moved to the layer and KV head */
+	const int32_t *pages;        /* [n] */
+	int32_t n;
+	int32_t head_dim;
+	const float *plus, *minus;   /* [head_dim] the sums of the queries' elements above zero, and of those below */
+	float *bound;                /* [n] */
+};
+
 /* What depends on the elements of KV pages, and on how they lie. */
 struct cpu_pages {
 	enum quant_type type;
@@ -134,6 +144,7 @@ struct cpu_pages {
 	/* A query, q * scale, in the form attn_run() takes. */
 	void (*attn_query)(const float *q, float scale, int32_t head_dim, void *out);
 	void (*attn_run)(const struct attn_job *j);
+	void (*attn_bound)(const struct bound_job *j);
 	/* The same over narrow KV, and its kv_store(). */
 	void (*attn_run_narrow)(const struct attn_job *j);
 	void (*narrow_store)(enum kv_form form, const float *k, const float *v, int32_t head_dim, int32_t token, struct narrow_block *to);
@@ -229,3 +240,4 @@ enum status fast_kv_write(struct backend *b, void *kv, const struct kv_layout *l
                           const float *v);
 enum status fast_attention(struct backend *b, const void *kv, const struct kv_layout *layout, int32_t layer, const float *q,
                            int32_t n_head, const struct attention_params *params, float *out);
+enum status fast_page_bounds(struct backend *b, const void *kv, const struct kv_layout *layout, const int32_t *pages, int32_t n);

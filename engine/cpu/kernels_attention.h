@@ -192,6 +192,34 @@ static void attn_run(const struct attn_job *j)
 	}
 }
 
+/*
+ * Dimensions in the lanes: the one sum here whose terms stand beside each other, and one of a page whatever the other pages are. A bound that
+ * is no number makes the sum none, whatever it is multiplied with.
+ */
+static void attn_bound(const struct bound_job *j)
+{
+	enum { AHEAD = 6, LINE = 64 / sizeof(uint16_t) };
+	const int32_t dim = j->head_dim;
+	const uint16_t *all = (const uint16_t *)(const void *)j->bounds;
+	for (int32_t i = 0; i < j->n; i++) {
+		const uint16_t *least = all + (int64_t)j->pages[i] * 2 * dim, *greatest = least + dim;
+		const uint16_t *next = all + (int64_t)j->pages[i + AHEAD < j->n ? i + AHEAD : i] * 2 * dim;
+		vf low = vf_zero(), high = vf_zero();
+		int32_t d = 0;
+		for (int32_t at = 0; at < 2 * dim; at += LINE)
+			__builtin_prefetch(next + at);
+		for (; d + LANES <= dim; d += LANES) {
+			low = vf_fma(vf_load(j->minus + d), bound_load(least + d), low);
+			high = vf_fma(vf_load(j->plus + d), bound_load(greatest + d), high);
+		}
+		if (d < dim) {
+			low = vf_fma(vf_load_n(j->minus + d, dim - d), bound_load_n(least + d, dim - d), low);
+			high = vf_fma(vf_load_n(j->plus + d, dim - d), bound_load_n(greatest + d, dim - d), high);
+		}
+		j->bound[i] = vf_hsum(vf_add(low, high));
+	}
+}
+
 static void attn_fold(float *max, float *sum, float *acc, float max2, float sum2, const float *acc2, int32_t head_dim)
 {
 	float top = *max > max2 ? *max : max2, a[LANES], b[LANES];

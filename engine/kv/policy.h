@@ -14,6 +14,10 @@
  * EVICT keeps the first pages and a shorter window, and of those between the ones that are worth most (struct kv_note, score.h): at most as
  * many in all as it has a bound for, and no more than a share of all there were. Pages that are to be kept, as those with a system prompt
  * and where turns begin, go last.
+ *
+ * QUEST drops nothing. Behind the prompt, rows read the first pages, the last, and of those between the ones that their query could match
+ * best (struct page_choice). The prompt is computed exactly, whoever wrote its parts: what the rows of an answer leave is used by that answer
+ * alone and computed again for the next turn, so that this depends on no choice made before.
  */
 #pragma once
 
@@ -23,21 +27,21 @@
 #include "engine/base/status.h"
 #include "engine/kv/seq.h"
 
-enum kv_policy_kind { KV_POLICY_FULL, KV_POLICY_STREAMING, KV_POLICY_EVICT, KV_POLICIES };
+enum kv_policy_kind { KV_POLICY_FULL, KV_POLICY_STREAMING, KV_POLICY_EVICT, KV_POLICY_QUEST, KV_POLICIES };
 
-/* Zeroed: all pages stay. Other policies are made by kv_policy_streaming() and kv_policy_evict(). */
+/* Zeroed: all pages stay. Other policies are made by kv_policy_streaming() and its kind. */
 struct kv_policy {
 	enum kv_policy_kind kind;
 	int32_t first_pages; /* that stay */
-	int32_t last_pages;  /* EVICT: that stay; STREAMING: all others that do */
-	int32_t most_pages;  /* in the block table, once it has acted; INT32_MAX: no bound but the share */
+	int32_t last_pages;  /* EVICT: that stay; QUEST: that are read; STREAMING: all others that stay */
+	int32_t most_pages;  /* in the block table, once it has acted; INT32_MAX: no bound but the share. QUEST: that a row reads */
 	int32_t dropped_permille; /* of all pages there were, this many at least go */
 	bool by_age;         /* EVICT: the oldest go first, whatever they are worth */
 	int32_t acts_pages;  /* it acts first when the sequence would have more pages than this */
 	int32_t jump_pages;  /* and again each time it has grown by so many */
 };
 
-/* "full", "streaming", "evict"; NULL past the end. */
+/* "full", "streaming", "evict", "quest"; NULL past the end. */
 const char *kv_policy_name(enum kv_policy_kind kind);
 /* False when there is none of that name. */
 bool kv_policy_find(const char *name, enum kv_policy_kind *out);
@@ -49,13 +53,15 @@ struct kv_policy kv_policy_streaming(int32_t first_pages, int32_t window_pages, 
 /* At most most_pages stay, and of those between the first and the last the better ones; it acts each jump_pages from acts_pages on. */
 struct kv_policy kv_policy_evict(int32_t first_pages, int32_t last_pages, int32_t most_pages, int32_t dropped_permille, int32_t acts_pages,
                                  int32_t jump_pages);
+/* Of more than acts_pages, rows behind the prompt read most_pages, among them the first and the last ones; last_pages >= 1. */
+struct kv_policy kv_policy_quest(int32_t first_pages, int32_t last_pages, int32_t most_pages, int32_t acts_pages);
 bool kv_policy_same(const struct kv_policy *a, const struct kv_policy *b);
 
-/* Positions below this are computed as without a policy; INT32_MAX: all. */
+/* Positions below this are computed as without a policy; INT32_MAX: all. QUEST: so are all of the prompt. */
 int32_t kv_policy_exact_tokens(const struct kv_policy *p);
 /* The most pages that a sequence of so many tokens ever has in its block table. */
 int32_t kv_policy_max_pages(const struct kv_policy *p, int32_t n_tokens);
-/* The next position behind n_tokens at which it acts: no step goes beyond it. */
+/* The next position behind n_tokens at which it acts: no step goes beyond it. QUEST drops nothing and has none. */
 int32_t kv_policy_next(const struct kv_policy *p, int32_t n_tokens);
 /* How many pages have to go before position s->n_tokens is computed. */
 int32_t kv_policy_due(const struct kv_policy *p, const struct kv_seq *s);

@@ -62,6 +62,9 @@ enum status kv_seq_prepare(struct kv_pool *pool, struct kv_seq *s, int32_t n)
 	}
 	if (!reserve(s, want))
 		return STATUS_NOMEM;
+	/* It may have been full before it was cut. */
+	if (n > 0 && s->n_tokens % KV_PAGE_TOKENS != 0)
+		kv_pool_unbound(pool, s->pages[kv_seq_places(s) / KV_PAGE_TOKENS]);
 	/* A last page that is full is the last no more. */
 	if (s->n_pages > 1 && s->n_pages < want && kv_seq_places(s) == s->n_pages * KV_PAGE_TOKENS)
 		kv_pool_narrow(pool, s->pages[s->n_pages - 1]);

@@ -4,7 +4,7 @@ import json
 import httpx
 import pytest
 
-from daemon import MODEL, SLOW, Daemon
+from daemon import DEVICE, MODEL, SLOW, Daemon
 
 PAGE = 368640  # of SmolLM2-135M in f16: 30 layers, 3 KV heads of 64
 STREAMING = {"policy": "streaming", "start_size": 4, "max_cache_size": 256}
@@ -120,6 +120,49 @@ def test_evict_removes_a_share_and_keeps_a_bound(daemon):
     assert chat["kv_cache"]["evicted_tokens"] > 0
 
 
+cpu_only = pytest.mark.skipif(DEVICE.startswith("cuda"), reason="on CPUs only, yet")
+
+
+@pytest.fixture(scope="module")
+def bounded():
+    with Daemon("--kv-bounds", "--kv-memory", 100 * (PAGE + PAGE // 16), "--context", 1500) as d:
+        yield d
+
+
+@cpu_only
+def test_quest_keeps_everything_and_reads_what_it_is_told_to(bounded):
+    pool = bounded.kv()["pool"]
+    assert (pool["pages"], pool["bounds_bytes"], pool["bounded_pages"]) == (100, 100 * PAGE // 16, 0)
+    text = words(60, "quest ")
+    full = complete(bounded, text, n=40)
+    n = full["usage"]["total_tokens"]
+    all_of_it = complete(bounded, text, {"policy": "quest", "max_cache_size": 1024}, n=40)
+    assert all_of_it["choices"][0]["token_ids"] == full["choices"][0]["token_ids"] and all_of_it["kv_cache"]["tokens_read"] == n - 1
+    assert bounded.kv()["pool"]["bounded_pages"] == 0, "nothing had to be chosen"
+    quest = {"policy": "quest", "max_cache_size": 160}
+    first, second = complete(bounded, text, quest, n=40), complete(bounded, text, quest, n=40)
+    kept = first["kv_cache"]
+    assert kept["policy"] == "quest" and kept["tokens_read"] == 160 and kept["evicted_tokens"] == 0
+    assert kept["tokens_resident"] == kept["tokens_logical"] == n - 1
+    assert first["choices"][0]["token_ids"] == second["choices"][0]["token_ids"]
+    # The prompt's pages have their bounds once, whoever asks.
+    once = bounded.kv()["pool"]["bounded_pages"]
+    complete(bounded, text, quest, n=4)
+    assert bounded.kv()["pool"]["bounded_pages"] <= once + 1
+    assert bounded.kv()["drift_pages"] == 0
+
+
+@cpu_only
+def test_what_an_answer_left_that_chose_is_not_found_again(bounded):
+    sid = post(bounded, "/v1/sessions", {})["id"]
+    quest = {"policy": "quest", "max_cache_size": 160}
+    one = complete(bounded, words(50, "left "), quest, n=64, session_id=sid)
+    two = complete(bounded, words(50, "left ") + one["choices"][0]["text"] + " And then?", n=4)
+    prompt = one["usage"]["prompt_tokens"]
+    assert prompt - 2 <= two["usage"]["prompt_tokens_details"]["cached_tokens"] <= prompt
+    assert bounded.kv()["parked"]["pages"] == 0
+
+
 def test_every_endpoint_takes_it_and_tells(daemon):
     chat = {"messages": [{"role": "user", "content": words(60)}], "max_tokens": 8, "kv_cache": STREAMING}
     assert post(daemon, "/v1/chat/completions", chat)["kv_cache"]["evicted_tokens"] > 0
@@ -147,6 +190,7 @@ def test_every_endpoint_takes_it_and_tells(daemon):
         ({"policy": "evict", "cache_length_shrink_ratio": 1}, "kv_cache.cache_length_shrink_ratio", "0.95"),
         ({"policy": "evict"}, "kv_cache.max_cache_size", "cache_length_shrink_ratio"),
         ({"max_cache_size": 64}, "kv_cache.max_cache_size", "full"),
+        ({"policy": "quest", "max_cache_size": 256}, "kv_cache.policy", "--kv-bounds"),
         ({"policy": "streaming"}, "kv_cache.max_cache_size", "recent_size"),
         ({"policy": "streaming", "max_cache_size": 16}, "kv_cache.max_cache_size", "48"),
         ({"policy": "streaming", "recent_size": 0}, "kv_cache.recent_size", ""),

@@ -211,6 +211,12 @@ static inline int32_t run_step(struct fixture *f)
 		struct request *r = part->request;
 		assert_int_equal(q->first_row, rows);
 		assert_true(q->n_pages * PAGE >= q->first_position + q->n_rows);
+		/* Rows that choose do so from pages that earlier steps have filled. */
+		if (q->choice.n_pages > 0 && q->first_position + q->n_rows > q->choice.from) {
+			assert_true(q->first_position >= q->choice.from && q->choice.from >= r->n_prompt);
+			assert_int_equal(q->first_position / PAGE, (q->first_position + q->n_rows - 1) / PAGE);
+		}
+		assert_int_equal(q->choice.n_pages, r->policy.kind == KV_POLICY_QUEST ? r->policy.most_pages : 0);
 		for (int32_t k = 0; k < q->n_rows; k++, rows++) {
 			int32_t place = q->first_position + k, p = r->kv.n_tokens + k, page = q->block_table[place / PAGE];
 			assert_int_equal(position_at(r, p, place), p);
@@ -219,7 +225,7 @@ static inline int32_t run_step(struct fixture *f)
 			/* Nobody else may see a page that is written, the index included. */
 			assert_int_equal(kv_pool_refs(f->pool, page), 1);
 			cell(f, page, place)[0] = b->token[rows];
-			cell(f, page, place)[1] = p < kv_policy_exact_tokens(&r->policy) ? p : p + LOSSY;
+			cell(f, page, place)[1] = p < request_exact(r) ? p : p + LOSSY;
 			/* A row sees what its policy says, and no other row of the step more or less than by itself. */
 			assert_int_equal(position_at(r, p, 0), position_at(r, r->kv.n_tokens, 0));
 			assert_int_equal(position_at(r, p, place), position_at(r, r->kv.n_tokens, place));

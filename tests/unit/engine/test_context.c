@@ -40,6 +40,11 @@ static struct engine_context evicting(int32_t most, int32_t permille)
 	        .policy = "evict", .start_size = 4, .recent_size = 32, .max_cache_size = most, .by_share = permille > 0, .shrink_permille = permille};
 }
 
+static struct engine_context choosing(int32_t most)
+{
+	return (struct engine_context){.policy = "quest", .start_size = -1, .recent_size = 16, .max_cache_size = most};
+}
+
 static struct answer run_and_drop_text(struct engine *e, struct engine_request *r)
 {
 	struct answer a = run(e, r);
@@ -69,6 +74,15 @@ static void a_window_as_long_as_the_conversation_changes_nothing(void **state)
 	c = (struct engine_context){.policy = "evict", .start_size = -1, .by_share = true};
 	a = run_and_drop_text(e, ask(e, 150, 40, &c));
 	assert_string_equal(a.usage.context.policy, "evict");
+	same_tokens(&a, &full);
+	engine_destroy(e);
+	/* Nor does reading all there is to read. */
+	o.kv_bounds = true;
+	e = start(&o);
+	c = choosing(192);
+	a = run_and_drop_text(e, ask(e, 150, 40, &c));
+	assert_string_equal(a.usage.context.policy, "quest");
+	assert_int_equal(a.usage.context.tokens_read, 189);
 	same_tokens(&a, &full);
 	engine_destroy(e);
 }
@@ -102,20 +116,24 @@ static void what_is_kept_is_told_to_the_byte(void **state)
 static void an_answer_does_not_depend_on_steps_company_or_what_was_known(void **state)
 {
 	(void)state;
-	const struct engine_context contexts[] = {streaming(4, 32, 0), evicting(112, 0), streaming(20, 160, 0), evicting(0, 600)};
+	const struct engine_context contexts[] = {streaming(4, 32, 0), evicting(112, 0), streaming(20, 160, 0), evicting(0, 600),
+	                                          choosing(96)};
 	enum { N = sizeof contexts / sizeof *contexts };
 	static struct answer alone[N], again[N], full;
 	struct engine_options o = defaults();
+	o.kv_bounds = true;
 	struct engine *e = start(&o);
 	for (int i = 0; i < N; i++) {
 		alone[i] = run_and_drop_text(e, ask(e, 260, 60, &contexts[i]));
-		assert_true(alone[i].usage.context.evicted_tokens > 0);
+		const struct engine_context_usage *u = &alone[i].usage.context;
+		assert_true(u->chooses ? u->tokens_read == 96 && u->tokens_resident == 319 : u->evicted_tokens > 0);
 		/* What it left in the index is exact, so it serves itself and others. */
 		again[i] = run_and_drop_text(e, ask(e, 260, 60, &contexts[i]));
 		assert_true(again[i].usage.cached_tokens >= 2 * PAGE);
 		same_tokens(&again[i], &alone[i]);
 	}
 	full = run_and_drop_text(e, ask(e, 260, 60, NULL));
+	assert_memory_not_equal(alone[N - 1].logprobs, full.logprobs, 60 * sizeof *full.logprobs);
 	engine_destroy(e);
 	/* In short steps; in long ones beside others; in a pool that holds a fraction of them. */
 	for (int variant = 0; variant < 3; variant++) {
@@ -123,11 +141,12 @@ static void an_answer_does_not_depend_on_steps_company_or_what_was_known(void **
 		static struct answer together[N + 1];
 		memset(together, 0, sizeof together);
 		o = defaults();
+		o.kv_bounds = true;
 		o.max_running = 8;
 		if (variant == 0)
 			o.step_tokens = 8;
 		if (variant == 2)
-			o.kv_bytes = 22 * 4096;
+			o.kv_bytes = 23 * 4096;
 		e = start(&o);
 		for (int i = 0; i <= N; i++) {
 			struct engine_request *r = ask(e, 260, 60, i > 0 ? &contexts[i - 1] : NULL);
@@ -343,6 +362,18 @@ static void what_cannot_be_is_refused_with_what_can(void **state)
 	refused(e, streaming(4, 0, 0), "kv_cache.max_cache_size", "needs");
 	refused(e, streaming(4, 0, 4096), "kv_cache.max_cache_size", "640");
 	refused(e, (struct engine_context){.policy = "evict", .start_size = -1}, "kv_cache.max_cache_size", "cache_length_shrink_ratio");
+	refused(e, choosing(64), "kv_cache.policy", "--kv-bounds");
+	engine_destroy(e);
+	o.kv_bounds = true;
+	e = start(&o);
+	refused(e, choosing(0), "kv_cache.max_cache_size", "needs");
+	refused(e, choosing(32), "kv_cache.max_cache_size", "16 and 16");
+	struct engine_context q = choosing(64);
+	q.trigger_tokens = 48;
+	refused(e, q, "kv_cache.trigger.tokens", "64");
+	q.trigger_tokens = 0;
+	q.by_age = true;
+	refused(e, q, "kv_cache.aggregation", "evict");
 	engine_destroy(e);
 	struct error err;
 	o.context_policy = "streaming";

@@ -156,6 +156,40 @@ static void what_sessions_have_parked_makes_room(void **state)
 	teardown(&f);
 }
 
+static void what_rows_that_chose_have_left_is_computed_again(void **state)
+{
+	(void)state;
+	struct fixture f;
+	static int32_t turn[400];
+	const struct kv_policy policy = kv_policy_quest(1, 1, 4, 4);
+	setup(&f, 60);
+	struct session *s = make_session(&f, "s");
+	count_up(turn, 400, 0);
+	struct request *r = add_under(&f, s->tenant, s, turn, 100, 60, policy);
+	while (r->state != REQUEST_DECODE || r->tokens.n < 150)
+		run_step(&f);
+	memcpy(turn, r->tokens.ids, 150 * sizeof *turn);
+	run_all(&f);
+	assert_index_exact(&f);
+	assert_null(s->parked);
+	/* The next turn, and anybody else, finds the prompt and not a token more. */
+	r = add_under(&f, s->tenant, s, turn, 200, 2, policy);
+	run_step(&f);
+	assert_int_equal(r->usage.cached_tokens, 100);
+	run_all(&f);
+	r = add(&f, NULL, turn, 300, 2);
+	run_step(&f);
+	assert_int_equal(r->usage.cached_tokens, 200);
+	run_all(&f);
+	/* What needed no choice is exact. */
+	count_up(turn, 400, 10000);
+	r = add_under(&f, s->tenant, s, turn, 20, 30, policy);
+	run_all(&f);
+	assert_int_equal(session_tokens(&f, s), 49);
+	assert_index_exact(&f);
+	teardown(&f);
+}
+
 /* Sessions under all kinds of policies beside exact ones, in a pool that is too small for them. */
 static void random_mixes_leave_nothing_lossy_in_the_index(void **state)
 {
@@ -164,7 +198,7 @@ static void random_mixes_leave_nothing_lossy_in_the_index(void **state)
 	struct session *s[6];
 	uint64_t rng = 777;
 	const struct kv_policy policies[] = {{0}, kv_policy_evict(1, 4, 12, 0, 12, 1), kv_policy_streaming(1, 2, 3), kv_policy_streaming(1, 5, 9),
-	                                     kv_policy_evict(1, 2, INT32_MAX, 600, 7, 4), kv_policy_streaming(2, 16, 18)};
+	                                     kv_policy_evict(1, 2, INT32_MAX, 600, 7, 4), kv_policy_streaming(2, 16, 18), kv_policy_quest(1, 2, 6, 6)};
 	setup(&f, 56);
 	for (int i = 0; i < 6; i++) {
 		char id[8];
@@ -175,8 +209,8 @@ static void random_mixes_leave_nothing_lossy_in_the_index(void **state)
 		if (unit_rand(&rng) % 4 == 0 && f.sched.n_waiting < 6) {
 			static int32_t prompt[1500];
 			int who = (int)(unit_rand(&rng) % 7);
-			struct kv_policy policy = policies[unit_rand(&rng) % 8 == 0 ? (int)(unit_rand(&rng) % 6) : who % 6];
-			int32_t most = policy.kind == KV_POLICY_FULL || policy.most_pages == INT32_MAX ? 300 : 600, n = 1 + (int32_t)(unit_rand(&rng) % (uint64_t)most);
+			struct kv_policy policy = policies[unit_rand(&rng) % 8 == 0 ? (int)(unit_rand(&rng) % 7) : who];
+			int32_t most = policy.kind == KV_POLICY_FULL || policy.kind == KV_POLICY_QUEST || policy.most_pages == INT32_MAX ? 300 : 600, n = 1 + (int32_t)(unit_rand(&rng) % (uint64_t)most);
 			int32_t family = who < 6 ? who / 2 : (int32_t)(unit_rand(&rng) % 3), cut = (int32_t)(unit_rand(&rng) % 700);
 			for (int32_t i = 0; i < n; i++)
 				prompt[i] = i < cut ? family * 1000 + i : (int32_t)(unit_rand(&rng) % 1000) + 10000;
@@ -219,4 +253,5 @@ UNIT_MAIN(cmocka_unit_test(a_long_conversation_fits_a_small_pool),
           cmocka_unit_test(the_exact_beginning_is_shared_both_ways_and_nothing_else),
           cmocka_unit_test(the_next_turn_goes_on_where_the_session_ended),
           cmocka_unit_test(what_sessions_have_parked_makes_room),
+          cmocka_unit_test(what_rows_that_chose_have_left_is_computed_again),
           cmocka_unit_test(random_mixes_leave_nothing_lossy_in_the_index))

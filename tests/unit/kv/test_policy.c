@@ -58,6 +58,20 @@ static void full_keeps_everything(void **state)
 	assert_int_equal(kv_policy_due(&full, &s), 0);
 }
 
+static void quest_keeps_everything_and_is_exact_while_that_is_read(void **state)
+{
+	(void)state;
+	const struct kv_policy p = kv_policy_quest(1, 2, 8, 10);
+	struct kv_seq s = {.n_tokens = 1 << 20};
+	assert_int_equal(kv_policy_exact_tokens(&p), 10 * PAGE);
+	assert_int_equal(kv_policy_next(&p, 1 << 20), INT32_MAX);
+	assert_int_equal(kv_policy_max_pages(&p, 1000 * PAGE + 1), 1001);
+	assert_int_equal(kv_policy_due(&p, &s), 0);
+	assert_true(kv_policy_same(&p, &p));
+	assert_false(kv_policy_same(&p, &(struct kv_policy){0}));
+	assert_string_equal(kv_policy_name(p.kind), "quest");
+}
+
 /* Grows a sequence by random chunks, none beyond where the policy acts, and looks at it after each. */
 static void grow(const struct kv_policy *policy, int32_t length, uint64_t seed)
 {
@@ -188,5 +202,6 @@ static void policies_have_names(void **state)
 }
 
 UNIT_MAIN(cmocka_unit_test(pages_leave_the_middle_and_the_table_closes), cmocka_unit_test(full_keeps_everything),
+          cmocka_unit_test(quest_keeps_everything_and_is_exact_while_that_is_read),
           cmocka_unit_test(streaming_keeps_the_first_pages_and_a_window), cmocka_unit_test(evict_keeps_what_is_worth_most),
           cmocka_unit_test(policies_have_names))
