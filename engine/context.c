@@ -78,6 +78,8 @@ static enum status streaming(const struct context_bounds *bounds, const struct e
 	if (status != STATUS_OK)
 		return status;
 	*out = kv_policy_streaming((int32_t)(start / KV_PAGE_TOKENS), (int32_t)(recent / KV_PAGE_TOKENS), (int32_t)(acts / KV_PAGE_TOKENS));
+	/* Where what is kept takes all of it, positions go on as they do without a policy. */
+	kv_policy_keep_within(out, bounds->n_ctx_train);
 	return STATUS_OK;
 }
 
@@ -161,9 +163,9 @@ enum status context_resolve(const struct context_bounds *bounds, const struct en
 }
 
 struct context_bounds context_bounds_of(const struct engine_options *o, int32_t pool_pages, bool can_score,
-                                        bool can_choose)
+                                        bool can_choose, int32_t n_ctx_train)
 {
-	struct context_bounds b = {KV_POLICY_FULL, o->max_cache_size, pool_pages, can_score, can_choose};
+	struct context_bounds b = {KV_POLICY_FULL, o->max_cache_size, pool_pages, can_score, can_choose, n_ctx_train};
 	kv_policy_find(o->context_policy, &b.policy);
 	return b;
 }
@@ -186,6 +188,7 @@ void context_describe(const struct kv_policy *policy, const struct kv_seq *kv, s
 	        .pages = kv_pages_for(kv_seq_places(kv)),
 	};
 	out->bytes = (uint64_t)out->pages * page_bytes;
+	out->moved = kv->moved;
 	if (policy->kind != KV_POLICY_QUEST)
 		return;
 	int32_t most = policy->most_pages * KV_PAGE_TOKENS;

@@ -339,6 +339,7 @@ struct engine_context_usage {
 	int32_t evicted_tokens;  /* and those that its policy let go of */
 	int32_t pages;           /* of the resident, all of them on the device */
 	uint64_t bytes;
+	int32_t moved;        /* streaming: by how much the first tokens stand behind their own positions, so that none looks back too far */
 	bool chooses;         /* quest: its rows read a choice of what is resident, ... */
 	int32_t tokens_read;  /* ... the next one so much at most */
 };

@@ -45,6 +45,8 @@ struct request {
 	struct kv_chain chain;    /* of tokens: what its pages are indexed under */
 	struct kv_fetch fetch;    /* pages that come from the tiers; under way while it waits */
 	bool fetched;             /* the tiers have been asked */
+	int32_t n_moving;         /* of its first pages, positions that are still to be computed where they have moved to, ... */
+	int32_t n_moving_now;     /* ... and how many of them are in the step under construction */
 	int32_t n_indexed;        /* leading pages of kv that the prefix index knows */
 	uint64_t awaits_id;       /* a running request that computes part of this prompt; 0: none */
 	int32_t awaits_tokens;    /* how much of it */

@@ -25,9 +25,9 @@ enum status sched_init(struct sched *s, struct kv_pool *pool, struct kv_prefix *
 	s->max_outputs = max_outputs;
 	s->token = calloc((size_t)step_tokens, sizeof *s->token);
 	s->position = calloc((size_t)step_tokens, sizeof *s->position);
-	s->seq = calloc((size_t)max_running, sizeof *s->seq);
+	s->seq = calloc(2 * (size_t)max_running, sizeof *s->seq);
 	s->output_row = calloc((size_t)max_outputs, sizeof *s->output_row);
-	s->part = calloc((size_t)max_running, sizeof *s->part);
+	s->part = calloc(2 * (size_t)max_running, sizeof *s->part);
 	if (!s->token || !s->position || !s->seq || !s->output_row || !s->part) {
 		sched_free(s);
 		return STATUS_NOMEM;
@@ -143,7 +143,7 @@ static void leave_kv(struct sched *s, struct request *r)
 		kv_tiers_write_behind(s->tiers, &r->kv);
 	if (r->session)
 		session_keep(s->sessions, r->session, &r->kv);
-	if (r->session && r->kv.n_dropped > 0)
+	if (r->session && r->kv.n_dropped > 0 && r->n_moving == 0)
 		park(&s->parking, r);
 }
 
@@ -217,6 +217,7 @@ static void preempt(struct sched *s, struct request *r, enum engine_room room)
 	kv_seq_release(s->pool, &r->kv);
 	kv_seq_charge(&r->kv, NULL);
 	r->fetched = false;
+	r->n_moving = 0;
 	to_waiting(s, r);
 	r->usage.n_preempted++;
 	s->n_preemptions++;
@@ -245,9 +246,19 @@ static struct request *youngest_of(const struct sched *s, const struct tenant *t
 }
 
 /*
- * Makes the next n positions of a running request writable, at the cost of younger ones if need be: of its tenant's when that
- * has reached its limit, else of anybody's. False when the request itself was the youngest of these and had to go.
+ * A running request lacks a page: one becomes free, at the cost of younger requests if need be, of its tenant's when that has reached its
+ * limit (allowed is false), else of anybody's. False when the request itself was the youngest of these and had to go.
  */
+static bool find_page(struct sched *s, struct request *r, bool allowed)
+{
+	if (allowed && reclaim_one(s, r, EVICT_FOR_DECODE))
+		return true;
+	struct request *youngest = allowed ? entry(s->running.prev) : youngest_of(s, r->tenant);
+	preempt(s, youngest, allowed ? ENGINE_ROOM_DECODE : ENGINE_ROOM_CAP);
+	return youngest != r;
+}
+
+/* Makes the next n positions of a running request writable. As find_page(). */
 static bool make_room(struct sched *s, struct request *r, int32_t n)
 {
 	for (;;) {
@@ -261,11 +272,7 @@ static bool make_room(struct sched *s, struct request *r, int32_t n)
 			preempt(s, r, ENGINE_ROOM_DECODE);
 			return false;
 		}
-		if (allowed && reclaim_one(s, r, EVICT_FOR_DECODE))
-			continue;
-		struct request *youngest = allowed ? entry(s->running.prev) : youngest_of(s, r->tenant);
-		preempt(s, youngest, allowed ? ENGINE_ROOM_DECODE : ENGINE_ROOM_CAP);
-		if (youngest == r)
+		if (!find_page(s, r, allowed))
 			return false;
 	}
 }
@@ -474,10 +481,32 @@ static void add_rows(struct sched *s, struct request *r, int32_t n_rows, int32_t
 	for (int32_t i = 0; i < n_outputs; i++)
 		s->output_row[b->n_outputs + i] = first + n_rows - n_outputs + i;
 	s->seq[b->n_seqs] = (struct batch_seq){first, n_rows, kv_seq_places(&r->kv), r->kv.pages, r->kv.n_pages, request_choice(r)};
-	s->part[b->n_seqs] = (struct step_part){r, n_rows, b->n_outputs, n_outputs};
+	s->part[b->n_seqs] = (struct step_part){r, n_rows, b->n_outputs, n_outputs, false};
 	b->n_rows += n_rows;
 	b->n_outputs += n_outputs;
 	b->n_seqs++;
+}
+
+/* Adds its first positions that have moved, as many as there are and `room` rows at most; whether they are all of them, and a row is left. */
+static bool add_moved_rows(struct sched *s, struct request *r, int32_t room)
+{
+	struct batch *b = &s->batch;
+	int32_t first = b->n_rows, at = r->policy.first_pages * KV_PAGE_TOKENS - r->n_moving, n = r->n_moving < room ? r->n_moving : room;
+	for (int32_t i = 0; i < n; i++) {
+		s->token[first + i] = r->tokens.ids[at + i];
+		s->position[first + i] = r->kv.moved + at + i;
+	}
+	s->seq[b->n_seqs] = (struct batch_seq){first, n, at, r->kv.pages, r->policy.first_pages};
+	s->part[b->n_seqs] = (struct step_part){r, n, b->n_outputs, 0, true};
+	b->n_rows += n;
+	b->n_seqs++;
+	r->n_moving_now = n;
+	return n == r->n_moving && n < room;
+}
+
+void sched_moved(const struct step_part *part)
+{
+	part->request->n_moving -= part->n_rows;
 }
 
 static int32_t step_budget(const struct sched *s, bool decoding)
@@ -518,7 +547,7 @@ static void add_prompts(struct sched *s, bool decoding)
 	int32_t left = step_budget(s, decoding) - s->batch.n_rows;
 	list_each(l, next, &s->running) {
 		struct request *r = entry(l);
-		if (r->state != REQUEST_PREFILL || left <= 0)
+		if (r->state != REQUEST_PREFILL || left <= 0 || r->n_moving != r->n_moving_now)
 			continue;
 		/* Equal shares, so that a short prompt behind a long one does not wait for all of it; what one leaves goes on. */
 		int32_t share = (left + n_prompts - 1) / n_prompts;
@@ -549,6 +578,21 @@ static bool note_pages(struct sched *s, struct request *r)
 	return true;
 }
 
+/* Where rows would look back too far on its first pages, these are to be computed again. As find_page(). */
+static bool move_first_pages(struct sched *s, struct request *r)
+{
+	int32_t moved = kv_policy_moved(&r->policy, r->kv.n_tokens), n = r->policy.first_pages;
+	if (moved == r->kv.moved)
+		return true;
+	while (kv_seq_renew(s->pool, &r->kv, n) != STATUS_OK) {
+		if (!find_page(s, r, true))
+			return false;
+	}
+	r->kv.moved = moved;
+	r->n_moving = n * KV_PAGE_TOKENS;
+	return true;
+}
+
 /* Its policy acts where it is time for that, and there is room for what follows up to the next time. As make_room(). */
 static bool go_on(struct sched *s, struct request *r)
 {
@@ -563,6 +607,8 @@ static bool go_on(struct sched *s, struct request *r)
 	for (int32_t i = 0; i < n; i++)
 		kv_seq_drop(s->pool, &r->kv, kv_policy_next_victim(&r->policy, &r->kv), 1);
 	s->pages_dropped[r->policy.kind] += (uint64_t)n;
+	if (!move_first_pages(s, r))
+		return false;
 	if (r->state == REQUEST_DECODE)
 		return make_room(s, r, 1);
 	return r->policy.kind == KV_POLICY_FULL || make_room(s, r, request_reach(r));
@@ -571,6 +617,7 @@ static bool go_on(struct sched *s, struct request *r)
 bool sched_build(struct sched *s)
 {
 	struct batch *b = &s->batch;
+	int32_t n_seen = 0;
 	b->n_rows = b->n_seqs = b->n_outputs = 0;
 	admit_waiting(s);
 	/* Oldest first: whoever has to give way is younger and so not in the batch yet. */
@@ -582,7 +629,11 @@ bool sched_build(struct sched *s)
 			continue;
 		}
 		l = l->next;
-		if (r->state == REQUEST_DECODE)
+		r->n_moving_now = 0;
+		/* All behind it may have a row. */
+		int32_t room = s->step_tokens - b->n_rows - (s->n_running - ++n_seen);
+		bool ready = r->n_moving == 0 || add_moved_rows(s, r, room);
+		if (r->state == REQUEST_DECODE && ready)
 			add_rows(s, r, 1, 1);
 	}
 	add_prompts(s, b->n_rows > 0);

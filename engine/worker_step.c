@@ -118,6 +118,10 @@ static void take_part(struct worker *w, const struct step_part *part, float *min
 	struct request *r = part->request;
 	struct error err;
 	int32_t first = r->kv.n_tokens;
+	if (part->moves) {
+		sched_moved(part);
+		return;
+	}
 	r->kv.n_tokens += part->n_rows;
 	sched_index(&w->sched, r);
 	sched_let_go(&w->sched, r);
@@ -150,8 +154,14 @@ static void fail_step(struct worker *w, enum status st)
 	int32_t n_seqs = b->n_seqs;
 	worker_explain_failure(w, st, &err);
 	log_msg(LOG_ERROR, "step", "a step of %" PRId32 " rows failed: %s", b->n_rows, err.message);
-	for (int32_t i = 0; i < n_seqs; i++)
-		worker_fail_request(w, w->sched.part[i].request, &err);
+	for (int32_t i = 0; i < n_seqs; i++) {
+		struct request *r = w->sched.part[i].request;
+		int32_t later = i + 1;
+		while (later < n_seqs && w->sched.part[later].request != r)
+			later++;
+		if (later == n_seqs)
+			worker_fail_request(w, r, &err);
+	}
 	if (st == STATUS_DEVICE) {
 		w->lost = true;
 		w->lost_error = err;

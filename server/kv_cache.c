@@ -122,6 +122,8 @@ void kv_cache_write(struct buf *out, const struct engine_context_usage *u, bool 
 		   u->policy, u->tokens_logical, u->tokens_resident, u->evicted_tokens,
 		   u->tokens_logical > 0 ? (double)u->evicted_tokens / u->tokens_logical : 0.0, u->pages,
 		   (unsigned long long)u->bytes);
+	if (u->moved)
+		buf_printf(out, ",\"start_moved\":%d", u->moved);
 	if (u->chooses)
 		buf_printf(out, ",\"tokens_read\":%d", u->tokens_read);
 	buf_puts(out, "}");

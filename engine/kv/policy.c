@@ -37,6 +37,17 @@ struct kv_policy kv_policy_streaming(int32_t first_pages, int32_t window_pages, 
 	};
 }
 
+bool kv_policy_keep_within(struct kv_policy *p, int32_t tokens)
+{
+	int32_t reach = tokens / KV_PAGE_TOKENS, room = reach - p->most_pages;
+	if (p->kind != KV_POLICY_STREAMING || room < 1 || p->acts_pages > reach)
+		return false;
+	p->reach_pages = reach;
+	/* Few long steps cost less than many short ones. */
+	p->step_pages = reach / 8 < 1 ? 1 : reach / 8 < room ? reach / 8 : room;
+	return true;
+}
+
 struct kv_policy kv_policy_evict(int32_t first_pages, int32_t last_pages, int32_t most_pages, int32_t dropped_permille, int32_t acts_pages,
                                  int32_t jump_pages)
 {
@@ -72,7 +83,7 @@ bool kv_policy_same(const struct kv_policy *a, const struct kv_policy *b)
 {
 	return a->kind == b->kind && a->first_pages == b->first_pages && a->last_pages == b->last_pages && a->most_pages == b->most_pages &&
 	       a->dropped_permille == b->dropped_permille && a->by_age == b->by_age && a->acts_pages == b->acts_pages &&
-	       a->jump_pages == b->jump_pages;
+	       a->jump_pages == b->jump_pages && a->reach_pages == b->reach_pages && a->step_pages == b->step_pages;
 }
 
 /* How many are left of n pages where it acts: it has room until it acts again. */
@@ -112,6 +123,13 @@ int32_t kv_policy_next(const struct kv_policy *p, int32_t n_tokens)
 	int64_t jump = (int64_t)p->jump_pages * KV_PAGE_TOKENS;
 	int64_t next = first + ((n_tokens - first) / jump + 1) * jump;
 	return next < INT32_MAX ? (int32_t)next : INT32_MAX;
+}
+
+int32_t kv_policy_moved(const struct kv_policy *p, int32_t n_tokens)
+{
+	int64_t step = (int64_t)p->step_pages * KV_PAGE_TOKENS;
+	int64_t over = p->reach_pages > 0 ? (int64_t)kv_policy_next(p, n_tokens) - (int64_t)p->reach_pages * KV_PAGE_TOKENS : 0;
+	return over > 0 ? (int32_t)((over + step - 1) / step * step) : 0;
 }
 
 int32_t kv_policy_due(const struct kv_policy *p, const struct kv_seq *s)

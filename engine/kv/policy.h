@@ -9,7 +9,9 @@
  *
  * STREAMING keeps the first pages, on which attention leans whatever they say, and a window of the last ones (Xiao et al., "Efficient
  * Streaming Language Models with Attention Sinks", 2023), all at their exact positions. The window moves in jumps of an eighth of its
- * length, so that a prompt can still be computed in chunks.
+ * length, so that a prompt can still be computed in chunks. Once rows would look back further than the model was trained to, the first
+ * pages move after them: they are computed again at later positions, which leaves all other distances as they are, and what they hold but
+ * for the rotation of their keys.
  *
  * EVICT keeps the first pages and a shorter window, and of those between the ones that are worth most (struct kv_note, score.h): at most as
  * many in all as it has a bound for, and no more than a share of all there were. Pages that are to be kept, as those with a system prompt
@@ -39,6 +41,8 @@ struct kv_policy {
 	bool by_age;         /* EVICT: the oldest go first, whatever they are worth */
 	int32_t acts_pages;  /* it acts first when the sequence would have more pages than this */
 	int32_t jump_pages;  /* and again each time it has grown by so many */
+	int32_t reach_pages; /* STREAMING: no row looks back so far as this or further; 0: as far as it may be */
+	int32_t step_pages;  /* ... for which the first pages move by multiples of this */
 };
 
 /* "full", "streaming", "evict", "quest"; NULL past the end. */
@@ -50,6 +54,11 @@ bool kv_policy_find(const char *name, enum kv_policy_kind *out);
 enum { KV_POLICY_MIN_WINDOW = 2 };
 /* first_pages + window_pages stay, once there are acts_pages; window_pages >= KV_POLICY_MIN_WINDOW, acts_pages >= both. */
 struct kv_policy kv_policy_streaming(int32_t first_pages, int32_t window_pages, int32_t acts_pages);
+/*
+ * Rows of a streaming policy are to look back less than so many tokens. False, and nothing changes, where what it keeps leaves no room to
+ * move the first pages in.
+ */
+bool kv_policy_keep_within(struct kv_policy *p, int32_t tokens);
 /* At most most_pages stay, and of those between the first and the last the better ones; it acts each jump_pages from acts_pages on. */
 struct kv_policy kv_policy_evict(int32_t first_pages, int32_t last_pages, int32_t most_pages, int32_t dropped_permille, int32_t acts_pages,
                                  int32_t jump_pages);
@@ -63,6 +72,8 @@ int32_t kv_policy_exact_tokens(const struct kv_policy *p);
 int32_t kv_policy_max_pages(const struct kv_policy *p, int32_t n_tokens);
 /* The next position behind n_tokens at which it acts: no step goes beyond it. QUEST drops nothing and has none. */
 int32_t kv_policy_next(const struct kv_policy *p, int32_t n_tokens);
+/* By how much the positions of its first pages are later than their own while the row behind n_tokens is computed. */
+int32_t kv_policy_moved(const struct kv_policy *p, int32_t n_tokens);
 /* How many pages have to go before position s->n_tokens is computed. */
 int32_t kv_policy_due(const struct kv_policy *p, const struct kv_seq *s);
 /*

@@ -108,6 +108,8 @@ void kv_seq_truncate(struct kv_pool *pool, struct kv_seq *s, int32_t n_tokens)
 		set_pages(s, 0, 0);
 	if (s->n_tokens > n_tokens)
 		s->n_tokens = n_tokens;
+	if (s->n_tokens == 0)
+		s->moved = 0;
 }
 
 void kv_seq_drop(struct kv_pool *pool, struct kv_seq *s, int32_t first, int32_t n)
@@ -149,6 +151,25 @@ enum status kv_seq_share(struct kv_pool *pool, struct kv_seq *dst, const struct 
 	}
 	set_n_pages(dst, n_pages);
 	dst->n_tokens = n_tokens;
+	return STATUS_OK;
+}
+
+enum status kv_seq_renew(struct kv_pool *pool, struct kv_seq *s, int32_t n)
+{
+	for (int32_t i = 0; i < n; i++) {
+		if (kv_pool_refs(pool, s->pages[i]) > 1) {
+			int32_t page = kv_pool_get(pool, s->holder);
+			if (page == KV_NO_PAGE)
+				return STATUS_LIMIT;
+			kv_pool_unref(pool, s->pages[i], s->holder);
+			s->pages[i] = page;
+			if (i == 0)
+				kv_pool_widen(pool, page);
+		}
+		kv_pool_unbound(pool, s->pages[i]);
+	}
+	/* Of what the tokens alone would give, it has nothing any more. */
+	s->n_leading = 0;
 	return STATUS_OK;
 }
 

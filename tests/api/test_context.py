@@ -1,5 +1,7 @@
 """Context policies: how a conversation goes on that is longer than what is kept of it, asked for in kv_cache and told in the answer."""
 import json
+import os
+import time
 
 import httpx
 import pytest
@@ -223,6 +225,53 @@ def test_the_servers_own_policy_and_bound():
         assert e["code"] == "context_length_exceeded"
         e = post(d, "/v1/completions", {"prompt": "x", "kv_cache": {"max_cache_size": 512}}, 400)["error"]
         assert e["param"] == "kv_cache.max_cache_size" and "256" in e["message"]
+
+
+def test_streaming_goes_on_past_the_trained_length():
+    with Daemon("--kv-memory", 20 * PAGE, "--context", 12000, "--context-policy", "streaming", "--max-cache-size", 256) as d:
+        # Tokens that mean little: what counts is where they stand.
+        ids = [(i * 7919) % 40000 + 1000 for i in range(8500)]
+        near = complete(d, ids[:1000], n=4)
+        assert "start_moved" not in near["kv_cache"]
+        j = complete(d, ids, n=8)
+        kept = j["kv_cache"]
+        assert kept["tokens_logical"] == 8507 and kept["tokens_resident"] <= 256 and kept["bytes"] <= 16 * PAGE
+        assert 8507 - 8192 <= kept["start_moved"] <= 8507 - 8192 + 1024 + 32
+        assert d.kv()["drift_pages"] == 0
+
+
+@pytest.mark.skipif(os.environ.get("KVASIR_FULL") != "yes", reason="long; KVASIR_FULL=yes")
+def test_a_conversation_of_32k_tokens_costs_what_its_window_costs():
+    """Turns of 900 tokens and answers of 100, past the cap and four times the trained length: what a token takes of memory and time stays."""
+    with Daemon("--kv-memory", 160 * PAGE, "--context", 33000, "--context-policy", "streaming", "--max-cache-size", 2048,
+                "--session-heartbeat", "1h", "--session-ttl", "1h") as d:
+        sid, ids, took, kept, rss = post(d, "/v1/sessions", {})["id"], [], [], [], []
+        for turn in range(32):
+            ids += [((turn * 900 + i) * 7919) % 40000 + 1000 for i in range(900)]
+            answer, stamps, last = [], [], {}
+            body = {"prompt": ids, "max_tokens": 100, "temperature": 0, "ignore_eos": True, "return_token_ids": True, "session_id": sid,
+                    "stream": True, "kv_cache": {"policy": "streaming", "max_cache_size": 2048}}
+            with httpx.stream("POST", d.url + "/v1/completions", json=body, timeout=300 * SLOW) as r:
+                for line in r.iter_lines():
+                    if line.startswith("data: {"):
+                        last = json.loads(line[6:])
+                        for choice in last.get("choices", []):
+                            answer += choice.get("token_ids") or []
+                            stamps.append(time.monotonic())
+                        kept.append(last["kv_cache"]) if "kv_cache" in last else None
+            assert len(answer) == 100
+            ids += answer
+            between = sorted(b - a for a, b in zip(stamps, stamps[1:]))
+            took.append(between[len(between) // 2])
+            rss.append(d.rss_bytes())
+        capped = [k for k in kept if k["evicted_tokens"] > 0]
+        assert kept[-1]["tokens_logical"] > 31900 and kept[-1]["start_moved"] > 31900 - 8192
+        assert max(k["bytes"] for k in capped) <= 128 * PAGE
+        assert max(k["bytes"] for k in capped) - min(k["bytes"] for k in capped) <= 16 * PAGE, "all between two jumps of the window"
+        first, end = sorted(took[3:6])[1], sorted(took[-3:])[1]
+        print(f"ms a token at 4k {first * 1e3:.2f}, at 32k {end * 1e3:.2f}; MiB resident {rss[3] >> 20}, {rss[-1] >> 20}")
+        assert rss[-1] - rss[3] < 32 << 20
+        assert end < 1.1 * first, took
 
 
 # ---- Whole turns ----

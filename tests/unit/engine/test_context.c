@@ -1,6 +1,8 @@
 /* Context policies from the request to the answer, over a tiny model and the reference backend. */
 #include "tests/unit/engine/engine_fixture.h"
 
+#include <math.h>
+
 #include "engine/request.h"
 #include "engine/truncate.h"
 
@@ -203,6 +205,59 @@ static void a_session_goes_on_as_if_all_were_computed_again(void **state)
 	engine_event_free(reply(e, id));
 	engine_stats(e, &s);
 	assert_int_equal(s.parked_pages, 0);
+	assert_at_rest(e);
+	engine_destroy(e);
+}
+
+static void beyond_the_trained_length_the_first_tokens_move(void **state)
+{
+	(void)state;
+	const struct engine_context c = streaming(20, 96, 0);
+	static struct answer once, again;
+	struct engine_options o = defaults();
+	o.context_tokens = 4 * CONTEXT;
+	o.kv_bytes = 20 * 4096;
+	o.context_policy = "streaming";
+	o.max_cache_size = 128;
+	struct engine *e = start(&o);
+	/* As long as it is not: nothing moves. */
+	once = run_and_drop_text(e, ask(e, CONTEXT - 40, 8, &c));
+	assert_int_equal(once.usage.context.moved, 0);
+	once = run_and_drop_text(e, ask(e, 3 * CONTEXT, 60, &c));
+	assert_int_equal(once.usage.context.tokens_logical, 3 * CONTEXT + 59);
+	assert_true(once.usage.context.moved >= 3 * CONTEXT + 60 - CONTEXT);
+	assert_true(once.usage.context.tokens_resident <= 128);
+	for (int32_t i = 0; i < 60; i++)
+		assert_true(isfinite(once.logprobs[i]));
+	engine_destroy(e);
+	/* In short steps, beside others, and in two turns of a session. */
+	o.step_tokens = 8;
+	o.max_running = 4;
+	e = start(&o);
+	uint64_t ids[3];
+	static struct answer together[3];
+	memset(together, 0, sizeof together);
+	for (int i = 0; i < 3; i++) {
+		struct engine_request *r = ask(e, 3 * CONTEXT, 60, &c);
+		ids[i] = r->id;
+		engine_submit(e, r);
+	}
+	await(e, ids, together, 3);
+	for (int i = 0; i < 3; i++) {
+		same_tokens(&together[i], &once);
+		buf_free(&together[i].text);
+	}
+	make_session(e, "s");
+	for (int32_t n = 2 * CONTEXT; n <= 3 * CONTEXT; n += CONTEXT) {
+		struct engine_request *r = ask(e, n, n == 3 * CONTEXT ? 60 : 0, &c);
+		strcpy(r->session, "s");
+		again = run_and_drop_text(e, r);
+	}
+	assert_int_equal(again.usage.cached_tokens, 2 * CONTEXT);
+	same_tokens(&again, &once);
+	uint64_t id = engine_next_id(e);
+	engine_session_delete(e, id, 0, "s");
+	engine_event_free(reply(e, id));
 	assert_at_rest(e);
 	engine_destroy(e);
 }
@@ -533,6 +588,7 @@ int main(void)
 	        cmocka_unit_test(what_is_kept_is_told_to_the_byte),
 	        cmocka_unit_test(an_answer_does_not_depend_on_steps_company_or_what_was_known),
 	        cmocka_unit_test(a_session_goes_on_as_if_all_were_computed_again),
+	        cmocka_unit_test(beyond_the_trained_length_the_first_tokens_move),
 	        cmocka_unit_test(all_is_kept_up_to_the_trigger),
 	        cmocka_unit_test(a_conversation_is_longer_than_the_cache),
 	        cmocka_unit_test(what_cannot_be_is_refused_with_what_can),
