@@ -161,7 +161,15 @@ struct batch_seq {
 	const int32_t *block_table; /* [n_pages] page numbers; position p lies in page block_table[p / page_tokens] */
 	int32_t n_pages;            /* enough for first_position + n_rows */
 	struct page_choice choice;  /* zeroed: its rows read all they see */
+	/*
+	 * NULL, or [n_pages]: attention adds to each page's entry what its rows gave it of their weights, which come to 1 for each layer and query
+	 * head: in units of 2^-KV_MASS_BITS, each row's, layer's and head's share rounded to the nearest. Integers, so that the order in which rows,
+	 * heads and threads add to them changes nothing. Not together with a choice.
+	 */
+	uint64_t *mass;
 };
+
+enum { KV_MASS_BITS = 24 };
 
 /* Whether the row at a place of the block table reads less than it sees, where a layer has no window. */
 static inline bool page_choice_binds(const struct page_choice *c, int32_t place)
@@ -251,6 +259,7 @@ struct backend_info {
 	struct kv_order kv_order;
 	enum quant_type kv_type; /* elements of KV pages: the only layouts it takes are of this type, its own or that of choose_kv() */
 	bool narrow_kv;     /* takes layouts of all forms; else only KV_FORM_F16 */
+	bool weighs_pages;  /* takes batches with masses */
 	bool chooses_pages; /* has page_bounds(), and takes batches with rows that choose */
 };
 

@@ -18,7 +18,7 @@ static enum status no_sizes(const struct engine_context *asked, const char *poli
 	                    : asked->recent_size > 0     ? "kv_cache.recent_size"
 	                    : asked->max_cache_size > 0  ? "kv_cache.max_cache_size"
 	                    : asked->by_share ? "kv_cache.cache_length_shrink_ratio"
-	                    : asked->by_age              ? "kv_cache.aggregation"
+	                    : asked->by_age || asked->by_mass ? "kv_cache.aggregation"
 	                    : asked->trigger_tokens > 0  ? "kv_cache.trigger"
 	                                                 : NULL;
 	if (!param)
@@ -50,8 +50,8 @@ static enum status streaming(const struct context_bounds *bounds, const struct e
 	int64_t start = rounded_up(asked->start_size < 0 ? DEFAULT_START_TOKENS : asked->start_size), recent = rounded_up(asked->recent_size);
 	int32_t most = asked->max_cache_size;
 	const int32_t least = KV_POLICY_MIN_WINDOW * KV_PAGE_TOKENS;
-	if (asked->by_share || asked->by_age)
-		return error_set_param(err, STATUS_INVALID, asked->by_age ? "kv_cache.aggregation" : "kv_cache.cache_length_shrink_ratio",
+	if (asked->by_share || asked->by_age || asked->by_mass)
+		return error_set_param(err, STATUS_INVALID, asked->by_share ? "kv_cache.cache_length_shrink_ratio" : "kv_cache.aggregation",
 		                       "the policy \"streaming\" keeps the latest tokens and chooses none; \"evict\" does");
 	if (most == 0 && recent == 0)
 		most = bounds->max_cache_size;
@@ -102,9 +102,13 @@ static enum status evict(const struct context_bounds *bounds, const struct engin
 		                       "max_cache_size has to be more than both and an eighth of it to grow in: it is %" PRId32,
 		                       (int64_t)first * KV_PAGE_TOKENS, (int64_t)last * KV_PAGE_TOKENS, KV_PAGE_TOKENS,
 		                       KV_POLICY_MIN_WINDOW * KV_PAGE_TOKENS, tokens);
-	if (!asked->by_age && !bounds->can_score)
+	if (asked->by_mass && !bounds->can_weigh)
+		return error_set_param(err, STATUS_INVALID, "kv_cache.aggregation", "the device of this server does not tell what attention gives to pages: %s possible",
+		                       bounds->can_score ? "\"norm_ratio\" and \"recency\" are" : "\"recency\" is");
+	if (!asked->by_age && !asked->by_mass && !bounds->can_score)
 		return error_set_param(err, STATUS_INVALID, "kv_cache.aggregation",
-		                       "the KV of this server cannot be weighed, since it is narrow or of a device that keeps its order to itself: \"recency\" is possible");
+		                       "the KV of this server cannot be weighed, since it is narrow or of a device that keeps its order to itself: %s possible",
+		                       bounds->can_weigh ? "\"attention_mass\" and \"recency\" are" : "\"recency\" is");
 	int64_t least = permille > 0 ? (int64_t)first + last + jump : most, acts = asked->trigger_tokens > 0 ? kv_pages_for(asked->trigger_tokens) : least;
 	/* Nothing is ever let go of. */
 	if (most == INT32_MAX && permille == 0) {
@@ -116,6 +120,7 @@ static enum status evict(const struct context_bounds *bounds, const struct engin
 		return status;
 	*out = kv_policy_evict(first, last, most, permille, (int32_t)acts, jump);
 	out->by_age = asked->by_age;
+	out->by_mass = asked->by_mass;
 	return STATUS_OK;
 }
 
@@ -128,8 +133,8 @@ static enum status quest(const struct context_bounds *bounds, const struct engin
 	if (!bounds->can_choose)
 		return error_set_param(err, STATUS_INVALID, "kv_cache.policy",
 		                       "the policy \"quest\" needs a server that keeps bounds of its pages: --kv-bounds");
-	if (asked->by_share || asked->by_age)
-		return error_set_param(err, STATUS_INVALID, asked->by_age ? "kv_cache.aggregation" : "kv_cache.cache_length_shrink_ratio",
+	if (asked->by_share || asked->by_age || asked->by_mass)
+		return error_set_param(err, STATUS_INVALID, asked->by_share ? "kv_cache.cache_length_shrink_ratio" : "kv_cache.aggregation",
 		                       "the policy \"quest\" keeps everything and chooses what to read by itself; \"evict\" has use for that");
 	if (tokens == 0)
 		return error_set_param(err, STATUS_INVALID, "kv_cache.max_cache_size",
@@ -163,9 +168,9 @@ enum status context_resolve(const struct context_bounds *bounds, const struct en
 }
 
 struct context_bounds context_bounds_of(const struct engine_options *o, int32_t pool_pages, bool can_score,
-                                        bool can_choose, int32_t n_ctx_train)
+                                        bool can_weigh, bool can_choose, int32_t n_ctx_train)
 {
-	struct context_bounds b = {KV_POLICY_FULL, o->max_cache_size, pool_pages, can_score, can_choose, n_ctx_train};
+	struct context_bounds b = {KV_POLICY_FULL, o->max_cache_size, pool_pages, can_score, can_weigh, can_choose, n_ctx_train};
 	kv_policy_find(o->context_policy, &b.policy);
 	return b;
 }

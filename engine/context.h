@@ -10,11 +10,12 @@ struct context_bounds {
 	int32_t max_cache_size;     /* of those that give none, and the most that any may ask for; 0: none, and no bound */
 	int32_t pool_pages;
 	bool can_score;             /* pages can be weighed: score.h */
+	bool can_weigh;             /* by the attention they get: batch_seq.mass */
 	bool can_choose;            /* they have bounds: struct page_choice */
 	int32_t n_ctx_train;        /* as far as rows shall look back */
 };
 
-struct context_bounds context_bounds_of(const struct engine_options *o, int32_t pool_pages, bool can_score, bool can_choose,
+struct context_bounds context_bounds_of(const struct engine_options *o, int32_t pool_pages, bool can_score, bool can_weigh, bool can_choose,
                                         int32_t n_ctx_train);
 /*
  * INVALID (param kv_cache or a field of it) for a combination that cannot be: the error says what is possible. Sizes are rounded to pages: what

@@ -172,7 +172,8 @@ struct engine_context {
 	int32_t max_cache_size; /* tokens in all; 0: as much as the others come to, or the engine's. quest: that are read */
 	bool by_share;          /* evict: shrink_permille of the conversation is let go of, or more where max_cache_size says so */
 	int32_t shrink_permille;
-	bool by_age;            /* evict: the oldest pages go first, whatever they are worth */
+	bool by_age;            /* evict: the oldest pages go first, whatever they are worth; */
+	bool by_mass;           /* those first that got the least of all rows' attention. Neither: by the norms of their values and keys */
 	int32_t trigger_tokens; /* all is kept up to here; 0: up to max_cache_size */
 };
 

@@ -131,6 +131,8 @@ int32_t request_reach(const struct request *r)
 {
 	int32_t at = r->kv.n_tokens, pending = request_pending(r), until = kv_policy_next(&r->policy, at) - at;
 	struct page_choice choice = request_choice(r);
+	if (at < kv_policy_weighs_from(&r->policy) && until > kv_policy_weighs_from(&r->policy) - at)
+		until = kv_policy_weighs_from(&r->policy) - at;
 	/* Rows choose from pages that are computed, so those of an answer that is computed again go a page at a time. */
 	if (choice.n_pages > 0)
 		until = at < choice.from ? choice.from - at : KV_PAGE_TOKENS - at % KV_PAGE_TOKENS;
@@ -143,6 +145,12 @@ int32_t request_exact(const struct request *r)
 	if (r->policy.kind == KV_POLICY_QUEST && exact < r->n_prompt)
 		exact = r->n_prompt;
 	return n < exact ? n : exact;
+}
+
+int32_t request_known(const struct request *r)
+{
+	int32_t exact = request_exact(r), from = kv_policy_weighs_from(&r->policy);
+	return exact < from ? exact : from;
 }
 
 struct page_choice request_choice(const struct request *r)

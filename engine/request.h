@@ -79,6 +79,8 @@ int32_t request_pending(const struct request *r);
 int32_t request_reach(const struct request *r);
 /* How many of its tokens, from the first on, have the KV that the index knows. */
 int32_t request_exact(const struct request *r);
+/* And how many of them may be taken from there: not those whose rows have to be seen for what they give to others. */
+int32_t request_known(const struct request *r);
 /* Which of its rows do not read all they see. */
 struct page_choice request_choice(const struct request *r);
 /* Whether page `number` of the conversation has a turn's beginning or part of the system message. */

@@ -118,7 +118,7 @@ void sched_add(struct sched *s, struct request *r)
 	to_waiting(s, r);
 	/* What it is about to hit is not evicted while it waits. Without memory for that it takes its chance. */
 	if (!r->prompt_logprobs)
-		kv_prefix_hold(s->prefix, &r->chain, r->tokens.ids, request_exact(r), &r->kv);
+		kv_prefix_hold(s->prefix, &r->chain, r->tokens.ids, request_known(r), &r->kv);
 }
 
 static struct kv_use use_by(const struct sched *s, const struct request *r)
@@ -282,7 +282,7 @@ static bool make_room(struct sched *s, struct request *r, int32_t n)
 /* Finds what its session or the index has of the prompt. */
 static void attach_kv(struct sched *s, struct request *r)
 {
-	int32_t n = request_exact(r), last = (int32_t)r->tokens.n - 1;
+	int32_t n = request_known(r), last = (int32_t)r->tokens.n - 1;
 	/* The last token is computed in any case, for its logits; a prompt's own log-probabilities need all of them. */
 	int32_t most = r->prompt_logprobs && !r->prompt_done ? 0 : n < last ? n : last;
 	struct kv_use use = use_by(s, r);
@@ -303,7 +303,7 @@ static void attach_kv(struct sched *s, struct request *r)
  */
 static bool could_admit(const struct sched *s, struct request *r)
 {
-	int32_t n = request_exact(r);
+	int32_t n = request_known(r);
 	int64_t need = (int64_t)kv_policy_max_pages(&r->policy, (int32_t)r->tokens.n) + s->n_running; /* without what the index knows, which takes a look */
 	int64_t can = kv_pool_n_free(s->pool);
 	if (s->n_running == 0 || need <= can)
@@ -386,7 +386,7 @@ static bool awaits_other(struct sched *s, struct request *r)
 	if (awaited && awaited->state == REQUEST_PREFILL && awaited->kv.n_tokens < r->awaits_tokens)
 		return true;
 	r->awaits_id = 0;
-	int32_t n = request_exact(r), best = 0;
+	int32_t n = request_known(r), best = 0;
 	list_each(l, next, &s->running) {
 		const struct request *q = entry(l);
 		if (q->state != REQUEST_PREFILL || memcmp(&q->chain.root, &r->chain.root, sizeof r->chain.root) != 0)
@@ -417,7 +417,7 @@ static int32_t pages_to_fetch(const struct sched *s)
 /* True while pages of its prompt are on their way from the tiers, for it or for another that begins alike. */
 static bool awaits_tiers(struct sched *s, struct request *r)
 {
-	int32_t n = request_exact(r);
+	int32_t n = request_known(r);
 	struct kv_use use = use_by(s, r);
 	if (!s->tiers || r->fetched || (r->prompt_logprobs && !r->prompt_done))
 		return false;
@@ -480,7 +480,8 @@ static void add_rows(struct sched *s, struct request *r, int32_t n_rows, int32_t
 	}
 	for (int32_t i = 0; i < n_outputs; i++)
 		s->output_row[b->n_outputs + i] = first + n_rows - n_outputs + i;
-	s->seq[b->n_seqs] = (struct batch_seq){first, n_rows, kv_seq_places(&r->kv), r->kv.pages, r->kv.n_pages, request_choice(r)};
+	s->seq[b->n_seqs] = (struct batch_seq){first, n_rows, kv_seq_places(&r->kv), r->kv.pages, r->kv.n_pages, request_choice(r),
+	                                      at >= kv_policy_weighs_from(&r->policy) ? r->kv.mass : NULL};
 	s->part[b->n_seqs] = (struct step_part){r, n_rows, b->n_outputs, n_outputs, false};
 	b->n_rows += n_rows;
 	b->n_outputs += n_outputs;
@@ -569,11 +570,16 @@ static bool note_pages(struct sched *s, struct request *r)
 	if (!notes)
 		return false;
 	kv->notes = notes;
+	for (int32_t i = 0; r->policy.by_mass && i < kv->n_notes; i++)
+		notes[i].score = (float)kv->mass[i];
 	for (; kv->n_notes < n; kv->n_notes++) {
 		struct kv_note *note = &notes[kv->n_notes];
 		note->number = kv->n_notes + kv->n_dropped; /* all that went stood before it */
 		note->keep = request_keeps_page(r, note->number);
-		note->score = s->scorer && !r->policy.by_age ? kv_score_page(s->scorer, kv->pages[kv->n_notes]) : 0;
+		if (r->policy.by_mass)
+			note->score = (float)kv->mass[kv->n_notes];
+		else
+			note->score = s->scorer && !r->policy.by_age ? kv_score_page(s->scorer, kv->pages[kv->n_notes]) : 0;
 	}
 	return true;
 }
@@ -609,9 +615,12 @@ static bool go_on(struct sched *s, struct request *r)
 	s->pages_dropped[r->policy.kind] += (uint64_t)n;
 	if (!move_first_pages(s, r))
 		return false;
-	if (r->state == REQUEST_DECODE)
-		return make_room(s, r, 1);
-	return r->policy.kind == KV_POLICY_FULL || make_room(s, r, request_reach(r));
+	if (!(r->state == REQUEST_PREFILL && r->policy.kind == KV_POLICY_FULL) && !make_room(s, r, r->state == REQUEST_DECODE ? 1 : request_reach(r)))
+		return false;
+	if (r->kv.n_tokens < kv_policy_weighs_from(&r->policy) || kv_seq_weigh(&r->kv))
+		return true;
+	preempt(s, r, ENGINE_ROOM_DECODE);
+	return false;
 }
 
 bool sched_build(struct sched *s)

@@ -61,8 +61,9 @@ static enum status read_aggregation(const struct json *field, struct engine_cont
 	struct str s = {NULL, 0};
 	TRY(json_read_text(field, &s, err));
 	out->by_age = str_is(s, "recency");
-	if (s.p && !out->by_age && !str_is(s, "norm_ratio"))
-		return json_fail(field, STATUS_INVALID, err, "must be one of: norm_ratio, recency.");
+	out->by_mass = str_is(s, "attention_mass");
+	if (s.p && !out->by_age && !out->by_mass && !str_is(s, "norm_ratio"))
+		return json_fail(field, STATUS_INVALID, err, "must be one of: norm_ratio, attention_mass, recency.");
 	return STATUS_OK;
 }
 

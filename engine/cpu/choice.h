@@ -1,7 +1,14 @@
-/* Rows that choose the pages they read (struct page_choice in backend.h): what the CPU backends share of it. */
+/* Rows that choose the pages they read (struct page_choice in backend.h), and those that say what pages are worth to them: what the CPU backends share of it. */
 #pragma once
 
 #include "engine/backend.h"
+
+/* Adds a share of a row's weights to the entry of its page (batch_seq.mass); no number, or less than none, is none. */
+static inline void mass_add(uint64_t *to, double share)
+{
+	if (share > 0)
+		__atomic_fetch_add(to, (uint64_t)(share * (1 << KV_MASS_BITS) + 0.5), __ATOMIC_RELAXED);
+}
 
 /*
  * The least and the greatest of each dimension of 16 keys, elements of two bytes in the given order, NaNs beyond all others: to[0][head_dim] and

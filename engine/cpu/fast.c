@@ -651,6 +651,7 @@ static void info(const struct backend *b, struct backend_info *out)
 	        .kv_type = f->pages->type,
 	        .narrow_kv = true,
 	        .chooses_pages = true,
+	        .weighs_pages = true,
 	};
 	const char *detail = f->amx ? f->amx->detail : f->kernels->detail;
 	for (size_t i = 0; i + 1 < sizeof out->detail && detail[i]; i++)

@@ -100,6 +100,12 @@ struct tile_job {
 	bool accumulate;
 };
 
+/* The weights of a query in a block of positions, summed by pages, relative to what was its maximum then. */
+struct block_weights {
+	float page[ATTN_BLOCK / KV_PAGE_TOKENS];
+	float max;
+};
+
 /* Query vectors of some KV heads in a row over a run of positions: see kernels_attention.h. N = n_heads * n_queries <= ATTN_QUERIES. */
 struct attn_job {
 	const char *kv;              /* the slab, moved to the layer and the first KV head */
@@ -117,6 +123,8 @@ struct attn_job {
 	float *score;                /* [N][ATTN_BLOCK] scratch */
 	float *max, *sum;            /* [N] running maximum and sum of weights */
 	float *acc;                  /* [N][head_dim] running weighted sum of V */
+	struct block_weights *weights; /* [N][n_blocks] of the blocks from first_block on, all zeros with the lowest maximum; NULL: not wanted */
+	int32_t first_block, n_blocks;
 	/* For narrow KV: */
 	const char *slab;
 	const struct kv_layout *layout;

@@ -63,6 +63,7 @@ struct attn_cut {
 	int32_t n_head, window;
 	int64_t n_tiles, n_items;
 	int64_t n_choosers;   /* none where there is a window */
+	int32_t most_blocks;  /* that a tile sees whose sequence wants the masses of its pages; 0: none does */
 	struct scratch tiles; /* struct attn_tile */
 	struct scratch items; /* struct attn_item */
 };
@@ -76,6 +77,7 @@ struct attn_plan {
 	struct scratch chosen;     /* int32_t: page numbers */
 	struct scratch bounds;     /* float: bound_floats() for each thread */
 	int32_t most_pages;        /* in the block table of a chooser */
+	struct scratch weights;    /* struct block_weights [most_blocks] for each query of an item, of each thread and then of each split */
 };
 
 enum status attn_plan_create(struct attn_plan **out)
@@ -98,6 +100,7 @@ void attn_plan_destroy(struct attn_plan *p)
 	scratch_free(&p->choosers);
 	scratch_free(&p->chosen);
 	scratch_free(&p->bounds);
+	scratch_free(&p->weights);
 	free(p);
 }
 
@@ -355,8 +358,15 @@ static enum status make_cut(struct fast *f, struct attn_cut *p, const struct kv_
 	}
 	p->n_head = n_head;
 	p->window = window;
-	p->valid = true;
-	return STATUS_OK;
+	p->most_blocks = 0;
+	for (int64_t i = 0; i < p->n_tiles; i++) {
+		int32_t n_blocks = tiles[i].n_ranges * tiles[i].range_tokens / ATTN_BLOCK;
+		if (tiles[i].seq->mass && n_blocks > p->most_blocks)
+			p->most_blocks = n_blocks;
+	}
+	size_t places = (size_t)(n_threads + n_splits) * ATTN_QUERIES * (size_t)p->most_blocks;
+	p->valid = scratch_grow(&f->plan->weights, places * sizeof(struct block_weights));
+	return p->valid ? STATUS_OK : STATUS_NOMEM;
 }
 
 /* ---- Attention ---- */
@@ -408,6 +418,11 @@ static void run_range(const struct attention_call *c, const struct attn_tile *t,
 		to.sum[i] = 0;
 	}
 	memset(to.acc, 0, (size_t)n * (size_t)dim * sizeof *to.acc);
+	for (int i = 0; j->weights && i < n; i++) {
+		struct block_weights *w = j->weights + (int64_t)i * j->n_blocks + range * t->range_tokens / ATTN_BLOCK - j->first_block;
+		for (int b = 0; b < t->range_tokens / ATTN_BLOCK; b++)
+			w[b] = (struct block_weights){.max = -INFINITY};
+	}
 	/* What lies before all rows' windows is not looked at; blocks begin where they would without a window. */
 	int32_t seen = j->first[0] / ATTN_BLOCK * ATTN_BLOCK;
 	j->from = range * t->range_tokens;
@@ -443,16 +458,32 @@ static void fold(const struct attention_call *c, const struct attn_tile *t, cons
 	}
 }
 
-static void finish(const struct attention_call *c, const struct attn_tile *t, int32_t head_kv, int n, struct partial p)
+/* What the queries of an item gave each page, now that the largest scores and the sums are known. */
+static void add_masses(const struct attn_tile *t, const struct attn_job *j, struct partial p)
+{
+	int32_t last = (t->position + t->n_rows - 1) / KV_PAGE_TOKENS, first = j->first_block * (ATTN_BLOCK / KV_PAGE_TOKENS);
+	for (int i = 0; i < j->n_heads * j->n_queries; i++) {
+		const struct block_weights *w = j->weights + (int64_t)i * j->n_blocks;
+		for (int32_t page = first; page <= last; page++) {
+			const struct block_weights *b = w + (page - first) * KV_PAGE_TOKENS / ATTN_BLOCK;
+			mass_add(&t->seq->mass[page], b->page[page % (ATTN_BLOCK / KV_PAGE_TOKENS)] * exp2((double)b->max - p.max[i]) / p.sum[i]);
+		}
+	}
+}
+
+static void finish(const struct attention_call *c, const struct attn_tile *t, const struct attn_job *j, int32_t head_kv, int n,
+                   struct partial p)
 {
 	int32_t dim = c->layout->head_dim;
+	if (j->weights)
+		add_masses(t, j, p);
 	for (int i = 0; i < n; i++)
 		c->f->kernels->attn_finish(p.acc + (int64_t)i * dim, p.sum[i], dim,
 		                           c->out + query_offset(c, t, head_kv, i));
 }
 
 /* `more`: the item after it, or NULL, is the next that this thread runs. */
-static void run_item(const struct attention_call *c, const struct attn_item *item, const struct attn_item *more, float *scratch)
+static void run_item(const struct attention_call *c, const struct attn_item *item, const struct attn_item *more, int thread, float *scratch)
 {
 	struct attn_plan *plan = c->f->plan;
 	const struct attn_tile *t = (const struct attn_tile *)c->cut->tiles.p + item->tile;
@@ -481,6 +512,14 @@ static void run_item(const struct attention_call *c, const struct attn_item *ite
 	        .unpacked = (uint16_t *)(second + partial_floats(dim)),
 	};
 	const int n = j.n_heads * j.n_queries;
+	int64_t place = thread; /* of its weights */
+	if (item->range != WHOLE)
+		place = threads_count(c->f->base.threads) + t->split + item->head_kv / t->span;
+	if (t->seq->mass) {
+		j.weights = (struct block_weights *)plan->weights.p + place * ATTN_QUERIES * c->cut->most_blocks;
+		j.first_block = t->first_range * t->range_tokens / ATTN_BLOCK;
+		j.n_blocks = c->cut->most_blocks;
+	}
 	for (int i = 0; i < j.n_queries; i++) {
 		limit[i] = t->position + i / t->n_heads + 1;
 		first_of[i] = first_seen(limit[i] - 1, c->params.window);
@@ -495,7 +534,7 @@ static void run_item(const struct attention_call *c, const struct attn_item *ite
 			run_range(c, t, &j, r, true, part);
 			fold(c, t, &j, r, total, part);
 		}
-		finish(c, t, item->head_kv, n, total);
+		finish(c, t, &j, item->head_kv, n, total);
 		return;
 	}
 	int64_t split = t->split + item->head_kv / t->span;
@@ -509,7 +548,7 @@ static void run_item(const struct attention_call *c, const struct attn_item *ite
 	struct partial total = partial_at(partials);
 	for (int32_t r = t->first_range + 1; r < end_range; r++)
 		fold(c, t, &j, r, total, partial_at(partials + (size_t)(r - t->first_range) * partial_floats(dim)));
-	finish(c, t, item->head_kv, n, total);
+	finish(c, t, &j, item->head_kv, n, total);
 }
 
 static void run_items(void *arg, int64_t begin, int64_t end, int thread)
@@ -518,7 +557,7 @@ static void run_items(void *arg, int64_t begin, int64_t end, int thread)
 	float *scratch = (float *)c->f->plan->per_thread.p + (size_t)thread * thread_floats(c->layout->head_dim);
 	const struct attn_item *items = c->cut->items.p;
 	for (int64_t i = begin; i < end; i++)
-		run_item(c, items + i, i + 1 < end ? items + i + 1 : NULL, scratch);
+		run_item(c, items + i, i + 1 < end ? items + i + 1 : NULL, thread, scratch);
 }
 
 /* Items are (row that chooses, KV head). */

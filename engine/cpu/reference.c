@@ -429,8 +429,9 @@ static float score_of(const float *q, const float *k, int32_t dim, const struct 
 	return (float)(p->softcap > 0 ? p->softcap * tanh(s / p->softcap) : s);
 }
 
+/* first: the place of the first position, for `mass`, which is NULL or as in struct batch_seq. */
 static void attend(const float *q, const float *k, const float *v, int64_t n, int32_t dim, const struct attention_params *params,
-                   float *score, double *sum, float *out)
+                   float *score, double *sum, float *out, int64_t first, uint64_t *mass)
 {
 	float max = -INFINITY;
 	double total = 0;
@@ -448,6 +449,17 @@ static void attend(const float *q, const float *k, const float *v, int64_t n, in
 	}
 	for (int32_t d = 0; d < dim; d++)
 		out[d] = (float)(sum[d] / total);
+	if (!mass)
+		return;
+	/* By pages: the first position may stand within one. */
+	double share = 0;
+	for (int64_t t = 0; t < n; t++) {
+		share += exp((double)score[t] - max) / total;
+		if ((first + t) % KV_PAGE_TOKENS != KV_PAGE_TOKENS - 1 && t < n - 1)
+			continue;
+		mass_add(&mass[(first + t) / KV_PAGE_TOKENS], share);
+		share = 0;
+	}
 }
 
 /* One vector as floats. */
@@ -541,7 +553,7 @@ static void attention_items(void *arg, int64_t begin, int64_t end, int thread)
 				row_v = chosen_v;
 			}
 			for (int32_t h = 0; h < group; h++, at += dim)
-				attend(j->q + at, row_k, row_v, n_read, dim, &j->params, score, sum, j->out + at);
+				attend(j->q + at, row_k, row_v, n_read, dim, &j->params, score, sum, j->out + at, first, seq->mass);
 		}
 	}
 }
@@ -631,6 +643,7 @@ static void info(const struct backend *b, struct backend_info *out)
 	        .kv_type = self(b)->kv_type,
 	        .narrow_kv = true,
 	        .chooses_pages = true,
+	        .weighs_pages = true,
 	};
 }
 

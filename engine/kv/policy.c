@@ -82,7 +82,7 @@ static bool drops(const struct kv_policy *p)
 bool kv_policy_same(const struct kv_policy *a, const struct kv_policy *b)
 {
 	return a->kind == b->kind && a->first_pages == b->first_pages && a->last_pages == b->last_pages && a->most_pages == b->most_pages &&
-	       a->dropped_permille == b->dropped_permille && a->by_age == b->by_age && a->acts_pages == b->acts_pages &&
+	       a->dropped_permille == b->dropped_permille && a->by_age == b->by_age && a->by_mass == b->by_mass && a->acts_pages == b->acts_pages &&
 	       a->jump_pages == b->jump_pages && a->reach_pages == b->reach_pages && a->step_pages == b->step_pages;
 }
 
@@ -123,6 +123,14 @@ int32_t kv_policy_next(const struct kv_policy *p, int32_t n_tokens)
 	int64_t jump = (int64_t)p->jump_pages * KV_PAGE_TOKENS;
 	int64_t next = first + ((n_tokens - first) / jump + 1) * jump;
 	return next < INT32_MAX ? (int32_t)next : INT32_MAX;
+}
+
+int32_t kv_policy_weighs_from(const struct kv_policy *p)
+{
+	int32_t exact = kv_policy_exact_tokens(p);
+	if (!p->by_mass || exact == INT32_MAX)
+		return INT32_MAX;
+	return exact - p->jump_pages * KV_PAGE_TOKENS > 0 ? exact - p->jump_pages * KV_PAGE_TOKENS : 0;
 }
 
 int32_t kv_policy_moved(const struct kv_policy *p, int32_t n_tokens)

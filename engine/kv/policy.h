@@ -39,6 +39,7 @@ struct kv_policy {
 	int32_t most_pages;  /* in the block table, once it has acted; INT32_MAX: no bound but the share. QUEST: that a row reads */
 	int32_t dropped_permille; /* of all pages there were, this many at least go */
 	bool by_age;         /* EVICT: the oldest go first, whatever they are worth */
+	bool by_mass;        /* EVICT: pages are worth what rows have given them of their attention, from kv_policy_weighs_from() on */
 	int32_t acts_pages;  /* it acts first when the sequence would have more pages than this */
 	int32_t jump_pages;  /* and again each time it has grown by so many */
 	int32_t reach_pages; /* STREAMING: no row looks back so far as this or further; 0: as far as it may be */
@@ -74,6 +75,11 @@ int32_t kv_policy_max_pages(const struct kv_policy *p, int32_t n_tokens);
 int32_t kv_policy_next(const struct kv_policy *p, int32_t n_tokens);
 /* By how much the positions of its first pages are later than their own while the row behind n_tokens is computed. */
 int32_t kv_policy_moved(const struct kv_policy *p, int32_t n_tokens);
+/*
+ * From which position on rows count for what pages are worth by their attention: the last jump before it acts first, whose rows are therefore
+ * always computed. INT32_MAX: none do.
+ */
+int32_t kv_policy_weighs_from(const struct kv_policy *p);
 /* How many pages have to go before position s->n_tokens is computed. */
 int32_t kv_policy_due(const struct kv_policy *p, const struct kv_seq *s);
 /*

@@ -125,6 +125,22 @@ def test_evict_removes_a_share_and_keeps_a_bound(daemon):
 cpu_only = pytest.mark.skipif(DEVICE.startswith("cuda"), reason="on CPUs only, yet")
 
 
+@cpu_only
+def test_evict_by_the_attention_that_pages_got(daemon):
+    text, kv = words(60, "mass "), {"policy": "evict", "max_cache_size": 256, "aggregation": "attention_mass"}
+    first, second = complete(daemon, text, kv, n=24), complete(daemon, text, kv, n=24)
+    assert first["choices"][0]["token_ids"] == second["choices"][0]["token_ids"]
+    assert first["kv_cache"]["evicted_tokens"] > 0 and first["kv_cache"]["bytes"] <= 16 * PAGE
+    # The rows whose attention counts are computed, however well they are known.
+    assert second["usage"]["prompt_tokens_details"]["cached_tokens"] == 256 - 32
+    sid = post(daemon, "/v1/sessions", {})["id"]
+    turn = complete(daemon, text, kv, n=16, session_id=sid)
+    more = complete(daemon, text + turn["choices"][0]["text"] + " Go on, please.", kv, n=16, session_id=sid)
+    cold = complete(daemon, text + turn["choices"][0]["text"] + " Go on, please.", kv, n=16)
+    assert more["choices"][0]["token_ids"] == cold["choices"][0]["token_ids"]
+    assert httpx.delete(daemon.url + f"/v1/sessions/{sid}").status_code < 300
+
+
 @pytest.fixture(scope="module")
 def bounded():
     with Daemon("--kv-bounds", "--kv-memory", 100 * (PAGE + PAGE // 16), "--context", 1500) as d:

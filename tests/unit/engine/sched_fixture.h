@@ -241,6 +241,10 @@ static inline int32_t run_step(struct fixture *f)
 			assert_int_equal(position_at(r, p, 0), position_at(r, r->kv.n_tokens, 0));
 			assert_int_equal(position_at(r, p, place), position_at(r, r->kv.n_tokens, place));
 		}
+		/* What a device would tell of its rows' attention. */
+		assert_true(!q->mass || (r->policy.by_mass && r->kv.n_tokens >= kv_policy_weighs_from(&r->policy)));
+		for (int32_t page = 0; q->mass && page < q->n_pages; page++)
+			q->mass[page] += (uint64_t)((b->token[q->first_row] + page) % 7);
 		for (int32_t place = 0; place < q->first_position + q->n_rows; place++) {
 			int32_t p = position_at(r, r->kv.n_tokens, place);
 			assert_int_equal(cell(f, q->block_table[place / PAGE], place)[0], r->tokens.ids[p]);

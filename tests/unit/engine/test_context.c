@@ -42,6 +42,14 @@ static struct engine_context evicting(int32_t most, int32_t permille)
 	        .policy = "evict", .start_size = 4, .recent_size = 32, .max_cache_size = most, .by_share = permille > 0, .shrink_permille = permille};
 }
 
+/* By attention; 0: half of the conversation. */
+static struct engine_context weighing(int32_t most)
+{
+	struct engine_context c = evicting(most, most ? 0 : 500);
+	c.by_mass = true;
+	return c;
+}
+
 static struct engine_context choosing(int32_t most)
 {
 	return (struct engine_context){.policy = "quest", .start_size = -1, .recent_size = 16, .max_cache_size = most};
@@ -119,7 +127,7 @@ static void an_answer_does_not_depend_on_steps_company_or_what_was_known(void **
 {
 	(void)state;
 	const struct engine_context contexts[] = {streaming(4, 32, 0), evicting(112, 0), streaming(20, 160, 0), evicting(0, 600),
-	                                          choosing(96)};
+	                                          weighing(112), weighing(0), choosing(96)};
 	enum { N = sizeof contexts / sizeof *contexts };
 	static struct answer alone[N], again[N], full;
 	struct engine_options o = defaults();
@@ -299,6 +307,12 @@ static void evict_removes_the_share_that_was_asked_for(void **state)
 	assert_int_equal(a.usage.context.tokens_resident, b.usage.context.tokens_resident);
 	assert_memory_not_equal(a.logprobs, b.logprobs, 60 * sizeof *a.logprobs);
 	same_tokens(&b, &s);
+	/* By attention is a third. */
+	struct engine_context mass = weighing(272);
+	s = run_and_drop_text(e, ask(e, 400, 60, &mass));
+	assert_int_equal(s.usage.context.tokens_resident, a.usage.context.tokens_resident);
+	assert_memory_not_equal(a.logprobs, s.logprobs, 60 * sizeof *a.logprobs);
+	assert_memory_not_equal(b.logprobs, s.logprobs, 60 * sizeof *a.logprobs);
 	engine_destroy(e);
 }
 
@@ -313,7 +327,11 @@ static void what_cannot_be_weighed_goes_by_age(void **state)
 	struct answer a = run(e, ask(e, 200, 10, &c));
 	assert_int_equal(a.error.status, STATUS_INVALID);
 	assert_string_equal(a.error.param, "kv_cache.aggregation");
+	assert_non_null(strstr(a.error.message, "attention_mass"));
 	c.by_age = true;
+	a = run_and_drop_text(e, ask(e, 200, 10, &c));
+	assert_true(a.usage.context.evicted_tokens > 0);
+	c = weighing(128);
 	a = run_and_drop_text(e, ask(e, 200, 10, &c));
 	assert_true(a.usage.context.evicted_tokens > 0);
 	engine_destroy(e);

@@ -252,22 +252,24 @@ static void random_mixes_leave_nothing_lossy_in_the_index(void **state)
 	struct session *s[6];
 	uint64_t rng = 777;
 	const struct kv_policy policies[] = {{0}, kv_policy_evict(1, 4, 12, 0, 12, 1), kv_policy_streaming(1, 2, 3), kv_policy_streaming(1, 5, 9),
-	                                     kv_policy_evict(1, 2, INT32_MAX, 600, 7, 4), kv_policy_streaming(2, 16, 18), kv_policy_quest(1, 2, 6, 6)};
-	struct kv_policy moving[7];
+	                                     kv_policy_evict(1, 2, INT32_MAX, 600, 7, 4), kv_policy_streaming(2, 16, 18), kv_policy_quest(1, 2, 6, 6),
+	                                     kv_policy_evict(1, 3, 10, 0, 10, 2)};
+	struct kv_policy moving[8];
 	memcpy(moving, policies, sizeof moving);
+	moving[7].by_mass = true;
 	assert_true(kv_policy_keep_within(&moving[2], 5 * PAGE));
 	assert_true(kv_policy_keep_within(&moving[5], 24 * PAGE));
-	setup(&f, 56);
+	setup(&f, 60);
 	for (int i = 0; i < 6; i++) {
 		char id[8];
 		snprintf(id, sizeof id, "s%d", i);
 		s[i] = make_session(&f, id);
 	}
-	for (int round = 0; round < 8000; round++) {
+	for (int round = 0; round < 12000; round++) {
 		if (unit_rand(&rng) % 4 == 0 && f.sched.n_waiting < 6) {
 			static int32_t prompt[1500];
 			int who = (int)(unit_rand(&rng) % 7);
-			struct kv_policy policy = moving[unit_rand(&rng) % 8 == 0 ? (int)(unit_rand(&rng) % 7) : who];
+			struct kv_policy policy = moving[unit_rand(&rng) % 8 == 0 ? (int)(unit_rand(&rng) % 8) : who];
 			int32_t most = policy.kind == KV_POLICY_FULL || policy.kind == KV_POLICY_QUEST || policy.most_pages == INT32_MAX ? 300 : 600, n = 1 + (int32_t)(unit_rand(&rng) % (uint64_t)most);
 			int32_t family = who < 6 ? who / 2 : (int32_t)(unit_rand(&rng) % 3), cut = (int32_t)(unit_rand(&rng) % 700);
 			for (int32_t i = 0; i < n; i++)
