@@ -167,9 +167,17 @@ struct batch_seq {
 	 * heads and threads add to them changes nothing. Not together with a choice.
 	 */
 	uint64_t *mass;
+	struct attention_look *look; /* NULL, or what attention adds a description of its rows to */
 };
 
 enum { KV_MASS_BITS = 24 };
+
+/* How rows attended, summed over rows, layers and query heads as integers, in units of 2^-KV_MASS_BITS but for n. */
+struct attention_look {
+	uint64_t n;       /* rows, layers and heads */
+	uint64_t entropy; /* of the weights that each gave to positions, in nats */
+	uint64_t largest; /* of each's weights */
+};
 
 /* Whether the row at a place of the block table reads less than it sees, where a layer has no window. */
 static inline bool page_choice_binds(const struct page_choice *c, int32_t place)
@@ -259,7 +267,7 @@ struct backend_info {
 	struct kv_order kv_order;
 	enum quant_type kv_type; /* elements of KV pages: the only layouts it takes are of this type, its own or that of choose_kv() */
 	bool narrow_kv;     /* takes layouts of all forms; else only KV_FORM_F16 */
-	bool weighs_pages;  /* takes batches with masses */
+	bool weighs_pages;  /* takes batches with masses, and with looks */
 	bool chooses_pages; /* has page_bounds(), and takes batches with rows that choose */
 };
 

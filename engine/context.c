@@ -183,6 +183,13 @@ bool context_is_bounded(const struct engine_options *o, const struct engine_cont
 	return strcmp(policy, kv_policy_name(KV_POLICY_EVICT)) != 0 || asked->max_cache_size > 0 || o->max_cache_size > 0;
 }
 
+enum status context_check_diagnostics(const struct context_bounds *bounds, const struct engine_context *asked, struct error *err)
+{
+	if (!asked->diagnostics || bounds->can_weigh)
+		return STATUS_OK;
+	return error_set_param(err, STATUS_INVALID, "kv_cache.diagnostics", "the device of this server does not tell how its rows attend");
+}
+
 void context_describe(const struct kv_policy *policy, const struct kv_seq *kv, size_t page_bytes, struct engine_context_usage *out)
 {
 	*out = (struct engine_context_usage){

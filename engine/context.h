@@ -24,5 +24,7 @@ struct context_bounds context_bounds_of(const struct engine_options *o, int32_t 
 enum status context_resolve(const struct context_bounds *bounds, const struct engine_context *asked, struct kv_policy *out, struct error *err);
 /* Whether what is kept has a bound that does not grow with the conversation, so that this need not fit. */
 bool context_is_bounded(const struct engine_options *o, const struct engine_context *asked);
+/* INVALID when diagnostics are wanted of a device that has none. */
+enum status context_check_diagnostics(const struct context_bounds *bounds, const struct engine_context *asked, struct error *err);
 /* What is left of a sequence under a policy. */
 void context_describe(const struct kv_policy *policy, const struct kv_seq *kv, size_t page_bytes, struct engine_context_usage *out);

@@ -175,6 +175,7 @@ struct engine_context {
 	bool by_age;            /* evict: the oldest pages go first, whatever they are worth; */
 	bool by_mass;           /* those first that got the least of all rows' attention. Neither: by the norms of their values and keys */
 	int32_t trigger_tokens; /* all is kept up to here; 0: up to max_cache_size */
+	bool diagnostics;       /* engine_context_usage.diagnostics is wanted, of any policy */
 };
 
 enum { ENGINE_MAX_CONTEXT_POLICIES = 8 };
@@ -332,6 +333,15 @@ enum engine_finish {
 	ENGINE_FINISH_CANCELLED, /* cancel, or its session ended: see `detail` */
 };
 
+/* How the tokens of an answer attended, and how far they are from what they would be without their policy. */
+struct engine_diagnostics {
+	bool wanted;
+	uint64_t n_rows;           /* tokens of the answer that were computed, times layers and query heads */
+	double entropy, largest;   /* means over these: of the entropy of weights in nats, and of the largest weight */
+	int32_t n_samples;         /* tokens that were computed exactly as well; 0: the figures below are none */
+	double drift, drift_most;  /* Jensen-Shannon divergence of the next token's distribution from the exact one in nats: mean, and largest */
+};
+
 /* What was kept of a conversation when its generation ended. */
 struct engine_context_usage {
 	const char *policy;
@@ -343,6 +353,7 @@ struct engine_context_usage {
 	int32_t moved;        /* streaming: by how much the first tokens stand behind their own positions, so that none looks back too far */
 	bool chooses;         /* quest: its rows read a choice of what is resident, ... */
 	int32_t tokens_read;  /* ... the next one so much at most */
+	struct engine_diagnostics diagnostics;
 };
 
 struct engine_usage {

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/drift.h"
 #include "engine/event.h"
 
 int32_t tokens_common_prefix(const int32_t *a, int32_t n_a, const int32_t *b, int32_t n_b)
@@ -113,6 +114,7 @@ void request_destroy(struct request *r)
 		return;
 	engine_event_free(r->last);
 	free(r->prompt_logprobs);
+	drift_destroy(r->drift);
 	grammar_matcher_destroy(r->matcher);
 	detok_destroy(r->detok);
 	sampler_destroy(r->sampler);

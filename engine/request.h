@@ -47,6 +47,8 @@ struct request {
 	bool fetched;             /* the tiers have been asked */
 	int32_t n_moving;         /* of its first pages, positions that are still to be computed where they have moved to, ... */
 	int32_t n_moving_now;     /* ... and how many of them are in the step under construction */
+	struct drift *drift;      /* NULL: not wanted */
+	struct attention_look look; /* of the rows of the answer, where diagnostics are wanted */
 	int32_t n_indexed;        /* leading pages of kv that the prefix index knows */
 	uint64_t awaits_id;       /* a running request that computes part of this prompt; 0: none */
 	int32_t awaits_tokens;    /* how much of it */

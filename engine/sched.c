@@ -2,6 +2,8 @@
 
 #include <stdlib.h>
 
+#include "engine/drift.h"
+
 /*
  * How long a step should take: a client that leaves, a cancel and a new request wait for at most a step, and with
  * somebody decoding a step is also the time between two of their tokens.
@@ -218,6 +220,7 @@ static void preempt(struct sched *s, struct request *r, enum engine_room room)
 	kv_seq_charge(&r->kv, NULL);
 	r->fetched = false;
 	r->n_moving = 0;
+	r->look = (struct attention_look){0}; /* all of them come again */
 	to_waiting(s, r);
 	r->usage.n_preempted++;
 	s->n_preemptions++;
@@ -481,8 +484,9 @@ static void add_rows(struct sched *s, struct request *r, int32_t n_rows, int32_t
 	for (int32_t i = 0; i < n_outputs; i++)
 		s->output_row[b->n_outputs + i] = first + n_rows - n_outputs + i;
 	s->seq[b->n_seqs] = (struct batch_seq){first, n_rows, kv_seq_places(&r->kv), r->kv.pages, r->kv.n_pages, request_choice(r),
-	                                      at >= kv_policy_weighs_from(&r->policy) ? r->kv.mass : NULL};
-	s->part[b->n_seqs] = (struct step_part){r, n_rows, b->n_outputs, n_outputs, false};
+	                                      at >= kv_policy_weighs_from(&r->policy) ? r->kv.mass : NULL,
+	                                      r->spec->context.diagnostics && at >= r->n_prompt ? &r->look : NULL};
+	s->part[b->n_seqs] = (struct step_part){r, n_rows, b->n_outputs, n_outputs, false, false};
 	b->n_rows += n_rows;
 	b->n_outputs += n_outputs;
 	b->n_seqs++;
@@ -498,7 +502,7 @@ static bool add_moved_rows(struct sched *s, struct request *r, int32_t room)
 		s->position[first + i] = r->kv.moved + at + i;
 	}
 	s->seq[b->n_seqs] = (struct batch_seq){first, n, at, r->kv.pages, r->policy.first_pages};
-	s->part[b->n_seqs] = (struct step_part){r, n, b->n_outputs, 0, true};
+	s->part[b->n_seqs] = (struct step_part){r, n, b->n_outputs, 0, false, true};
 	b->n_rows += n;
 	b->n_seqs++;
 	r->n_moving_now = n;
@@ -623,6 +627,21 @@ static bool go_on(struct sched *s, struct request *r)
 	return false;
 }
 
+/* Whether the next row of an answer is to be computed without its policy first. */
+static bool wants_exact(const struct request *r)
+{
+	struct page_choice choice = request_choice(r);
+	return r->drift && page_choice_binds(&choice, r->kv.n_tokens) && drift_wants(r->drift, r->kv.n_tokens, r->kv.n_tokens - choice.from);
+}
+
+/* A part becomes one that reads everything and tells nothing. */
+static void make_exact(struct step_part *part, struct batch_seq *seq)
+{
+	part->exact = true;
+	seq->choice = (struct page_choice){0};
+	seq->look = NULL;
+}
+
 bool sched_build(struct sched *s)
 {
 	struct batch *b = &s->batch;
@@ -642,8 +661,11 @@ bool sched_build(struct sched *s)
 		/* All behind it may have a row. */
 		int32_t room = s->step_tokens - b->n_rows - (s->n_running - ++n_seen);
 		bool ready = r->n_moving == 0 || add_moved_rows(s, r, room);
-		if (r->state == REQUEST_DECODE && ready)
-			add_rows(s, r, 1, 1);
+		if (r->state != REQUEST_DECODE || !ready)
+			continue;
+		add_rows(s, r, 1, 1);
+		if (wants_exact(r))
+			make_exact(&s->part[b->n_seqs - 1], &s->seq[b->n_seqs - 1]);
 	}
 	add_prompts(s, b->n_rows > 0);
 	return b->n_rows > 0;

@@ -41,6 +41,7 @@ struct step_part {
 	int32_t n_rows;
 	int32_t first_output; /* of n_outputs consecutive ones: the last row's, or all rows' for prompt log-probabilities */
 	int32_t n_outputs;
+	bool exact; /* its row is computed without its policy, for its logits only: see drift.h */
 	bool moves; /* its rows are not the next ones of the request but its first ones, at later positions: see kv_policy_moved() */
 };
 

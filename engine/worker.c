@@ -7,6 +7,7 @@
 
 #include "engine/base/log.h"
 #include "engine/calibrate.h"
+#include "engine/drift.h"
 #include "engine/event.h"
 #include "engine/request.h"
 #include "engine/worker.h"
@@ -38,6 +39,22 @@ void worker_fail_request(struct worker *w, struct request *r, const struct error
 	end_request(w, r);
 }
 
+static void describe_diagnostics(const struct request *r, struct engine_diagnostics *out)
+{
+	const double unit = 1 << KV_MASS_BITS;
+	const struct attention_look *look = &r->look;
+	*out = (struct engine_diagnostics){.wanted = r->spec->context.diagnostics, .n_rows = look->n};
+	if (look->n > 0) {
+		out->entropy = (double)look->entropy / unit / (double)look->n;
+		out->largest = (double)look->largest / unit / (double)look->n;
+	}
+	if (r->drift && r->drift->n > 0) {
+		out->n_samples = r->drift->n;
+		out->drift = r->drift->sum / r->drift->n;
+		out->drift_most = r->drift->most;
+	}
+}
+
 void worker_finish_request(struct worker *w, struct request *r, enum engine_finish finish, const char *detail)
 {
 	struct engine_event *ev = r->last;
@@ -59,6 +76,7 @@ void worker_finish_request(struct worker *w, struct request *r, enum engine_fini
 	if (!r->started_ns)
 		r->usage.queue_ns = now - r->submitted_ns;
 	context_describe(&r->policy, &r->kv, w->e->layout.page_stride, &r->usage.context);
+	describe_diagnostics(r, &r->usage.context.diagnostics);
 	w->stats.context_requests[r->policy.kind]++;
 	ev->usage = r->usage;
 	switch (finish) {

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "engine/base/log.h"
+#include "engine/drift.h"
 #include "engine/event.h"
 #include "engine/request.h"
 #include "engine/worker.h"
@@ -122,6 +123,10 @@ static void take_part(struct worker *w, const struct step_part *part, float *min
 		sched_moved(part);
 		return;
 	}
+	if (part->exact) {
+		drift_exact(r->drift, first, mine);
+		return;
+	}
 	r->kv.n_tokens += part->n_rows;
 	sched_index(&w->sched, r);
 	sched_let_go(&w->sched, r);
@@ -140,6 +145,8 @@ static void take_part(struct worker *w, const struct step_part *part, float *min
 		worker_finish_request(w, r, ENGINE_FINISH_LENGTH, "length");
 		return;
 	}
+	if (r->drift && mine)
+		drift_compare(r->drift, mine);
 	take_token(w, r, mine + (size_t)(part->n_outputs - 1) * (size_t)w->e->info.n_vocab, chosen);
 }
 
@@ -173,7 +180,7 @@ static bool chosen_on_device(const struct worker *w, const struct step_part *par
 {
 	const struct request *r = part->request;
 	/* A grammar's mask is applied here. */
-	if (r->matcher || !model_samples(w->e->model) || part->n_outputs != 1 || (r->prompt_logprobs && !r->prompt_done) ||
+	if (r->matcher || r->drift || !model_samples(w->e->model) || part->n_outputs != 1 || (r->prompt_logprobs && !r->prompt_done) ||
 	    !sampler_offload(r->sampler, row))
 		return false;
 	row->output = part->first_output;

@@ -10,6 +10,14 @@ static inline void mass_add(uint64_t *to, double share)
 		__atomic_fetch_add(to, (uint64_t)(share * (1 << KV_MASS_BITS) + 0.5), __ATOMIC_RELAXED);
 }
 
+/* A row's description, by one head: see struct attention_look. */
+static inline void look_add(struct attention_look *to, double entropy, double largest)
+{
+	__atomic_fetch_add(&to->n, 1, __ATOMIC_RELAXED);
+	mass_add(&to->entropy, entropy);
+	mass_add(&to->largest, largest);
+}
+
 /*
  * The least and the greatest of each dimension of 16 keys, elements of two bytes in the given order, NaNs beyond all others: to[0][head_dim] and
  * to[1][head_dim].

@@ -100,9 +100,10 @@ struct tile_job {
 	bool accumulate;
 };
 
-/* The weights of a query in a block of positions, summed by pages, relative to what was its maximum then. */
+/* The weights of a query in a block of positions, relative to what was its maximum then. */
 struct block_weights {
-	float page[ATTN_BLOCK / KV_PAGE_TOKENS];
+	float page[ATTN_BLOCK / KV_PAGE_TOKENS]; /* their sums by pages */
+	float product; /* the sum of weights, each times its logarithm to the base of two */
 	float max;
 };
 

@@ -361,7 +361,7 @@ static enum status make_cut(struct fast *f, struct attn_cut *p, const struct kv_
 	p->most_blocks = 0;
 	for (int64_t i = 0; i < p->n_tiles; i++) {
 		int32_t n_blocks = tiles[i].n_ranges * tiles[i].range_tokens / ATTN_BLOCK;
-		if (tiles[i].seq->mass && n_blocks > p->most_blocks)
+		if ((tiles[i].seq->mass || tiles[i].seq->look) && n_blocks > p->most_blocks)
 			p->most_blocks = n_blocks;
 	}
 	size_t places = (size_t)(n_threads + n_splits) * ATTN_QUERIES * (size_t)p->most_blocks;
@@ -458,15 +458,31 @@ static void fold(const struct attention_call *c, const struct attn_tile *t, cons
 	}
 }
 
+/* Entropy and largest weight of a query over the blocks it saw; p = weight / sum, relative to the largest score. */
+static void add_look(struct attention_look *look, const struct block_weights *w, int32_t n_blocks, double max, double sum)
+{
+	double product = 0; /* of p and its logarithm to the base of two */
+	for (int32_t i = 0; i < n_blocks; i++) {
+		double total = 0, factor = exp2(w[i].max - max) / sum;
+		for (int page = 0; page < ATTN_BLOCK / KV_PAGE_TOKENS; page++)
+			total += w[i].page[page];
+		product += factor > 0 ? factor * (w[i].product + total * (w[i].max - max)) : 0;
+	}
+	look_add(look, (log2(sum) - product) * 0.69314718055994531, 1 / sum);
+}
+
 /* What the queries of an item gave each page, now that the largest scores and the sums are known. */
 static void add_masses(const struct attn_tile *t, const struct attn_job *j, struct partial p)
 {
 	int32_t last = (t->position + t->n_rows - 1) / KV_PAGE_TOKENS, first = j->first_block * (ATTN_BLOCK / KV_PAGE_TOKENS);
 	for (int i = 0; i < j->n_heads * j->n_queries; i++) {
 		const struct block_weights *w = j->weights + (int64_t)i * j->n_blocks;
+		if (t->seq->look)
+			add_look(t->seq->look, w, last / (ATTN_BLOCK / KV_PAGE_TOKENS) - j->first_block + 1, p.max[i], p.sum[i]);
 		for (int32_t page = first; page <= last; page++) {
 			const struct block_weights *b = w + (page - first) * KV_PAGE_TOKENS / ATTN_BLOCK;
-			mass_add(&t->seq->mass[page], b->page[page % (ATTN_BLOCK / KV_PAGE_TOKENS)] * exp2((double)b->max - p.max[i]) / p.sum[i]);
+			if (t->seq->mass)
+				mass_add(&t->seq->mass[page], b->page[page % (ATTN_BLOCK / KV_PAGE_TOKENS)] * exp2((double)b->max - p.max[i]) / p.sum[i]);
 		}
 	}
 }
@@ -515,7 +531,7 @@ static void run_item(const struct attention_call *c, const struct attn_item *ite
 	int64_t place = thread; /* of its weights */
 	if (item->range != WHOLE)
 		place = threads_count(c->f->base.threads) + t->split + item->head_kv / t->span;
-	if (t->seq->mass) {
+	if (t->seq->mass || t->seq->look) {
 		j.weights = (struct block_weights *)plan->weights.p + place * ATTN_QUERIES * c->cut->most_blocks;
 		j.first_block = t->first_range * t->range_tokens / ATTN_BLOCK;
 		j.n_blocks = c->cut->most_blocks;

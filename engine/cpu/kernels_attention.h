@@ -62,8 +62,11 @@ INLINE void softmax_of(float *score, int from, int n, const float *k_scale, cons
 		vf w = exp2_vf(vf_sub(s[k], vf_set1(new_max)));
 		int left = n - k * LANES, before = from - k * LANES;
 		total = vf_add(total, w);
-		if (weights)
+		if (weights) {
 			weights->page[k * LANES / KV_PAGE_TOKENS] += vf_hsum(w);
+			/* Of what is not seen the weight is none and its logarithm no number. */
+			weights->product += vf_hsum(vf_mul(w, vf_max(vf_set1(-1000), vf_sub(s[k], vf_set1(new_max)))));
+		}
 		if (v_scale && left > 0)
 			w = vf_mul(w, left < LANES ? vf_load_n(v_scale + k * LANES, left) : vf_load(v_scale + k * LANES));
 		if (v_scale && before > 0)

@@ -431,7 +431,7 @@ static float score_of(const float *q, const float *k, int32_t dim, const struct 
 
 /* first: the place of the first position, for `mass`, which is NULL or as in struct batch_seq. */
 static void attend(const float *q, const float *k, const float *v, int64_t n, int32_t dim, const struct attention_params *params,
-                   float *score, double *sum, float *out, int64_t first, uint64_t *mass)
+                   float *score, double *sum, float *out, int64_t first, uint64_t *mass, struct attention_look *look)
 {
 	float max = -INFINITY;
 	double total = 0;
@@ -449,6 +449,14 @@ static void attend(const float *q, const float *k, const float *v, int64_t n, in
 	}
 	for (int32_t d = 0; d < dim; d++)
 		out[d] = (float)(sum[d] / total);
+	if (look) {
+		double entropy = 0;
+		for (int64_t t = 0; t < n; t++) {
+			double p = exp((double)score[t] - max) / total;
+			entropy -= p > 0 ? p * log(p) : 0;
+		}
+		look_add(look, entropy, 1 / total);
+	}
 	if (!mass)
 		return;
 	/* By pages: the first position may stand within one. */
@@ -553,7 +561,7 @@ static void attention_items(void *arg, int64_t begin, int64_t end, int thread)
 				row_v = chosen_v;
 			}
 			for (int32_t h = 0; h < group; h++, at += dim)
-				attend(j->q + at, row_k, row_v, n_read, dim, &j->params, score, sum, j->out + at, first, seq->mass);
+				attend(j->q + at, row_k, row_v, n_read, dim, &j->params, score, sum, j->out + at, first, seq->mass, seq->look);
 		}
 	}
 }

@@ -1,5 +1,6 @@
 """Context policies: how a conversation goes on that is longer than what is kept of it, asked for in kv_cache and told in the answer."""
 import json
+import math
 import os
 import time
 
@@ -179,6 +180,25 @@ def test_what_an_answer_left_that_chose_is_not_found_again(bounded):
     prompt = one["usage"]["prompt_tokens"]
     assert prompt - 2 <= two["usage"]["prompt_tokens_details"]["cached_tokens"] <= prompt
     assert bounded.kv()["parked"]["pages"] == 0
+
+
+@cpu_only
+def test_diagnostics_say_how_far_an_answer_is_from_exact(bounded):
+    quest = {"policy": "quest", "max_cache_size": 160}
+    plain = complete(bounded, words(60, "told "), quest, n=40)
+    assert "diagnostics" not in plain["kv_cache"]
+    j = complete(bounded, words(60, "told "), {**quest, "diagnostics": True}, n=40)
+    assert j["choices"][0]["token_ids"] == plain["choices"][0]["token_ids"]
+    d = j["kv_cache"]["diagnostics"]
+    assert d["drift_samples"] == 3 and 0 <= d["drift"] <= d["drift_most"] < 0.6932
+    assert 0 < d["attention_entropy"] < math.log(160) and 1 / 160 < d["largest_weight"] < 1
+    for kv in ({"diagnostics": True}, {"policy": "streaming", "max_cache_size": 160, "diagnostics": True}):
+        d = complete(bounded, words(60, "told "), kv, n=40)["kv_cache"]["diagnostics"]
+        assert d["drift"] is None and d["drift_most"] is None and d["drift_samples"] == 0 and d["attention_entropy"] > 0
+    # There is nothing to tell of an answer that has no second token.
+    assert complete(bounded, words(5), {"diagnostics": True}, n=1)["kv_cache"]["diagnostics"]["attention_entropy"] is None
+    e = post(bounded, "/v1/completions", {"prompt": "x", "kv_cache": {"diagnostics": 1}}, 400)["error"]
+    assert e["param"] == "kv_cache.diagnostics"
 
 
 def test_every_endpoint_takes_it_and_tells(daemon):

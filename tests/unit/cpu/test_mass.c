@@ -19,12 +19,14 @@ struct talk {
 	struct attention_params params;
 	float out[(size_t)N * HEADS * DIM];
 	uint64_t mass[PAGES];
+	struct attention_look look;
 };
 
 /* All rows from `from` on, in chunks of `chunk` at most; what stands before is written only. */
 static void converse(struct talk *t, int32_t from, int32_t chunk, bool weigh)
 {
 	memset(t->mass, 0, sizeof t->mass);
+	memset(&t->look, 0, sizeof t->look);
 	for (int32_t at = 0, n; at < N; at += n) {
 		struct scattered s;
 		n = at < from ? from - at : chunk;
@@ -33,6 +35,7 @@ static void converse(struct talk *t, int32_t from, int32_t chunk, bool weigh)
 		scattered_init(&s);
 		scattered_add(&s, table, at, n);
 		s.seq[0].mass = weigh && at >= from ? t->mass : NULL;
+		s.seq[0].look = weigh && at >= from ? &t->look : NULL;
 		assert_int_equal(t->b->ops->step_begin(t->b, &s.batch), STATUS_OK);
 		assert_int_equal(t->b->ops->kv_write(t->b, t->kv, &t->layout, 0, k + (int64_t)at * KV_HEADS * DIM, v + (int64_t)at * KV_HEADS * DIM), STATUS_OK);
 		assert_int_equal(t->b->ops->attention(t->b, t->kv, &t->layout, 0, q + (int64_t)at * HEADS * DIM, HEADS, &t->params,
@@ -68,9 +71,10 @@ static void close_talk(struct talk *t)
 }
 
 /* The same from the definition. */
-static void expect(const struct attention_params *p, int32_t from, double *mass)
+static void expect(const struct attention_params *p, int32_t from, double *mass, double *entropy, double *largest)
 {
 	static double w[N];
+	*entropy = *largest = 0;
 	memset(mass, 0, PAGES * sizeof *mass);
 	for (int32_t row = from; row < N; row++)
 		for (int32_t h = 0; h < HEADS; h++) {
@@ -86,8 +90,11 @@ static void expect(const struct attention_params *p, int32_t from, double *mass)
 			}
 			for (int32_t i = first; i <= row; i++)
 				sum += w[i] = exp(w[i] - max);
-			for (int32_t i = first; i <= row; i++)
+			for (int32_t i = first; i <= row; i++) {
 				mass[i / PAGE] += w[i] / sum;
+				*entropy -= w[i] > 0 ? w[i] / sum * log(w[i] / sum) : 0;
+			}
+			*largest += 1 / sum;
 		}
 }
 
@@ -98,13 +105,13 @@ static void masses_are_the_weights_that_pages_got(void **state)
 	for (size_t i = 0; i < sizeof params / sizeof params[0]; i++)
 		for (size_t d = 0; d < sizeof devices / sizeof devices[0]; d++) {
 			enum { FROM = 900 };
-			double want[PAGES];
+			double want[PAGES], entropy, largest;
 			struct talk *t = open_talk(devices[d], 2, KV_FORM_F16);
 			if (!t)
 				continue;
 			t->params.softcap = params[i].softcap;
 			t->params.window = params[i].window;
-			expect(&t->params, FROM, want);
+			expect(&t->params, FROM, want, &entropy, &largest);
 			converse(t, FROM, 60, true);
 			for (int32_t page = 0; page < PAGES; page++) {
 				double got = (double)t->mass[page] / (1 << KV_MASS_BITS);
@@ -113,6 +120,10 @@ static void masses_are_the_weights_that_pages_got(void **state)
 				if (!(fabs(got - want[page]) <= off))
 					fail_msg("%s: page %d has %g, not %g", devices[d], (int)page, got, want[page]);
 			}
+			double unit = 1 << KV_MASS_BITS, near = t->layout.type == QUANT_BF16 ? 2e-3 : 2e-5;
+			assert_int_equal(t->look.n, (N - FROM) * HEADS);
+			assert_true(fabs((double)t->look.entropy / unit / entropy - 1) < near);
+			assert_true(fabs((double)t->look.largest / unit / largest - 1) < near);
 			close_talk(t);
 		}
 }
@@ -130,6 +141,7 @@ static void chunks_and_threads_change_no_bit_and_weighing_no_result(void **state
 			converse(one, 1000, 100, true);
 			converse(three, 1000, 1, true);
 			assert_memory_equal(one->mass, three->mass, sizeof one->mass);
+			assert_memory_equal(&one->look, &three->look, sizeof one->look);
 			converse(three, 1000, 7, false);
 			assert_memory_equal(one->out, three->out, sizeof one->out);
 			/* All weights of all rows and heads, but for rounding. */

@@ -3,6 +3,7 @@
 
 #include <math.h>
 
+#include "engine/drift.h"
 #include "engine/request.h"
 #include "engine/truncate.h"
 
@@ -215,6 +216,49 @@ static void a_session_goes_on_as_if_all_were_computed_again(void **state)
 	assert_int_equal(s.parked_pages, 0);
 	assert_at_rest(e);
 	engine_destroy(e);
+}
+
+static void diagnostics_change_nothing_and_tell_how_far_it_is_from_exact(void **state)
+{
+	(void)state;
+	struct engine_options o = defaults();
+	o.kv_bounds = true;
+	struct engine *e = start(&o);
+	struct engine_context c = choosing(96);
+	struct answer plain = run_and_drop_text(e, ask(e, 260, 60, &c));
+	assert_false(plain.usage.context.diagnostics.wanted);
+	c.diagnostics = true;
+	struct answer told = run_and_drop_text(e, ask(e, 260, 60, &c));
+	const struct engine_diagnostics *d = &told.usage.context.diagnostics;
+	same_tokens(&told, &plain);
+	assert_true(d->wanted && d->n_rows > 0 && d->n_rows % 59 == 0);
+	assert_int_equal(d->n_samples, (59 + DRIFT_EVERY - 1) / DRIFT_EVERY);
+	assert_true(d->drift > 0 && d->drift <= d->drift_most && d->drift_most < 0.6932);
+	assert_true(d->entropy > 0 && d->entropy <= log(96) && d->largest >= 1.0 / 96 && d->largest < 1);
+	/* What reads all is exact; other policies have nothing to compare with. */
+	c.max_cache_size = 512;
+	told = run_and_drop_text(e, ask(e, 260, 60, &c));
+	assert_int_equal(d->n_samples, 0);
+	assert_true(d->entropy > 0);
+	c = streaming(4, 64, 0);
+	c.diagnostics = true;
+	told = run_and_drop_text(e, ask(e, 260, 60, &c));
+	assert_true(d->n_samples == 0 && d->entropy > 0 && d->entropy <= log(80));
+	c = (struct engine_context){.policy = "full", .start_size = -1, .diagnostics = true};
+	told = run_and_drop_text(e, ask(e, 260, 60, &c));
+	assert_true(d->n_rows > 0 && d->n_samples == 0);
+	engine_destroy(e);
+}
+
+static void divergence_is_symmetric_and_bounded(void **state)
+{
+	(void)state;
+	const float p[] = {0.5f, 0.5f, 0, 0}, q[] = {0, 0, 0.25f, 0.75f}, r[] = {0.25f, 0.25f, 0.5f, 0};
+	assert_true(drift_divergence(p, p, 4) == 0);
+	assert_true(fabs(drift_divergence(p, q, 4) - log(2)) < 1e-12);
+	/* 0.5 (ln 4/3) + 0.5 (0.5 ln 2/3 + 0.5 ln 2) */
+	assert_true(fabs(drift_divergence(p, r, 4) - 0.5 * (log(4.0 / 3) + 0.5 * log(2.0 / 3) + 0.5 * log(2))) < 1e-12);
+	assert_true(fabs(drift_divergence(r, p, 4) - drift_divergence(p, r, 4)) < 1e-15);
 }
 
 static void beyond_the_trained_length_the_first_tokens_move(void **state)
@@ -606,6 +650,8 @@ int main(void)
 	        cmocka_unit_test(what_is_kept_is_told_to_the_byte),
 	        cmocka_unit_test(an_answer_does_not_depend_on_steps_company_or_what_was_known),
 	        cmocka_unit_test(a_session_goes_on_as_if_all_were_computed_again),
+	        cmocka_unit_test(diagnostics_change_nothing_and_tell_how_far_it_is_from_exact),
+	        cmocka_unit_test(divergence_is_symmetric_and_bounded),
 	        cmocka_unit_test(beyond_the_trained_length_the_first_tokens_move),
 	        cmocka_unit_test(all_is_kept_up_to_the_trigger),
 	        cmocka_unit_test(a_conversation_is_longer_than_the_cache),
