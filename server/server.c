@@ -271,6 +271,7 @@ static enum status start_engine(struct server *s, const char *chat_template)
 		.kv_policy = c->kv_policy,
 		.context_policy = c->context_policy,
 		.max_cache_size = (int32_t)c->max_cache_size,
+		.kv_bounds = c->kv_bounds,
 		.kv_remote = c->kv_remote,
 		.transfer_key = c->transfer_key,
 		.max_running = (int32_t)c->max_running,
