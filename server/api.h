@@ -37,7 +37,7 @@ struct app {
 	char fingerprint[24]; /* "" until the model is loaded */
 	struct metrics metrics;
 	void *listener;
-	void (*listener_figures)(void *listener, int32_t *connections, int32_t *websockets);
+	void (*listener_figures)(void *listener, struct metrics_gauges *g);
 };
 
 void app_wait(struct app *a, struct waiter *w, uint64_t id);

@@ -84,6 +84,7 @@ static void release(struct conn *c)
 	buf_free(&c->in);
 	buf_free(&c->up.bytes);
 	buf_free(&c->down.bytes);
+	meter_set(&host->meter, &c->metered, 0);
 	tls_free(c->tls);
 	free(c);
 	if (host->n_conns == 0 && host->empty)
@@ -273,9 +274,11 @@ static void poll_for(uv_poll_t *poll, int *now, int events, uv_poll_cb cb)
 		uv_poll_stop(poll);
 }
 
-/* Polls for what this state can use; called at the end of everything that may have changed it. */
-static void update_polls(struct conn *c)
+/* Polls for what this state can use, and counts its memory; called at the end of everything that may have changed it. */
+static void update(struct conn *c)
 {
+	meter_set(&c->host->meter, &c->metered,
+		  sizeof *c + (c->pair ? sizeof *c->pair : 0) + c->in.cap + c->up.bytes.cap + c->down.bytes.cap);
 	if (c->state == CONN_CLOSED)
 		return;
 	int events = 0;
@@ -447,7 +450,7 @@ static void on_client(uv_poll_t *handle, int status, int events)
 		read_client(c);
 	else if (c->state != CONN_CLOSED && events & polled & UV_DISCONNECT)
 		client_ended(c);
-	update_polls(c);
+	update(c);
 }
 
 static void on_pair(uv_poll_t *handle, int status, int events)
@@ -474,7 +477,7 @@ static void on_pair(uv_poll_t *handle, int status, int events)
 			conn_http_advance(c);
 	}
 	pump(c);
-	update_polls(c);
+	update(c);
 }
 
 static void on_deadline(uv_timer_t *handle)
@@ -490,7 +493,7 @@ static void on_deadline(uv_timer_t *handle)
 		conn_http_idle(c);
 	else
 		conn_drop(c);
-	update_polls(c);
+	update(c);
 }
 
 /* ---- For the libraries' side ---- */
@@ -513,7 +516,7 @@ void conn_event(struct conn *c, unsigned events)
 		c->answered = true;
 		pump(c);
 	}
-	update_polls(c);
+	update(c);
 }
 
 void conn_ws_ended(struct conn *c, bool reset)
@@ -530,6 +533,7 @@ void conn_host_init(struct conn_host *host, uv_loop_t *loop, const struct config
 {
 	host->loop = loop;
 	host->config = config;
+	host->meter.most = config->max_client_memory;
 	list_init(&host->conns);
 	for (int i = 0; i < CONN_SITE_SLOTS; i++)
 		list_init(&host->by_site[i]);
@@ -605,7 +609,7 @@ enum status conn_open(struct conn_host *host, int fd, const struct conn_peer *fr
 		conn_set_deadline(c, host->config->header_timeout);
 		host->stats.accepted++;
 	}
-	update_polls(c);
+	update(c);
 	return STATUS_OK;
 }
 
@@ -632,7 +636,7 @@ void conn_close_idle(struct conn_host *host)
 		if (c->state != CONN_HEAD || is_expected(c) || recv(c->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) > 0)
 			continue;
 		conn_linger(c);
-		update_polls(c);
+		update(c);
 	}
 }
 

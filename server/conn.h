@@ -30,6 +30,7 @@
 
 #include "server/http_mhd.h"
 #include "server/listener.h"
+#include "server/meter.h"
 
 struct tls_context;
 struct ws_server;
@@ -55,6 +56,7 @@ struct conn_host {
 	int32_t n_exchanges; /* requests whose head is there and whose answer is not delivered */
 	bool draining;
 	struct listener_stats stats;	       /* the counters; the gauges are computed */
+	struct meter meter;
 	void (*empty)(struct conn_host *host); /* the last connection's memory is free; may be NULL */
 	char scratch[65536];
 };

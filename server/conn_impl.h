@@ -75,6 +75,7 @@ struct conn {
 	bool streamed;	     /* the body is taken as it comes: it has no limit */
 	bool half_closed;    /* the client sends no more */
 	bool shut;	     /* we send no more */
+	size_t metered;	     /* bytes of this that the host's meter knows of */
 	struct conn_peer peer;
 };
 

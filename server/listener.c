@@ -265,10 +265,10 @@ enum status listener_start(uv_loop_t *loop, const struct config *config, const s
 	status = bind_all(l, config->host ? config->host : "", config->port, err);
 	if (status != STATUS_OK)
 		goto fail;
-	status = http_server_create(loop, config, http, &l->host.http, err);
+	status = http_server_create(loop, config, http, &l->host.meter, &l->host.http, err);
 	if (status != STATUS_OK)
 		goto fail;
-	status = ws_server_create(loop, config, ws, &l->host.stats, &l->host.ws, err);
+	status = ws_server_create(loop, config, ws, &l->host.stats, &l->host.meter, &l->host.ws, err);
 	if (status != STATUS_OK)
 		goto fail;
 	l->accepting = true;
@@ -306,6 +306,7 @@ void listener_stats(const struct listener *l, struct listener_stats *out)
 	*out = l->host.stats;
 	out->websockets = ws_server_count(l->host.ws);
 	out->connections = open_connections(l);
+	out->client_bytes = l->host.meter.bytes;
 }
 
 /* ---- Stopping ---- */

@@ -15,6 +15,7 @@ struct listener;
 
 struct listener_stats {
 	int32_t connections, websockets; /* open now */
+	int64_t client_bytes;		 /* see meter.h */
 	uint64_t accepted, refused, dropped_slow;
 };
 

@@ -50,6 +50,7 @@ struct metrics_gauges {
 	const struct engine_info *info; /* NULL while the model is not loaded */
 	struct engine_stats stats;
 	int32_t connections, websockets;
+	int64_t client_bytes;
 	bool ready;
 	/* What each API key holds and has used, [n_keys], and their names; none where the reader must not know. */
 	const struct engine_tenant_usage *keys;

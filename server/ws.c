@@ -21,6 +21,11 @@ enum {
 	SEND_ROUNDS = 16, /* messages sent before other connections have their turn */
 	RX_CHUNK = 4096,  /* libwebsockets hands over this much of a message at a time */
 	REASON_MAX = 123, /* bytes of a close reason (RFC 6455, 5.5) */
+	/*
+	 * What libwebsockets 4.1.6 holds for a connection that is open: about 5 KiB, of which RX_CHUNK is the buffer of
+	 * frames. It does not tell, so the meter takes this for it.
+	 */
+	LWS_BYTES = RX_CHUNK + 1024,
 };
 
 struct ws_conn {
@@ -34,6 +39,7 @@ struct ws_conn {
 	struct buf in;	    /* the message so far */
 	int64_t ping_ms;    /* the last ping */
 	int64_t closing_ms; /* since when */
+	size_t metered;
 	int close_code;
 	bool open;		  /* `opened` was called, `closed` was not */
 	bool ping_due, ping_open; /* a ping is to be sent; was sent and not answered */
@@ -51,6 +57,7 @@ struct ws_server {
 	const struct config *config;
 	const struct ws_app *app;
 	struct listener_stats *stats;
+	struct meter *meter;
 	struct lws_context *context;
 	struct lws_vhost *vhost;
 	struct list conns;
@@ -71,6 +78,11 @@ static int64_t now_ms(void)
 }
 
 /* ---- Sending and closing ---- */
+
+static void measure(struct ws_conn *c)
+{
+	meter_set(c->server->meter, &c->metered, sizeof *c + LWS_BYTES + c->in.cap + c->out.pending);
+}
 
 static void on_reap(uv_timer_t *handle);
 
@@ -99,6 +111,7 @@ enum status ws_send(struct ws_conn *c, const char *text, size_t n)
 		}
 		return status;
 	}
+	measure(c);
 	lws_callback_on_writable(c->wsi);
 	return STATUS_OK;
 }
@@ -170,6 +183,7 @@ void ws_conn_refuse(struct ws_conn *c, int code, const char *reason)
 	}
 	/* A close that waits for its queue gives way. */
 	stream_clear(&c->out);
+	measure(c);
 	c->closing = false;
 	ws_close(c, code, reason);
 }
@@ -196,6 +210,7 @@ static int on_writable(struct ws_conn *c)
 			return -1;
 		stream_consume(&c->out, n);
 	}
+	measure(c);
 	if (c->closing && !c->out.pending && !lws_send_pipe_choked(c->wsi))
 		return send_close(c);
 	if (c->closing || c->out.pending)
@@ -217,7 +232,14 @@ static int on_receive(struct ws_conn *c, const char *p, size_t n)
 {
 	if (c->closing || c->doomed)
 		return 0; /* the peer may still be sending what it had begun */
+	if (!meter_allows(c->server->meter, c->in.len + n, n)) {
+		buf_free(&c->in);
+		measure(c);
+		ws_close(c, WS_TRY_AGAIN_LATER, "The server has no room for a message of this size now.");
+		return 0;
+	}
 	buf_append(&c->in, p, n);
+	measure(c);
 	if (c->in.failed) {
 		ws_close(c, WS_INTERNAL_ERROR, "There is no memory for the message.");
 		return 0;
@@ -228,6 +250,7 @@ static int on_receive(struct ws_conn *c, const char *p, size_t n)
 	struct buf message = c->in;
 	c->in = BUF_INIT;
 	c->server->app->message(c, buf_str(&message), c->server->app->app);
+	measure(c);
 	buf_free(&message);
 	return 0;
 }
@@ -293,6 +316,7 @@ static int on_event(struct lws *wsi, enum lws_callback_reasons reason, void *use
 				conn_ws_ended(c->conn, false);
 			stream_clear(&c->out);
 			buf_free(&c->in);
+			meter_set(c->server->meter, &c->metered, 0);
 			free(c);
 		}
 		return 0;
@@ -395,7 +419,7 @@ static int pin_plugin(struct dl_phdr_info *info, size_t size, void *arg)
 }
 
 enum status ws_server_create(uv_loop_t *loop, const struct config *config, const struct ws_app *app,
-			     struct listener_stats *stats, struct ws_server **out, struct error *err)
+			     struct listener_stats *stats, struct meter *meter, struct ws_server **out, struct error *err)
 {
 	struct ws_server *s = calloc(1, sizeof *s);
 	if (!s)
@@ -404,6 +428,7 @@ enum status ws_server_create(uv_loop_t *loop, const struct config *config, const
 	s->config = config;
 	s->app = app;
 	s->stats = stats;
+	s->meter = meter;
 	list_init(&s->conns);
 	list_init(&s->doomed);
 
@@ -476,6 +501,7 @@ struct ws_conn *ws_server_adopt(struct ws_server *s, int fd, struct conn *conn, 
 	list_init(&c->node);
 	list_init(&c->doomed_node);
 	stream_init(&c->out, (size_t)s->config->stream_buffer, LWS_PRE);
+	measure(c);
 	/* on_event() takes s->adopting, and from then on WSI_DESTROY frees it. On failure libwebsockets closes fd. */
 	s->adopting = c;
 	struct lws *wsi = lws_adopt_socket_vhost_readbuf(s->vhost, fd, head.data, head.len);
@@ -489,6 +515,8 @@ struct ws_conn *ws_server_adopt(struct ws_server *s, int fd, struct conn *conn, 
 	return c;
 
 fail:
+	if (c)
+		meter_set(s->meter, &c->metered, 0);
 	free(c);
 	buf_free(&head);
 	return NULL;

@@ -8,6 +8,7 @@
 
 #include "config/config.h"
 #include "server/listener.h"
+#include "server/meter.h"
 #include "server/ws.h"
 
 struct conn;
@@ -15,7 +16,7 @@ struct ws_server;
 
 /* stats->dropped_slow is counted up. All pointers must outlive the server. */
 enum status ws_server_create(uv_loop_t *loop, const struct config *config, const struct ws_app *app,
-			     struct listener_stats *stats, struct ws_server **out, struct error *err);
+			     struct listener_stats *stats, struct meter *meter, struct ws_server **out, struct error *err);
 /*
  * Gives libwebsockets fd, one end of a non-blocking socket pair (closed in any case), for a connection whose upgrade
  * request was read, checked and dispatched: 101 is answered through it. key is the request's Sec-WebSocket-Key, principal
