@@ -158,15 +158,10 @@ const char *ws_peer(const struct ws_conn *c)
  */
 static int send_close(struct ws_conn *c)
 {
-	unsigned char frame[LWS_PRE + 4 + REASON_MAX], *p = frame + LWS_PRE;
-	size_t n = strlen(c->close_reason);
-	p[0] = 0x88; /* the last fragment of a close frame */
-	p[1] = (unsigned char)(n + 2);
-	p[2] = (unsigned char)(c->close_code >> 8);
-	p[3] = (unsigned char)c->close_code;
-	memcpy(p + 4, c->close_reason, n);
+	unsigned char frame[LWS_PRE + 2 + FRAME_MAX_CONTROL];
+	size_t n = frame_put_close(frame + LWS_PRE, c->close_code, c->close_reason);
 	c->close_sent = true;
-	if (lws_write(c->wsi, p, n + 4, LWS_WRITE_RAW) < 0)
+	if (lws_write(c->wsi, frame + LWS_PRE, n, LWS_WRITE_RAW) < 0)
 		return -1;
 	/* Nothing of a peer that broke the rules is read any more, so there is no answer to wait for. */
 	return c->refused ? -1 : 0;
