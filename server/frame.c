@@ -106,6 +106,7 @@ static bool end_frame(struct frame_check *f, struct frame_error *err)
 	f->n_header = 0;
 	f->quiet = false;
 	f->frames++;
+	f->pongs += opcode(f) == FRAME_PONG;
 	if (opcode(f) != FRAME_CLOSE)
 		return true;
 	f->closed = true;

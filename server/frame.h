@@ -34,7 +34,7 @@ struct frame_check {
 	uint64_t max;			  /* bytes a message may have */
 	uint64_t message;		  /* bytes of the message so far announced */
 	uint64_t left;			  /* payload bytes of the current frame still to come */
-	uint64_t frames;		  /* frames whose payload is complete */
+	uint64_t frames, pongs;		  /* frames whose payload is complete, and the pongs among them */
 	uint8_t header[FRAME_MAX_HEADER]; /* of the current frame; not passed on before it is whole and checked */
 	uint8_t n_header;
 	uint8_t held[FRAME_MAX_HEADER];
