@@ -23,6 +23,7 @@
 #include "server/cli.h"
 #include "server/listener.h"
 #include "server/loop.h"
+#include "server/metrics.h"
 #include "server/notify.h"
 #include "server/ws.h"
 
@@ -236,12 +237,14 @@ static void on_reload(uv_signal_t *handle, int signo)
 		log_msg(LOG_INFO, "reload", "SIGHUP: there is nothing to read again");
 }
 
-static void listener_figures(void *listener, int32_t *connections, int32_t *websockets)
+static void listener_figures(void *listener, struct metrics_gauges *g)
 {
 	struct listener_stats stats;
 	listener_stats(listener, &stats);
-	*connections = stats.connections;
-	*websockets = stats.websockets;
+	g->connections = stats.connections;
+	g->websockets = stats.websockets;
+	g->websockets_parked = stats.parked;
+	g->client_bytes = stats.client_bytes;
 }
 
 static enum status start_engine(struct server *s, const char *chat_template)
