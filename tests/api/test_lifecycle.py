@@ -301,7 +301,8 @@ def test_a_second_signal_ends_it_at_once():
     d.signal()
     eventually(lambda: httpx.get(d.url + "/health/ready").status_code == 503, 10, "readiness fails")
     d.signal()
-    assert d.wait(10) == -signal.SIGTERM
+    # A shell shows both alike. (TSan delivers a signal late, so that a program that raises one has ended by itself before.)
+    assert d.wait(10) in (-signal.SIGTERM, 128 + signal.SIGTERM)
     job.join(10)
 
 
