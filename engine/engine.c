@@ -68,7 +68,14 @@ static enum status check_options(struct engine_options *o, struct rope_choice *r
 	if (choice.form != KV_FORM_F16 && type != KV_FORM_F16)
 		return error_set_param(err, STATUS_INVALID, "kv-ram-dtype",
 		                       "kv-ram-dtype: pages that are %s by kv-dtype are kept as they are; leave kv-ram-dtype at f16", o->kv_type);
-	return STATUS_OK;
+	return o->kv_remote ? kv_tier_remote_check(o->kv_remote, err) : STATUS_OK;
+}
+
+enum status engine_options_check(const struct engine_options *options, struct error *err)
+{
+	struct engine_options o = *options;
+	fill_defaults(&o);
+	return check_options(&o, err);
 }
 
 /*

@@ -107,6 +107,8 @@ struct engine_info {
 	const char *chat_template_error; /* NULL when chat requests can be rendered */
 };
 
+/* INVALID or UNSUPPORTED, with the option as the error's param: what can be told of the options without a model or a device. */
+enum status engine_options_check(const struct engine_options *options, struct error *err);
 /*
  * Starts the engine: the options are checked and copied, and a worker begins to load the model. Loading ends with one
  * ENGINE_EVENT_STATE (request_id 0).

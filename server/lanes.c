@@ -369,6 +369,11 @@ static bool read_request(struct conn *c, const struct json *root, struct respons
 	return false;
 }
 
+static size_t history_bytes(const struct history *h)
+{
+	return h ? h->messages.len + h->window.len : 0;
+}
+
 /* Bytes that a connection keeps: the latest conversation of each lane, and the turns that run or wait. */
 static size_t kept_bytes(const struct conn *c)
 {
@@ -376,7 +381,7 @@ static size_t kept_bytes(const struct conn *c)
 	list_each(node, tmp, &c->lanes)
 	{
 		const struct lane *l = list_entry(node, struct lane, link);
-		n += l->latest ? l->latest->messages.len : 0;
+		n += history_bytes(l->latest);
 		n += l->running ? response_request_bytes(response_request(l->running->r)) : 0;
 		list_each(waiting, tmp2, &l->queue)
 			n += response_request_bytes(response_request(list_entry(waiting, struct turn, link)->r));
@@ -391,7 +396,7 @@ static size_t kept_bytes(const struct conn *c)
 static bool has_room(const struct conn *c, const struct response_request *q, const struct history *base, struct failure *f)
 {
 	uint64_t most = 2 * (uint64_t)c->app->config->max_body;
-	size_t n = kept_bytes(c) + response_request_bytes(q) + (base ? base->messages.len : 0);
+	size_t n = kept_bytes(c) + response_request_bytes(q) + history_bytes(base);
 	if (n <= most)
 		return true;
 	failure_set(f, FAILURE_INVALID, "input",

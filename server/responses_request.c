@@ -319,7 +319,7 @@ enum status response_request_parse(struct response_request *q, struct engine *e,
 
 size_t response_request_bytes(const struct response_request *q)
 {
-	return q->input.len + q->tools.len + q->flat_tools.len + q->format.len + q->tool_choice.len + q->instructions.len + q->metadata.len;
+	return q->input.len + q->items.len + q->tools.len + q->flat_tools.len + q->format.len + q->tool_choice.len + q->instructions.len + q->metadata.len;
 }
 
 void response_request_free(struct response_request *q)

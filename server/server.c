@@ -247,19 +247,10 @@ static void listener_figures(void *listener, struct metrics_gauges *g)
 	g->client_bytes = stats.client_bytes;
 }
 
-static enum status start_engine(struct server *s, const char *chat_template)
+void server_engine_options(const struct config *c, struct engine_options *out)
 {
-	const struct config *c = s->config;
-	size_t dir_n = 0;
-	int64_t disk_bytes = 0;
-	if (c->kv_disk && config_kv_disk(c, &dir_n, &disk_bytes, s->err) != STATUS_OK)
-		return s->err->status;
-	char *dir = c->kv_disk ? strndup(c->kv_disk, dir_n) : NULL;
-	if (c->kv_disk && !dir)
-		return error_set(s->err, STATUS_NOMEM, "out of memory");
-	const struct engine_options options = {
+	*out = (struct engine_options){
 		.model_path = c->model,
-		.chat_template = chat_template,
 		.device = c->device,
 		.n_threads = (int32_t)c->threads,
 		.context_tokens = (int32_t)c->context,
@@ -268,8 +259,6 @@ static enum status start_engine(struct server *s, const char *chat_template)
 		.kv_type = c->kv_dtype,
 		.kv_ram_bytes = (uint64_t)c->kv_ram,
 		.kv_ram_type = c->kv_ram_dtype,
-		.kv_disk_dir = dir,
-		.kv_disk_bytes = (uint64_t)disk_bytes,
 		.kv_disk_write_bytes_per_s = (uint64_t)c->kv_disk_rate,
 		.kv_policy = c->kv_policy,
 		.context_policy = c->context_policy,
@@ -287,9 +276,26 @@ static enum status start_engine(struct server *s, const char *chat_template)
 		.session_tokens = (int32_t)c->session_tokens,
 		.session_requests = (int32_t)c->session_requests,
 		.request_timeout_ms = c->request_timeout,
-		.wake = wake_loop,
-		.wake_arg = s,
 	};
+}
+
+static enum status start_engine(struct server *s, const char *chat_template)
+{
+	const struct config *c = s->config;
+	struct engine_options options;
+	size_t dir_n = 0;
+	int64_t disk_bytes = 0;
+	if (c->kv_disk && config_kv_disk(c, &dir_n, &disk_bytes, s->err) != STATUS_OK)
+		return s->err->status;
+	char *dir = c->kv_disk ? strndup(c->kv_disk, dir_n) : NULL;
+	if (c->kv_disk && !dir)
+		return error_set(s->err, STATUS_NOMEM, "out of memory");
+	server_engine_options(c, &options);
+	options.chat_template = chat_template;
+	options.kv_disk_dir = dir;
+	options.kv_disk_bytes = (uint64_t)disk_bytes;
+	options.wake = wake_loop;
+	options.wake_arg = s;
 	enum status st = engine_create(&options, &s->engine, s->err);
 	free(dir);
 	return st;
