@@ -143,7 +143,7 @@ bool context_is_bounded(const struct engine_options *o, const struct engine_cont
 	return strcmp(policy, kv_policy_name(KV_POLICY_EVICT)) != 0 || asked->max_cache_size > 0 || o->max_cache_size > 0;
 }
 
-void context_describe(const struct kv_policy *policy, const struct kv_seq *kv, size_t page_bytes, struct engine_context_usage *out)
+void context_describe(const struct kv_policy *policy, const struct kv_seq *kv, const struct kv_pool *pool, struct engine_context_usage *out)
 {
 	*out = (struct engine_context_usage){
 	        .policy = kv_policy_name(policy->kind),
@@ -152,7 +152,9 @@ void context_describe(const struct kv_policy *policy, const struct kv_seq *kv, s
 	        .evicted_tokens = kv->n_tokens - kv_seq_places(kv),
 	        .pages = kv_pages_for(kv_seq_places(kv)),
 	};
-	out->bytes = (uint64_t)out->pages * page_bytes;
+	out->bytes = (uint64_t)out->pages * kv_pool_layout(pool)->page_stride;
+	for (int32_t i = kv->n_gone; i < kv->n_pages; i++)
+		out->fallback_pages += kv_pool_fell_back(pool, kv->pages[i]);
 }
 
 const char *engine_context_policy(size_t i)

@@ -21,4 +21,4 @@ enum status context_resolve(const struct context_bounds *bounds, const struct en
 /* Whether what is kept has a bound that does not grow with the conversation, so that this need not fit. */
 bool context_is_bounded(const struct engine_options *o, const struct engine_context *asked);
 /* What is left of a sequence under a policy. */
-void context_describe(const struct kv_policy *policy, const struct kv_seq *kv, size_t page_bytes, struct engine_context_usage *out);
+void context_describe(const struct kv_policy *policy, const struct kv_seq *kv, const struct kv_pool *pool, struct engine_context_usage *out);
