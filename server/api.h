@@ -32,6 +32,7 @@ struct app {
 	struct list generations;	  /* struct generation.link */
 	int n_generations;
 	int n_exports;		      /* on their way to a client */
+	int n_documents;	      /* that are answered for in parts */
 	struct list compactions;      /* struct compact.link */
 	int n_preparing;	      /* responses that are not submitted yet: a conversation is measured, or its summary waited for */
 	int n_background;	      /* compactions that nobody waits for */
@@ -43,6 +44,7 @@ struct app {
 	struct metrics metrics;
 	void *listener;
 	void (*listener_figures)(void *listener, int32_t *connections, int32_t *websockets);
+	struct mlflow *mlflow; /* NULL: none */
 };
 
 void app_wait(struct app *a, struct waiter *w, uint64_t id);
@@ -109,6 +111,7 @@ uint64_t call_start(struct app *a, struct http_exchange *x,
 
 void api_completions(struct http_exchange *x, void *app);
 void api_chat(struct http_exchange *x, void *app);
+void api_chunk(struct http_exchange *x, void *app);
 void api_responses(struct http_exchange *x, void *app);
 void api_responses_plain_get(struct http_exchange *x, void *app);
 void api_response_get(struct http_exchange *x, void *app);

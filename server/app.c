@@ -116,12 +116,17 @@ void app_start_drain(struct app *a)
 
 int app_active(const struct app *a)
 {
-	return a->n_generations + a->n_preparing + a->n_exports;
+	return a->n_generations + a->n_preparing + a->n_exports + a->n_documents;
 }
 
 void app_cancel_all(struct app *a)
 {
 	generation_stop_all(a, "drain");
+}
+
+void app_set_mlflow(struct app *a, struct mlflow *m)
+{
+	a->mlflow = m;
 }
 
 void app_set_listener(struct app *a, void *listener,

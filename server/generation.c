@@ -283,7 +283,9 @@ static void on_done(struct generation *g, struct member *m, const struct engine_
 	struct failure f;
 	m->usage = ev->usage;
 	m->finish = ev->detail ? ev->detail : "";
-	metrics_finished(&g->app->metrics, &ev->usage, clock_now_ns(clock_system()) - g->start_ns);
+	int64_t total_ns = clock_now_ns(clock_system()) - g->start_ns;
+	metrics_finished(&g->app->metrics, &ev->usage, total_ns);
+	mlflow_add(g->app->mlflow, &ev->usage, total_ns);
 	if (ev->finish == ENGINE_FINISH_CANCELLED) {
 		if (!g->stopping && ev->detail && strncmp(ev->detail, "session", 7) == 0)
 			failure_set(&f, FAILURE_SESSION_ENDED, "session_id",

@@ -332,6 +332,16 @@ static void write_keys(struct buf *out, const struct metrics_gauges *g)
 		      sizeof figures / sizeof *figures);
 }
 
+static void write_mlflow(struct buf *out, const char *model, const struct mlflow_stats *s)
+{
+	parts(out, "kvasir:mlflow_records_total", "counter",
+	      "Requests whose figures MLflow took, that found no room to wait for it, and that it refused.", model, "outcome",
+	      PARTS({"sent", (double)s->sent}, {"dropped", (double)s->dropped}, {"rejected", (double)s->rejected}));
+	one(out, "kvasir:mlflow_failures_total", "counter", "Attempts to send figures to MLflow that failed.", model, (double)s->failures);
+	one(out, "kvasir:mlflow_queued", "gauge", "Requests whose figures wait to be sent to MLflow.", model, s->queued);
+	one(out, "kvasir:mlflow_up", "gauge", "1 when the last attempt succeeded.", model, s->up);
+}
+
 static void write_model(struct buf *out, const char *model, const struct engine_info *info)
 {
 	head(out, "vllm:cache_config_info", "gauge", "The layout of the KV cache; always 1.");
@@ -429,6 +439,8 @@ void metrics_write(const struct metrics *m, const struct metrics_gauges *g, stru
 		write_model(out, model, g->info);
 	}
 	write_tiers(out, model, &s->tiers);
+	if (g->mlflow)
+		write_mlflow(out, model, g->mlflow);
 	write_keys(out, g);
 #define X(member, name, bounds, help) write_histogram(out, name, help, model, bounds##_bounds, &m->member);
 	METRICS_HISTOGRAMS(X)

@@ -9,6 +9,7 @@
 
 #include "engine/base/buf.h"
 #include "engine/engine.h"
+#include "server/mlflow.h"
 
 /* One row per histogram: member, name, bounds (below), help. */
 #define METRICS_HISTOGRAMS(X)                                                                                          \
@@ -55,6 +56,7 @@ struct metrics_gauges {
 	struct engine_stats stats;
 	int32_t connections, websockets;
 	bool ready;
+	const struct mlflow_stats *mlflow; /* NULL: figures go to no tracking server */
 	/* What each API key holds and has used, [n_keys], and their names; none where the reader must not know. */
 	const struct engine_tenant_usage *keys;
 	const char *const *key_names;

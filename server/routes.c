@@ -16,6 +16,7 @@ static const struct route routes[] = {
 	{HTTP_GET, "/v1/models/{id*}", api_model, 0},
 	{HTTP_POST, "/v1/completions", api_completions, 0},
 	{HTTP_POST, "/v1/chat/completions", api_chat, 0},
+	{HTTP_POST, "/v1/chunk", api_chunk, 0},
 	{HTTP_POST, "/v1/responses", api_responses, 0},
 	{HTTP_GET, "/v1/responses", api_responses_plain_get, ROUTE_WEBSOCKET},
 	{HTTP_POST, "/v1/responses/compact", api_responses_compact, 0},

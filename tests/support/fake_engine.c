@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "engine/base/utf8.h"
+#include "engine/text/split.h"
 #include "tests/support/value_text.h"
 
 enum { MAX_SESSIONS = 64 };
@@ -87,6 +88,7 @@ void engine_event_free(struct engine_event *ev)
 	buf_free(&ev->piece);
 	free(ev->tokens);
 	free(ev->logprobs);
+	free(ev->chunks);
 	free(ev->sessions);
 	free(ev->kv);
 	free(ev);
@@ -190,6 +192,31 @@ void engine_detokenize(struct engine *e, uint64_t id, const int32_t *ids, size_t
 		}
 	}
 	decode(e, ids, n, &event(e, ENGINE_EVENT_TEXT, id)->text);
+}
+
+static int32_t count_bytes(void *arg, struct str text)
+{
+	(void)arg;
+	return (int32_t)text.n;
+}
+
+/* Cut by the engine's own rules, where each byte is a token; all at once. */
+void engine_split(struct engine *e, uint64_t id, struct buf *text, const struct engine_split_params *params)
+{
+	struct engine_event *ev = event(e, ENGINE_EVENT_SPLIT, id);
+	struct split s = {.text = buf_str(text), .max_tokens = params->max_tokens, .overlap_permille = params->overlap_permille, .count = count_bytes};
+	struct split_chunk c;
+	bool done = false;
+	ev->text = *text;
+	*text = BUF_INIT;
+	while (split_next(&s, &c, &done, &ev->error) == STATUS_OK && !done) {
+		ev->chunks = realloc(ev->chunks, (ev->n_chunks + 1) * sizeof *ev->chunks);
+		if (!ev->chunks)
+			abort();
+		ev->chunks[ev->n_chunks++] = (struct engine_chunk){c.start, c.fresh, c.end, c.n_tokens, split_cut_name(c.cut)};
+	}
+	if (!done)
+		ev->type = ENGINE_EVENT_ERROR;
 }
 
 /* ---- Sessions ---- */
@@ -729,6 +756,7 @@ enum status engine_create(const struct engine_options *options, struct engine **
 				       .file_bytes = 4000,
 				       .n_ctx = 1000,
 				       .n_ctx_train = 2000,
+				       .rope = {"yarn", 4, 1e6f, 500, 2000, true},
 				       .kv_type = "F16",
 				       .n_vocab = FAKE_VOCAB,
 				       .n_embd = 8,
