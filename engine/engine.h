@@ -406,8 +406,11 @@ struct engine_context_usage {
 	int32_t tokens_logical;  /* whose KV was computed or found */
 	int32_t tokens_resident; /* of them, those whose KV was there at the end */
 	int32_t evicted_tokens;  /* and those that its policy let go of */
-	int32_t pages;           /* of the resident, all of them on the device */
-	uint64_t bytes;
+	int32_t merged_tokens;   /* that share their KV with others; no policy does that yet: 0 */
+	int32_t pages;           /* of the resident, on the device */
+	int32_t pages_tier[ENGINE_TIER_KINDS]; /* and below it */
+	int32_t fallback_pages;  /* of the narrow ones, those kept in f16 as well for a value that they cannot hold */
+	uint64_t bytes;          /* on the device */
 	int32_t moved;        /* streaming: by how much the first tokens stand behind their own positions, so that none looks back too far */
 	bool chooses;         /* quest: its rows read a choice of what is resident, ... */
 	int32_t tokens_read;  /* ... the next one so much at most */
@@ -574,6 +577,8 @@ struct engine_stats {
 	struct engine_tiers tiers;
 	/* Of context policies, as engine_context_policy() numbers them: requests ended, tokens let go of. */
 	uint64_t context_requests[ENGINE_MAX_CONTEXT_POLICIES], context_evicted[ENGINE_MAX_CONTEXT_POLICIES];
+	/* And of the ended requests: see struct engine_context_usage. */
+	uint64_t context_merged[ENGINE_MAX_CONTEXT_POLICIES], context_fallback[ENGINE_MAX_CONTEXT_POLICIES];
 	int32_t parked_pages;            /* KV of idle sessions that is not in the index */
 	uint64_t parked, parked_resumed, parked_dropped; /* ends of turns that left some; turns that went on with it; lost before that */
 	uint64_t steps, step_rows;

@@ -77,9 +77,11 @@ void worker_finish_request(struct worker *w, struct request *r, enum engine_fini
 	}
 	if (!r->started_ns)
 		r->usage.queue_ns = now - r->submitted_ns;
-	context_describe(&r->policy, &r->kv, w->e->layout.page_stride, &r->usage.context);
+	context_describe(&r->policy, &r->kv, w->e->pool, &r->usage.context);
 	describe_diagnostics(r, &r->usage.context.diagnostics);
 	w->stats.context_requests[r->policy.kind]++;
+	w->stats.context_merged[r->policy.kind] += (uint64_t)r->usage.context.merged_tokens;
+	w->stats.context_fallback[r->policy.kind] += (uint64_t)r->usage.context.fallback_pages;
 	ev->usage = r->usage;
 	switch (finish) {
 	case ENGINE_FINISH_STOP:

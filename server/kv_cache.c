@@ -148,10 +148,10 @@ void kv_cache_write(struct buf *out, const struct engine_context_usage *u, const
 		return;
 	buf_printf(out,
 		   ",\"kv_cache\":{\"policy\":\"%s\",\"tokens_logical\":%d,\"tokens_resident\":%d,\"evicted_tokens\":%d,"
-		   "\"shrink_ratio\":%.6g,\"pages_by_tier\":{\"device\":%d},\"bytes\":%llu",
-		   u->policy, u->tokens_logical, u->tokens_resident, u->evicted_tokens,
-		   u->tokens_logical > 0 ? (double)u->evicted_tokens / u->tokens_logical : 0.0, u->pages,
-		   (unsigned long long)u->bytes);
+		   "\"merged_tokens\":%d,\"shrink_ratio\":%.6g,\"bytes\":%llu,\"fallback_pages\":%d",
+		   u->policy, u->tokens_logical, u->tokens_resident, u->evicted_tokens, u->merged_tokens,
+		   u->tokens_logical > 0 ? (double)u->evicted_tokens / u->tokens_logical : 0.0, (unsigned long long)u->bytes, u->fallback_pages);
+	write_pages_by_tier(u->pages, u->pages_tier, 0, out);
 	if (u->moved)
 		buf_printf(out, ",\"start_moved\":%d", u->moved);
 	if (u->chooses)

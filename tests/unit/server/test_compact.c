@@ -239,6 +239,17 @@ static void a_summary_of_nothing_fails_nothing(void **state)
 	assert_json(http_fake_body(x), "error.code", "\"context_length_exceeded\"");
 }
 
+/* Where turns may be left out as well, the summary is none of them. */
+static void truncation_keeps_the_summary(void **state)
+{
+	struct fake_server *s = *state;
+	post(s, "{\"truncation\":\"auto\"," COMPACT(600) ",\"input\":[" OLD "," MESSAGE("user", "now") "]}");
+	const struct engine_request *r = fake_engine_submitted(s->engine, fake_engine_n_submitted(s->engine) - 1);
+	static const int32_t of[] = {-1, -1, -1, 0};
+	assert_int_equal(r->n_turn_of, 4);
+	assert_memory_equal(r->turn_of, of, sizeof of);
+}
+
 /* A conversation far beyond the context is summarised piece by piece. */
 static void what_is_far_too_long_is_folded(void **state)
 {
@@ -393,7 +404,7 @@ static void compaction_on_its_own(void **state)
 UNIT_MAIN(T(responses_are_stored_and_continued), T(store_false_is_not_stored), T(input_items_come_in_parts),
 	  T(old_turns_become_a_summary), T(what_is_short_enough_stays_as_it_is),
 	  T(the_item_sent_back_stands_for_all_before_it), T(a_stream_shows_it_first),
-	  T(a_summary_of_nothing_fails_nothing), T(what_is_far_too_long_is_folded),
+	  T(a_summary_of_nothing_fails_nothing), T(truncation_keeps_the_summary), T(what_is_far_too_long_is_folded),
 	  T(a_client_that_leaves_ends_the_summary), T(a_conversation_near_the_threshold_is_summarised_while_it_idles),
 	  T(an_older_response_goes_on_from_the_full_text), T(nothing_begins_in_the_background_while_draining),
 	  T(impossible_ones_are_refused_with_what_is_possible), T(compaction_on_its_own))
