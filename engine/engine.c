@@ -341,11 +341,11 @@ void engine_submit(struct engine *e, struct engine_request *r)
 	struct error err;
 	c->request = r;
 	c->tenant = r->tenant;
-	if (flight_begin(e, r->tenant, &err) != STATUS_OK) {
+	if (!r->background && flight_begin(e, r->tenant, &err) != STATUS_OK) {
 		refuse(e, c, &err);
 		return;
 	}
-	c->in_flight = true;
+	c->in_flight = !r->background;
 	mailbox_post(&e->text_box, &c->link);
 }
 
@@ -369,6 +369,14 @@ void engine_cancel(struct engine *e, uint64_t id)
 		c->id = id;
 		mailbox_post(boxes[i], &c->link);
 	}
+}
+
+void engine_hurry(struct engine *e, uint64_t id)
+{
+	struct command *c = wait_for_memory(sizeof *c);
+	c->type = COMMAND_HURRY;
+	c->id = id;
+	mailbox_post(&e->worker_box, &c->link);
 }
 
 static void refuse_for_memory(struct engine *e, struct command *c)
@@ -459,6 +467,12 @@ void engine_session_heartbeat(struct engine *e, uint64_t id, int32_t tenant, con
 {
 	struct engine_session_params p = named(tenant, session);
 	session_command(e, COMMAND_SESSION_HEARTBEAT, id, ENGINE_EVENT_SESSION, &p);
+}
+
+void engine_session_watch(struct engine *e, uint64_t id, int32_t tenant, const char *session)
+{
+	struct engine_session_params p = named(tenant, session);
+	session_command(e, COMMAND_SESSION_WATCH, id, ENGINE_EVENT_CONTEXT, &p);
 }
 
 void engine_session_delete(struct engine *e, uint64_t id, int32_t tenant, const char *session)

@@ -9,7 +9,7 @@
  * No function here computes or waits, except engine_create(), engine_destroy() and the offline tools at the end.
  *
  * Order. For one generation: PROMPT once, then TOKEN for each token, then exactly one of DONE or ERROR, after which its id is never
- * heard of again. Every other command is answered by exactly one event. A failure before the first token is an ERROR with
+ * heard of again. Every other command is answered by exactly one event, but for engine_session_watch(). A failure before the first token is an ERROR with
  * no PROMPT before it.
  */
 #pragma once
@@ -221,6 +221,11 @@ struct engine_request {
 	struct sampling_params sampling; /* sampling.bias malloc'd */
 	int32_t max_tokens;              /* -1: until the context is full; 0: prompt only */
 	int64_t timeout_ms;              /* as engine_options.request_timeout_ms, which bounds it; 0: that one */
+	/*
+	 * Work for later that nobody waits for: it begins only while nothing else runs or waits, is the first to give way, and takes no place
+	 * of its tenant's max_requests or of the queue. What it computes counts like any other.
+	 */
+	bool background;
 	struct str *stops;               /* malloc'd array of malloc'd strings (free((char *)p)) */
 	size_t n_stops;
 	int32_t *stop_tokens;            /* malloc'd; end the answer like EOS, in addition to the model's own */
@@ -246,6 +251,8 @@ bool engine_request_add_stop(struct engine_request *r, const char *s, size_t n);
 
 /* Takes ownership of r in every case; failures come back as an ERROR event. */
 void engine_submit(struct engine *e, struct engine_request *r);
+/* Somebody waits for a generation in the background now: it goes on as if it had been none. Unknown ids are ignored. [any] */
+void engine_hurry(struct engine *e, uint64_t id);
 /* Ends a generation within one step with DONE (finish CANCELLED); unknown ids are ignored. [any] */
 void engine_cancel(struct engine *e, uint64_t id);
 
@@ -309,6 +316,14 @@ struct engine_session_info {
 	uint64_t n_requests;         /* ended */
 };
 
+/* Pages that a session which idles has lost or got back since the event before: see struct engine_session_info. */
+struct engine_session_moves {
+	int32_t evicted;  /* left the device: */
+	int32_t down;     /* of these, to be found in a tier below */
+	int32_t lost;     /* are nowhere any more, from wherever */
+	int32_t up;       /* came back to the device */
+};
+
 struct engine_session_params {
 	char id[ENGINE_SESSION_ID_MAX + 1]; /* "": the engine chooses a random one */
 	int64_t heartbeat_timeout_ms, ttl_ms; /* 0: the engine's; larger ones are cut to it; -1: never (for the server's own) */
@@ -334,6 +349,11 @@ void engine_session_get(struct engine *e, uint64_t id, int32_t tenant, const cha
 void engine_session_heartbeat(struct engine *e, uint64_t id, int32_t tenant, const char *session);
 /* Cancels its requests and returns its pages. */
 void engine_session_delete(struct engine *e, uint64_t id, int32_t tenant, const char *session);
+/*
+ * Tells of a session from now on: a CONTEXT event at once, and one whenever what it has of the KV cache has changed, at most ten a second. An
+ * ERROR, NOT_FOUND, when there is no such session or it has ended, is the last of them; engine_cancel() ends them without one.
+ */
+void engine_session_watch(struct engine *e, uint64_t id, int32_t tenant, const char *session);
 /*
  * Moves a session to another daemon of the same model, in parts that the server asks for: each is answered by EXPORT, whose `text` is the
  * next part and whose `more` tells whether there are others, which engine_session_export_next() asks for under the same id. The session
@@ -395,6 +415,7 @@ enum engine_event_type {
 	ENGINE_EVENT_KV,
 	ENGINE_EVENT_EXPORT,
 	ENGINE_EVENT_IMPORT,
+	ENGINE_EVENT_CONTEXT,
 };
 
 struct engine_event {
@@ -421,8 +442,9 @@ struct engine_event {
 
 	struct error error;        /* ERROR */
 
-	struct engine_session_info *sessions; /* SESSION (1), SESSIONS, KV: [n_sessions] */
+	struct engine_session_info *sessions; /* SESSION (1), CONTEXT (1), SESSIONS, KV: [n_sessions] */
 	size_t n_sessions;
+	struct engine_session_moves moves;    /* CONTEXT */
 	bool more_sessions;                   /* SESSIONS, KV: there are others behind the last one */
 	struct engine_kv *kv;                 /* KV */
 	bool more;                            /* EXPORT: there are other parts */
@@ -518,7 +540,7 @@ struct engine_stats {
 	uint64_t prefix_inserted, prefix_collisions, prefix_revived; /* pages; found under an equal hash with other content; known as ghosts */
 	int32_t prefix_pages, prefix_tails, prefix_ghosts; /* pages indexed, those not full, evicted pages that the policy remembers */
 	uint64_t preemptions, sessions_created, sessions_expired, sessions_deleted;
-	uint64_t preempted[ENGINE_N_ROOMS];          /* generations set back; none for a prompt */
+	uint64_t preempted[ENGINE_N_ROOMS];          /* generations set back; for a prompt only those in the background */
 	uint64_t holds_dropped;          /* queued requests that let go of what they waited to use */
 	/* Pages that are kept in f16 as well, of a narrow pool; those that found no room for it; vectors that became no numbers for want of it. */
 	int32_t kv_wide_pages, kv_wide_max;

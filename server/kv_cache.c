@@ -2,6 +2,8 @@
 
 #include <strings.h>
 
+#include "server/compact.h"
+
 #define TRY(expr)                                                                                                      \
 	do {                                                                                                           \
 		enum status try_status = (expr);                                                                       \
@@ -112,14 +114,17 @@ enum status kv_cache_read(const struct json *body, const struct engine_info *inf
 	return STATUS_OK;
 }
 
-void kv_cache_write(struct buf *out, const struct engine_context_usage *u, bool asked)
+void kv_cache_write(struct buf *out, const struct engine_context_usage *u, const struct compacted *compacted, bool asked)
 {
 	if (!u->policy || (!asked && u->policy == engine_context_policy(0)))
 		return;
 	buf_printf(out,
 		   ",\"kv_cache\":{\"policy\":\"%s\",\"tokens_logical\":%d,\"tokens_resident\":%d,\"evicted_tokens\":%d,"
-		   "\"shrink_ratio\":%.6g,\"pages_by_tier\":{\"device\":%d},\"bytes\":%llu}",
+		   "\"shrink_ratio\":%.6g,\"pages_by_tier\":{\"device\":%d},\"bytes\":%llu",
 		   u->policy, u->tokens_logical, u->tokens_resident, u->evicted_tokens,
 		   u->tokens_logical > 0 ? (double)u->evicted_tokens / u->tokens_logical : 0.0, u->pages,
 		   (unsigned long long)u->bytes);
+	if (compacted)
+		compacted_write(compacted, out);
+	buf_putc(out, '}');
 }

@@ -157,7 +157,7 @@ static void write_evictions(struct buf *out, const char *model, const struct eng
 	parts(out, "kvasir:preemptions_total", "counter",
 	      "Times a generation's KV was dropped for others, by what needed it; cap: a limit of its API key.", model,
 	      "reason",
-	      PARTS({"decode", (double)s->preempted[ENGINE_ROOM_DECODE]}, {"cap", (double)s->preempted[ENGINE_ROOM_CAP]}));
+	      PARTS({"prompt", (double)s->preempted[ENGINE_ROOM_PROMPT]}, {"decode", (double)s->preempted[ENGINE_ROOM_DECODE]}, {"cap", (double)s->preempted[ENGINE_ROOM_CAP]}));
 }
 
 static void write_context(struct buf *out, const char *model, const struct engine_stats *s)
@@ -176,6 +176,26 @@ static void write_context(struct buf *out, const char *model, const struct engin
 	parts(out, "kvasir:kv_parked_total", "counter",
 	      "Ends of turns that left KV for the session alone, turns that went on with it, and such KV lost before that.", model, "event",
 	      PARTS({"parked", (double)s->parked}, {"resumed", (double)s->parked_resumed}, {"dropped", (double)s->parked_dropped}));
+}
+
+static void write_compactions(struct buf *out, const char *model, const struct metrics *m)
+{
+	static const char *const when[] = {"inline", "background"}, *const outcome[] = {"done", "failed"};
+	const char *name = "kvasir:context_compactions_total";
+	char extra[64];
+	head(out, name, "counter", "Summaries of older turns, made for an answer that waited or in the background, by outcome.");
+	for (size_t i = 0; i < 2; i++) {
+		for (size_t k = 0; k < METRICS_COMPACTION_OUTCOMES; k++) {
+			snprintf(extra, sizeof extra, "when=\"%s\",outcome=\"%s\"", when[i], outcome[k]);
+			series(out, name, model, extra);
+			buf_printf(out, "%llu\n", (unsigned long long)m->compactions[i][k]);
+		}
+	}
+	one(out, "kvasir:context_compacted_tokens_total", "counter", "Tokens by which summaries made prompts shorter.", model,
+	    (double)m->compacted_tokens);
+	one(out, "kvasir:responses_stored", "gauge", "Responses that can be asked for by their id.", model, (double)m->stored_responses);
+	one(out, "kvasir:responses_stored_bytes", "gauge", "Bytes they take.", model, (double)m->stored_bytes);
+	one(out, "kvasir:responses_evicted_total", "counter", "Stored responses that made room for others.", model, (double)m->stored_evicted);
 }
 
 static void write_kv(struct buf *out, const char *model, const struct engine_kv *kv, uint64_t page_bytes)
@@ -407,6 +427,7 @@ void metrics_write(const struct metrics *m, const struct metrics_gauges *g, stru
 	write_outcomes(out, model, s);
 	write_evictions(out, model, s);
 	write_context(out, model, s);
+	write_compactions(out, model, m);
 	if (g->info) {
 		write_kv(out, model, &s->kv, g->info->page_bytes);
 		write_model(out, model, g->info);

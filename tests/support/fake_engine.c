@@ -19,6 +19,7 @@ struct session {
 	bool used;
 	struct engine_session_info info;
 	struct tokens held;
+	uint64_t watcher; /* 0: none */
 };
 
 struct run {
@@ -276,6 +277,27 @@ void engine_session_get(struct engine *e, uint64_t id, int32_t tenant, const cha
 		error_event(e, id, STATUS_NOT_FOUND, "there is no such session");
 }
 
+void engine_session_watch(struct engine *e, uint64_t id, int32_t tenant, const char *session)
+{
+	struct session *s = find_session(e, tenant, session);
+	if (!s) {
+		error_event(e, id, STATUS_NOT_FOUND, "there is no such session");
+		return;
+	}
+	session_event(e, id, s);
+	list_entry(e->events.prev, struct engine_event, link)->type = ENGINE_EVENT_CONTEXT;
+	s->watcher = id;
+}
+
+void fake_engine_tell(struct engine *e, const char *session)
+{
+	struct session *s = find_session(e, 0, session);
+	if (s && s->watcher) {
+		session_event(e, s->watcher, s);
+		list_entry(e->events.prev, struct engine_event, link)->type = ENGINE_EVENT_CONTEXT;
+	}
+}
+
 void engine_session_heartbeat(struct engine *e, uint64_t id, int32_t tenant, const char *session)
 {
 	e->n_heartbeats++;
@@ -290,6 +312,8 @@ static void end_session(struct engine *e, struct session *s, const char *detail)
 		if (!e->runs[i].ended && e->runs[i].r->tenant == s->info.tenant &&
 		    strcmp(e->runs[i].r->session, s->info.id) == 0)
 			end_run(e, &e->runs[i], ENGINE_FINISH_CANCELLED, detail);
+	if (s->watcher)
+		error_event(e, s->watcher, STATUS_NOT_FOUND, "the session has ended");
 	free(s->held.ids);
 	*s = (struct session){0};
 }
@@ -469,6 +493,12 @@ static bool accept(struct engine *e, struct run *run, char *why, size_t cap, enu
 		return false;
 	}
 	return true;
+}
+
+void engine_hurry(struct engine *e, uint64_t id)
+{
+	(void)e;
+	(void)id;
 }
 
 void engine_submit(struct engine *e, struct engine_request *r)
