@@ -780,6 +780,7 @@ struct engine_long_params {
 	const char *text;       /* what prompts are made of, [text_n]; NULL: sentences that are made up */
 	size_t text_n;
 	bool speed_only;        /* times and bytes: for models whose words mean nothing */
+	bool cpu_time;          /* times are those that the process had a processor, as on a machine that others use too; with one thread */
 };
 
 struct engine_long_info {
