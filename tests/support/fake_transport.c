@@ -86,6 +86,7 @@ void fake_server_start(struct fake_server *s)
 	s->config.cors_origin = (char *)"*";
 	s->config.session_heartbeat = 30000;
 	s->config.max_body = 2000;
+	s->config.max_body = 2000;
 	s->config.response_store = 1 << 20;
 	s->engine = fake_engine_create();
 	assert_non_null(s->engine);
