@@ -73,8 +73,9 @@ static enum status check_options(struct engine_options *o, struct rope_choice *r
 enum status engine_options_check(const struct engine_options *options, struct error *err)
 {
 	struct engine_options o = *options;
+	struct rope_choice rope;
 	fill_defaults(&o);
-	return check_options(&o, err);
+	return check_options(&o, &rope, err);
 }
 
 /*
