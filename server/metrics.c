@@ -412,6 +412,7 @@ void metrics_write(const struct metrics *m, const struct metrics_gauges *g, stru
 		{"kvasir:step_seconds_total", "counter", "Time spent in steps.", (double)s->step_ns / 1e9},
 		{"kvasir:connections", "gauge", "Open connections.", g->connections},
 		{"kvasir:websockets", "gauge", "Open WebSockets.", g->websockets},
+		{"kvasir:websockets_parked", "gauge", "Open WebSockets that are idle and take one descriptor each.", g->websockets_parked},
 		{"kvasir:client_bytes", "gauge", "Memory of connections: requests being read, output not sent, and what an idle one needs.",
 		 (double)g->client_bytes},
 		{"kvasir:log_lines_lost_total", "counter", "Log lines that stderr did not take.", (double)log_n_lost()},

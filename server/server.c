@@ -243,6 +243,7 @@ static void listener_figures(void *listener, struct metrics_gauges *g)
 	listener_stats(listener, &stats);
 	g->connections = stats.connections;
 	g->websockets = stats.websockets;
+	g->websockets_parked = stats.parked;
 	g->client_bytes = stats.client_bytes;
 }
 
