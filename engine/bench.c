@@ -71,9 +71,9 @@ static enum status check(const struct engine_bench_params *p, struct error *err)
 		st = check_list("runs", &p->runs, 1, 1, ENGINE_BENCH_RUNS_MAX, err);
 	if (st != STATUS_OK)
 		return st;
-	enum kv_form form;
-	if (!kv_form_find(p->kv_type ? p->kv_type : "f16", &form))
-		return error_set_param(err, STATUS_INVALID, "kv-dtype", "kv-dtype: \"%.64s\" is none of f16, int8 and fp8_e4m3", p->kv_type);
+	struct kv_choice kv;
+	if (!kv_choice_find(p->kv_type, &kv))
+		return error_set_param(err, STATUS_INVALID, "kv-dtype", "kv-dtype: \"%.64s\" is none of " KV_CHOICES, p->kv_type);
 	if (p->n_depths == 0)
 		return error_set_param(err, STATUS_INVALID, "depth", "depth: at least one is needed");
 	if (p->n_prefill == 0 && (p->decode_tokens == 0 || p->n_batches == 0))
@@ -335,10 +335,10 @@ static enum status prepare_kv(struct bench *b, struct error *err)
 {
 	const struct engine_bench_params *p = b->params;
 	const struct model_params *m = model_params(b->model);
-	enum kv_form form = KV_FORM_F16;
-	struct backend_info device;
-	kv_form_find(p->kv_type ? p->kv_type : "f16", &form);
-	b->backend->ops->info(b->backend, &device);
+	struct kv_choice kv;
+	enum status st = kv_choice_make(b->backend, p->kv_type, &kv, err);
+	if (st != STATUS_OK)
+		return st;
 	b->n_seqs = 1;
 	for (size_t i = 0; i < p->n_batches; i++)
 		b->n_seqs = p->batch[i] > b->n_seqs ? p->batch[i] : b->n_seqs;
@@ -348,10 +348,8 @@ static enum status prepare_kv(struct bench *b, struct error *err)
 		                       m->n_ctx_train);
 	if (kv_layout_for(b->backend, &b->layout, m->n_layer, m->n_head_kv, m->head_dim) != STATUS_OK)
 		return error_set(err, STATUS_UNSUPPORTED, "the model's KV geometry is not supported");
-	if (form != KV_FORM_F16 && !device.narrow_kv)
-		return error_set_param(err, STATUS_UNSUPPORTED, "kv-dtype", "the device %s cannot keep KV as %s", device.name, p->kv_type);
-	if (form != KV_FORM_F16)
-		kv_layout_narrow(&b->layout, form);
+	if (kv.form != KV_FORM_F16)
+		kv_layout_narrow(&b->layout, kv.form);
 	size_t n = (size_t)b->n_seqs * (size_t)b->n_pages;
 	if (n > INT32_MAX || __builtin_mul_overflow(n, b->layout.page_stride, &b->kv_bytes) ||
 	    b->backend->ops->mem_alloc(b->backend, b->kv_bytes, &b->kv) != STATUS_OK)

@@ -189,7 +189,6 @@ static void digest_weights(const struct gguf *g, uint8_t digest[SHA256_BYTES])
 static void make_root(struct engine *e)
 {
 	const struct model_params *p = model_params(e->model);
-	e->backend->ops->info(e->backend, &e->backend_info);
 	snprintf(e->rope_text, sizeof e->rope_text, "%d %d %d %a %a %a %d %a %a %a %a", (int)p->rope_pairing, (int)p->rope_scaling,
 	         (int)p->rope_dims, p->rope_base, p->rope_base_local, p->rope_factor, (int)p->rope_original_ctx, p->rope_attn_factor, p->yarn_beta_fast,
 	         p->yarn_beta_slow, p->yarn_ext_factor);
@@ -405,21 +404,6 @@ static enum status fill_info(struct engine *e, int32_t n_pages, int32_t n_wide, 
 	return STATUS_OK;
 }
 
-/* What --kv-dtype says, and the backend told of it. */
-static enum status choose_kv(struct engine *e, struct kv_choice *kv, struct error *err)
-{
-	const struct backend_ops *ops = e->backend->ops;
-	kv_choice_find(e->options.kv_type, kv);
-	ops->info(e->backend, &e->backend_info);
-	if ((kv->form != KV_FORM_F16 && !e->backend_info.narrow_kv) ||
-	    (!kv->own && kv->type != e->backend_info.kv_type && (!ops->choose_kv || ops->choose_kv(e->backend, kv->type) != STATUS_OK)))
-		return error_set_param(err, STATUS_UNSUPPORTED, "kv-dtype", "the device %s keeps KV as f16 only, not as %s", e->backend_info.name,
-		                       e->options.kv_type);
-	if (e->options.kv_bounds && !e->backend_info.chooses_pages)
-		return error_set_param(err, STATUS_UNSUPPORTED, "kv-bounds", "the device %s has no bounds of KV pages", e->backend_info.name);
-	return STATUS_OK;
-}
-
 enum status engine_load(struct engine *e, struct error *err)
 {
 	const struct engine_options *o = &e->options;
@@ -437,7 +421,10 @@ enum status engine_load(struct engine *e, struct error *err)
 	if (st != STATUS_OK)
 		return st;
 	struct kv_choice kv;
-	st = choose_kv(e, &kv, err);
+	st = kv_choice_make(e->backend, o->kv_type, &kv, err);
+	e->backend->ops->info(e->backend, &e->backend_info);
+	if (st == STATUS_OK && o->kv_bounds && !e->backend_info.chooses_pages)
+		st = error_set_param(err, STATUS_UNSUPPORTED, "kv-bounds", "the device %s has no bounds of KV pages", e->backend_info.name);
 	if (st == STATUS_OK)
 		st = model_load(e->gguf, e->backend, &e->model, err);
 	if (st != STATUS_OK)

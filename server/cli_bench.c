@@ -19,7 +19,7 @@ static const struct option rows[] = {
 	OPTION_ROW_STRING(struct args, depth, "depth", "0", "tokens of context before each test"),
 	OPTION_ROW_STRING(struct args, batch, "batch", "1", "sequences that decode together"),
 	OPTION_ROW_INT(struct args, runs, "runs", 3, 1, ENGINE_BENCH_RUNS_MAX, "runs of each test, of which the median counts"),
-	OPTION_ROW_STRING(struct args, kv_dtype, "kv-dtype", "f16", "as the server's: f16, int8 or fp8_e4m3"),
+	OPTION_ROW_STRING(struct args, kv_dtype, "kv-dtype", "auto", "as the server's: auto, f16, bf16, int8 or fp8_e4m3"),
 	OPTION_ROW_STRING(struct args, device, "device", "cpu", "backend"),
 	OPTION_ROW_INT(struct args, threads, "threads", 0, 0, 4096, "compute threads; 0: one per physical core"),
 	OPTION_ROW_BOOL(struct args, random_kv, "random-kv", "fill the context with random numbers: quick, and as much to read"),

@@ -356,11 +356,14 @@ static bool batch_fits(const struct model *m, const struct batch *b)
 enum status model_run(struct model *m, const struct batch *batch, void *kv)
 {
 	const struct backend_ops *ops = m->backend->ops;
+	enum status st, end;
 	if (!batch_fits(m, batch))
 		return STATUS_INVALID;
-	TRY(ops->step_begin(m->backend, batch));
-	enum status st = run(m, batch, kv);
-	enum status end = ops->step_end(m->backend);
+	do {
+		TRY(ops->step_begin(m->backend, batch));
+		st = run(m, batch, kv);
+		end = ops->step_end(m->backend);
+	} while (st == STATUS_OK && end == STATUS_BUSY); /* at most once for each of its pages */
 	return st == STATUS_OK || end == STATUS_DEVICE ? end : st; /* the end may know better that the device is lost */
 }
 
