@@ -2,7 +2,6 @@
 import json
 import math
 import os
-import time
 
 import httpx
 import pytest
@@ -280,6 +279,13 @@ def test_streaming_goes_on_past_the_trained_length():
         assert d.kv()["drift_pages"] == 0
 
 
+def processor_s(d):
+    """What the daemon has taken of processors: a busy machine changes it little."""
+    with open(f"/proc/{d.process.pid}/stat") as f:
+        fields = f.read().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 @pytest.mark.skipif(os.environ.get("KVASIR_FULL") != "yes", reason="long; KVASIR_FULL=yes")
 def test_a_conversation_of_32k_tokens_costs_what_its_window_costs():
     """Turns of 900 tokens and answers of 100, past the cap and four times the trained length: what a token takes of memory and time stays."""
@@ -288,28 +294,28 @@ def test_a_conversation_of_32k_tokens_costs_what_its_window_costs():
         sid, ids, took, kept, rss = post(d, "/v1/sessions", {})["id"], [], [], [], []
         for turn in range(32):
             ids += [((turn * 900 + i) * 7919) % 40000 + 1000 for i in range(900)]
-            answer, stamps, last = [], [], {}
+            answer, before = [], 0.0
             body = {"prompt": ids, "max_tokens": 100, "temperature": 0, "ignore_eos": True, "return_token_ids": True, "session_id": sid,
                     "stream": True, "kv_cache": {"policy": "streaming", "max_cache_size": 2048}}
-            with httpx.stream("POST", d.url + "/v1/completions", json=body, timeout=300 * SLOW) as r:
+            with httpx.stream("POST", d.url + "/v1/completions", json=body, timeout=600 * SLOW) as r:
                 for line in r.iter_lines():
-                    if line.startswith("data: {"):
-                        last = json.loads(line[6:])
-                        for choice in last.get("choices", []):
-                            answer += choice.get("token_ids") or []
-                            stamps.append(time.monotonic())
-                        kept.append(last["kv_cache"]) if "kv_cache" in last else None
+                    if not line.startswith("data: {"):
+                        continue
+                    chunk = json.loads(line[6:])
+                    before = before or processor_s(d)
+                    for choice in chunk.get("choices", []):
+                        answer += choice.get("token_ids") or []
+                    kept += [chunk["kv_cache"]] if "kv_cache" in chunk else []
             assert len(answer) == 100
             ids += answer
-            between = sorted(b - a for a, b in zip(stamps, stamps[1:]))
-            took.append(between[len(between) // 2])
+            took.append((processor_s(d) - before) / 99)
             rss.append(d.rss_bytes())
         capped = [k for k in kept if k["evicted_tokens"] > 0]
         assert kept[-1]["tokens_logical"] > 31900 and kept[-1]["start_moved"] > 31900 - 8192
         assert max(k["bytes"] for k in capped) <= 128 * PAGE
         assert max(k["bytes"] for k in capped) - min(k["bytes"] for k in capped) <= 16 * PAGE, "all between two jumps of the window"
         first, end = sorted(took[3:6])[1], sorted(took[-3:])[1]
-        print(f"ms a token at 4k {first * 1e3:.2f}, at 32k {end * 1e3:.2f}; MiB resident {rss[3] >> 20}, {rss[-1] >> 20}")
+        print(f"ms of processor time a token at 4k {first * 1e3:.2f}, at 32k {end * 1e3:.2f}; MiB resident {rss[3] >> 20}, {rss[-1] >> 20}")
         assert rss[-1] - rss[3] < 32 << 20
         assert end < 1.1 * first, took
 
