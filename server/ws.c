@@ -47,6 +47,7 @@ struct ws_conn {
 	bool closing;		  /* ws_close was called, or the peer broke the rules */
 	bool close_sent;
 	bool refused; /* by frame.c */
+	bool throttled; /* the peer is not heard: it has asked for more than it has read */
 	bool doomed;
 	char close_reason[REASON_MAX + 1];
 	int32_t principal;
@@ -97,6 +98,19 @@ static void doom(struct ws_conn *c)
 	uv_timer_start(&c->server->reaper, on_reap, 0, 0);
 }
 
+/*
+ * A peer that asks for much at once is not heard on until it has read half of what waits for it: the pair fills, and conn.c reads no
+ * further. Only what comes by itself, such as an answer that is being generated, can then go over the limit of the queue.
+ */
+static void throttle(struct ws_conn *c)
+{
+	bool full = c->out.pending > c->out.limit / (c->throttled ? 4 : 2);
+	if (!c->linked || full == c->throttled)
+		return;
+	c->throttled = full;
+	lws_rx_flow_control(c->wsi, !full);
+}
+
 enum status ws_send(struct ws_conn *c, const char *text, size_t n)
 {
 	if (!c->open || c->closing || c->doomed)
@@ -113,6 +127,7 @@ enum status ws_send(struct ws_conn *c, const char *text, size_t n)
 		return status;
 	}
 	measure(c);
+	throttle(c);
 	conn_ws_active(c->conn);
 	if (c->linked)
 		lws_callback_on_writable(c->wsi);
@@ -199,6 +214,7 @@ void ws_conn_refuse(struct ws_conn *c, int code, const char *reason)
 
 static int on_writable(struct ws_conn *c)
 {
+	size_t before = c->out.pending;
 	if (c->close_sent)
 		return 0;
 	if (c->ping_due) {
@@ -222,6 +238,10 @@ static int on_writable(struct ws_conn *c)
 			c->server->app->drained(c, c->server->app->app);
 	}
 	measure(c);
+	/* Its pong may be among what is not heard: that it reads is a sign of life as well. */
+	if (c->throttled && c->out.pending < before)
+		c->ping_ms = now_ms();
+	throttle(c);
 	if (c->closing && !c->out.pending && !lws_send_pipe_choked(c->wsi))
 		return send_close(c);
 	if (c->closing || c->out.pending)
@@ -385,14 +405,14 @@ void ws_conn_drop(struct ws_conn *c)
 
 bool ws_conn_is_silent(const struct ws_conn *c)
 {
-	return c->linked && !c->closing && !c->doomed && !c->out.pending && !c->in.len && !c->ping_due && !lws_send_pipe_choked(c->wsi);
+	return c->linked && !c->throttled && !c->closing && !c->doomed && !c->out.pending && !c->in.len && !c->ping_due && !lws_send_pipe_choked(c->wsi);
 }
 
 void ws_conn_unlink(struct ws_conn *c)
 {
 	struct lws *wsi = c->wsi;
 	c->wsi = NULL;
-	c->linked = false;
+	c->linked = c->throttled = false;
 	lws_set_opaque_user_data(wsi, NULL); /* its callbacks find nobody */
 	lws_set_timeout(wsi, PENDING_TIMEOUT_USER_OK, LWS_TO_KILL_SYNC);
 	buf_free(&c->in);

@@ -230,6 +230,34 @@ def test_ws_big_flood_to_a_reader(echo):
                 assert ws.frame() == (TEXT, b"f" * 50000)
 
 
+def test_ws_many_small_messages_at_once_are_no_flood():
+    """A peer that reads is not dropped because what it sent together has more answers than may be queued."""
+    with Echo(stream_buffer=10000) as e:
+        with Ws(e) as ws:
+            n = 3000
+            ws.s.sendall(b"".join(frame(TEXT, b"message %d" % i) + frame(PING, b"%d" % i) for i in range(n)))
+            got, pongs = [], 0
+            while len(got) < n:
+                op, data = ws.frame()
+                pongs += op == PONG  # one may stand for several pings (RFC 6455, 5.5.3)
+                if op == TEXT:
+                    got.append(data)
+            assert got == [b"message %d" % i for i in range(n)] and pongs
+            assert e.stats()["dropped_slow"] == 0
+
+
+def test_ws_a_peer_that_only_asks_is_dropped():
+    """It is not heard any more, so its silence is that of one that answers no ping."""
+    with Echo(stream_buffer=10000, ws_ping_interval=200, ws_ping_timeout=400) as e:
+        with Ws(e, receive_buffer=4096) as ws:
+            ws.s.settimeout(10 * SLOW)
+            with pytest.raises(OSError):
+                for _ in range(10000):
+                    ws.s.sendall(frame(TEXT, b"message") * 1000)
+            eventually(lambda: e.stats()["ws_closed"] == 1, 5, "it is gone")
+        assert e.stats()["websockets"] == 0
+
+
 def test_ws_close_without_an_answer(echo):
     """A peer that does not answer a close frame is dropped."""
     with Ws(echo) as ws:
