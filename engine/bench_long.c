@@ -3,6 +3,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
 
 #include "engine/bench_text.h"
 #include "engine/engine_internal.h"
@@ -18,6 +19,17 @@ enum {
 };
 
 static const char question[] = "\nQuestion: Which doors have a pass key, and who is spoken of?\nAnswer:";
+
+/* The time that this process has had. */
+static int64_t cpu_now_ns(const struct clock *clock)
+{
+	struct timespec t;
+	(void)clock;
+	clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+	return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+static const struct clock cpu_clock = {.now_ns = cpu_now_ns};
 
 struct tokens {
 	int32_t *ids;
@@ -44,6 +56,7 @@ struct forced {
 struct long_bench {
 	const struct engine_long_params *params;
 	const struct engine_long_sink *sink;
+	const struct clock *clock;
 	struct engine *e;
 	const struct engine_info *info;
 	uint64_t n_runs;
@@ -406,7 +419,7 @@ static enum status run_policy(struct long_bench *b, const struct engine_long_pol
 	const struct engine_long_params *p = b->params;
 	char session[ENGINE_SESSION_ID_MAX + 1];
 	struct engine_context context = policy->context;
-	struct forced f = {.clock = clock_system(), .ids = b->tail.ids, .kind = b->kind, .n = (int32_t)b->tail.n, .is_exact = is_exact};
+	struct forced f = {.clock = b->clock, .ids = b->tail.ids, .kind = b->kind, .n = (int32_t)b->tail.n, .is_exact = is_exact};
 	if (!p->speed_only) {
 		f.exact = is_exact || b->has_exact ? b->exact : NULL;
 		f.own = b->own;
@@ -499,6 +512,8 @@ static enum status check(const struct engine_long_params *p, struct error *err)
 		return error_set_param(err, STATUS_INVALID, "cache", "cache: a policy keeps a part of the length, or more than all of it");
 	if (p->n_keys < 0 || p->n_keys > ENGINE_LONG_KEYS_MAX)
 		return error_set_param(err, STATUS_INVALID, "keys", "keys: %" PRId32 " is not from 0 to %d", p->n_keys, ENGINE_LONG_KEYS_MAX);
+	if (p->cpu_time && p->n_threads != 1)
+		return error_set_param(err, STATUS_INVALID, "threads", "threads: the processor's time is the model's with one thread only");
 	if (p->text_tokens < 1 || p->text_tokens > 4096 || p->answer_tokens < 0 || p->answer_tokens > 4096)
 		return error_set_param(err, STATUS_INVALID, "tail", "the tokens behind the prompt are not from 1 to 4096");
 	return STATUS_OK;
@@ -535,6 +550,7 @@ static enum status start_engine(struct long_bench *b, struct error *err)
 	        .context_tokens = b->context,
 	        .kv_bytes = plan.kv_bytes_per_session + plan.kv_bytes_per_session / 4 + SPARE_PAGES * plan.page_bytes,
 	        .max_running = 1,
+	        .clock = b->clock,
 	};
 	st = engine_create(&options, &b->e, err);
 	if (st != STATUS_OK)
@@ -572,7 +588,7 @@ static enum status prepare(struct long_bench *b, struct error *err)
 
 enum status engine_long(const struct engine_long_params *params, const struct engine_long_sink *sink, struct error *err)
 {
-	struct long_bench b = {.params = params, .sink = sink};
+	struct long_bench b = {.params = params, .sink = sink, .clock = params->cpu_time ? &cpu_clock : clock_system()};
 	enum status st = check(params, err);
 	if (st == STATUS_OK)
 		st = prepare(&b, err);

@@ -11,7 +11,7 @@ struct args {
 	char *model, *device, *length, *policies, *text, *kv_dtype, *rope_scaling;
 	int64_t threads, keys, text_tokens, answer;
 	double cache;
-	bool speed_only, json;
+	bool speed_only, cpu_time, json;
 };
 
 static const struct option rows[] = {
@@ -28,6 +28,7 @@ static const struct option rows[] = {
 	OPTION_ROW_STRING(struct args, rope_scaling, "rope-scaling", NULL, "as the server's: yarn:4, linear:2, none, ..."),
 	OPTION_ROW_STRING(struct args, device, "device", "cpu", "backend"),
 	OPTION_ROW_INT(struct args, threads, "threads", 0, 0, 4096, "compute threads; 0: one per physical core"),
+	OPTION_ROW_BOOL(struct args, cpu_time, "cpu-time", "count the processor's time, on a machine that others use too; with --threads 1"),
 	OPTION_ROW_BOOL(struct args, json, "json", "one JSON object instead of a table"),
 };
 
@@ -134,6 +135,7 @@ static void json_info(void *arg, const struct engine_long_info *info)
 	cli_json_string(&o->head, "rope_scaling", info->rope.scaling);
 	cli_json_number(&o->head, "rope_factor", (double)info->rope.factor);
 	cli_json_string(&o->head, "text", o->args->text ? o->args->text : "made up");
+	cli_json_string(&o->head, "time", o->args->cpu_time ? "processor" : "wall");
 	cli_json_number(&o->head, "cache_percent", o->args->cache);
 	buf_printf(&o->head, ",\"keys\":%d,\"text_tokens\":%d,\"answer_tokens\":%d", (int)o->args->keys, (int)o->args->text_tokens,
 	           (int)o->args->answer);
@@ -272,6 +274,7 @@ int cli_bench_long(int argc, char **argv)
 		.text = args.text ? text.data : NULL,
 		.text_n = text.len,
 		.speed_only = args.speed_only,
+		.cpu_time = args.cpu_time,
 	};
 	status = run(&args, &params);
 out:

@@ -216,6 +216,23 @@ static void stretching_reaches_further(void **state)
 	assert_int_equal(seen.n_rows, 1);
 }
 
+/* On a clock that stands while the process waits. */
+static void the_processors_time_can_be_counted(void **state)
+{
+	(void)state;
+	struct engine_long_params p = params();
+	struct seen wall, cpu;
+	p.n_lengths = 1;
+	measured(&p, &wall);
+	p.cpu_time = true;
+	measured(&p, &cpu);
+	assert_int_equal(cpu.n_rows, 4);
+	for (size_t i = 0; i < 4; i++) {
+		assert_true(cpu.rows[i].ttft_s > 0 && cpu.rows[i].tokens_per_s > 0);
+		assert_true(cpu.rows[i].kl_text == wall.rows[i].kl_text && cpu.rows[i].agreement == wall.rows[i].agreement);
+	}
+}
+
 static void speed_alone_asks_nothing(void **state)
 {
 	(void)state;
@@ -257,6 +274,10 @@ static void what_makes_no_sense_is_refused_by_name(void **state)
 	p.text_tokens = 0;
 	refuses(&p, "tail");
 	p = params();
+	p.cpu_time = true;
+	p.n_threads = 2;
+	refuses(&p, "threads");
+	p = params();
 	p.rope_scaling = "warp:9";
 	refuses(&p, "rope-scaling");
 }
@@ -293,6 +314,7 @@ int main(void)
 		cmocka_unit_test(what_does_not_fit_is_left_out_with_a_reason),
 		cmocka_unit_test(a_policy_that_refuses_leaves_the_others_their_rows),
 		cmocka_unit_test(stretching_reaches_further),
+		cmocka_unit_test(the_processors_time_can_be_counted),
 		cmocka_unit_test(speed_alone_asks_nothing),
 		cmocka_unit_test(what_makes_no_sense_is_refused_by_name),
 		cmocka_unit_test(keys_and_text_are_the_same_for_a_seed),
