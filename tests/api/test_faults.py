@@ -153,7 +153,7 @@ def session(d):
     return answer
 
 
-def websocket(d):
+def websocket(d, watched=False):
     """An upgrade and two turns. An error event ends it, and so does a close with a reason."""
     class Place:
         @staticmethod
@@ -165,6 +165,8 @@ def websocket(d):
                 assert ws.status in FAILURES, (ws.status, ws.rest)
                 raise Failed("upgrade")
             previous, texts = None, []
+            if watched:
+                ws.send(1, json.dumps({"type": "session.update", "context_events": True}).encode())
             for i in range(2):
                 ws.send(1, json.dumps({"type": "response.create", "input": "The engine reads", "max_output_tokens": 3, "temperature": 0,
                                        "previous_response_id": previous}).encode())
@@ -219,6 +221,7 @@ KINDS = {
     "health": lambda d: ask_json(d, "GET", "/health/ready")["status"],
     "page": lambda d: len(ask(d, "GET", "/")[1]),
     "websocket": websocket,
+    "context events": lambda d: websocket(d, watched=True),
 }
 
 
