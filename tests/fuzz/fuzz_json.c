@@ -244,6 +244,12 @@ enum status ws_send(struct ws_conn *c, const char *text, size_t n)
 	return STATUS_OK;
 }
 
+size_t ws_unread(const struct ws_conn *c)
+{
+	(void)c;
+	return 0;
+}
+
 void ws_close(struct ws_conn *c, int code, const char *reason)
 {
 	(void)c;
