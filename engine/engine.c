@@ -52,6 +52,7 @@ static enum status check_options(struct engine_options *o, struct rope_choice *r
 		return error_set_param(err, STATUS_INVALID, "context-policy", "context-policy: there is no context policy \"%.64s\"",
 		                       o->context_policy);
 	o->context_policy = kv_policy_name(context);
+	o->kv_bounds = o->kv_bounds || context == KV_POLICY_QUEST;
 	if (context != KV_POLICY_FULL && o->max_cache_size == 0)
 		return error_set_param(err, STATUS_INVALID, "max-cache-size", "context-policy: \"%s\" needs max-cache-size: how many tokens to keep",
 		                       o->context_policy);
@@ -67,7 +68,15 @@ static enum status check_options(struct engine_options *o, struct rope_choice *r
 	if (choice.form != KV_FORM_F16 && type != KV_FORM_F16)
 		return error_set_param(err, STATUS_INVALID, "kv-ram-dtype",
 		                       "kv-ram-dtype: pages that are %s by kv-dtype are kept as they are; leave kv-ram-dtype at f16", o->kv_type);
-	return STATUS_OK;
+	return o->kv_remote ? kv_tier_remote_check(o->kv_remote, err) : STATUS_OK;
+}
+
+enum status engine_options_check(const struct engine_options *options, struct error *err)
+{
+	struct engine_options o = *options;
+	struct rope_choice rope;
+	fill_defaults(&o);
+	return check_options(&o, &rope, err);
 }
 
 /*

@@ -43,7 +43,7 @@ struct app {
 	char fingerprint[24]; /* "" until the model is loaded */
 	struct metrics metrics;
 	void *listener;
-	void (*listener_figures)(void *listener, int32_t *connections, int32_t *websockets);
+	void (*listener_figures)(void *listener, struct metrics_gauges *g);
 	struct mlflow *mlflow; /* NULL: none */
 };
 

@@ -16,7 +16,7 @@ void api_metrics(struct http_exchange *x, void *app)
 	if (engine_state(a->engine) == ENGINE_READY)
 		engine_stats(a->engine, &g.stats);
 	if (a->listener_figures)
-		a->listener_figures(a->listener, &g.connections, &g.websockets);
+		a->listener_figures(a->listener, &g);
 	/* Only keys that see what belongs to others; when none is needed there is nothing to tell apart. */
 	for (int32_t i = 0; i < a->auth.n && !a->auth.open && app_is_admin(a, http_principal(x)); i++) {
 		const struct auth_key *k = auth_find(&a->auth, i);

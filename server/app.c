@@ -130,7 +130,7 @@ void app_set_mlflow(struct app *a, struct mlflow *m)
 }
 
 void app_set_listener(struct app *a, void *listener,
-		      void (*figures)(void *listener, int32_t *connections, int32_t *websockets))
+		      void (*figures)(void *listener, struct metrics_gauges *g))
 {
 	a->listener = listener;
 	a->listener_figures = figures;

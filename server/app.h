@@ -11,6 +11,7 @@
 #include "server/ws.h"
 
 struct app;
+struct metrics_gauges;
 
 /* Called by server.c. The engine and the config must outlive the app. */
 enum status app_create(const struct config *config, struct engine *engine, struct app **out);
@@ -36,4 +37,4 @@ int app_active(const struct app *a);
 /* Cancels everything in flight: the drain deadline has passed. */
 void app_cancel_all(struct app *a);
 /* Where the listener's figures for /metrics come from; may be NULL. */
-void app_set_listener(struct app *a, void *listener, void (*figures)(void *listener, int32_t *connections, int32_t *websockets));
+void app_set_listener(struct app *a, void *listener, void (*figures)(void *listener, struct metrics_gauges *g));

@@ -10,20 +10,34 @@
 
 #include "engine/engine.h"
 
+/* One line, whatever is quoted in it: file names and values may hold line ends and a terminal's control characters. */
+static void complain(const char *text)
+{
+	fputs("kvasir: ", stderr);
+	for (const char *p = text; *p; p++) {
+		unsigned char c = (unsigned char)*p;
+		if (c < 0x20 || c == 0x7f)
+			fprintf(stderr, "\\x%02x", c);
+		else
+			fputc(c, stderr);
+	}
+	fputc('\n', stderr);
+}
+
 int cli_fail(const struct error *err)
 {
-	fprintf(stderr, "kvasir: %s\n", err->message);
+	complain(err->message);
 	return CLI_FAILED;
 }
 
 int cli_misuse(const char *fmt, ...)
 {
+	char text[1024];
 	va_list args;
-	fputs("kvasir: ", stderr);
 	va_start(args, fmt);
-	vfprintf(stderr, fmt, args);
+	vsnprintf(text, sizeof text, fmt, args);
 	va_end(args);
-	fputc('\n', stderr);
+	complain(text);
 	return CLI_USAGE;
 }
 

@@ -120,20 +120,6 @@ static enum status check_host(const char *host, struct error *err)
 	return STATUS_OK;
 }
 
-static enum status check_context(const struct config *c, struct error *err)
-{
-	size_t i = 0;
-	while (engine_context_policy(i) && strcmp(engine_context_policy(i), c->context_policy) != 0)
-		i++;
-	if (!engine_context_policy(i))
-		return error_set_param(err, STATUS_INVALID, "context-policy", "context-policy: there is no context policy \"%.64s\"",
-				       c->context_policy);
-	if (i > 0 && c->max_cache_size == 0)
-		return error_set_param(err, STATUS_INVALID, "max-cache-size", "context-policy: \"%s\" needs max-cache-size: how many tokens to keep",
-				       c->context_policy);
-	return STATUS_OK;
-}
-
 /*
  * --check: also what takes a moment. When serving, the same is found on the way, and a model that fails to load is told by
  * readiness.
@@ -141,15 +127,15 @@ static enum status check_context(const struct config *c, struct error *err)
 static enum status check_deeply(const struct config *c, struct error *err)
 {
 	struct buf facts = BUF_INIT;
+	struct engine_options options;
 	enum status st = check(c, err);
+	server_engine_options(c, &options);
 	if (st == STATUS_OK && c->tls_cert)
 		st = check_tls(c, err);
 	if (st == STATUS_OK)
 		st = check_host(c->host, err);
-	if (st == STATUS_OK && !engine_kv_policy_find(c->kv_policy))
-		st = error_set_param(err, STATUS_INVALID, "kv-policy", "kv-policy: there is no eviction policy \"%.64s\"", c->kv_policy);
 	if (st == STATUS_OK)
-		st = check_context(c, err);
+		st = engine_options_check(&options, err);
 	if (st == STATUS_OK && c->chat_template)
 		st = check_template(c, err);
 	if (st == STATUS_OK)

@@ -369,6 +369,42 @@ static bool read_request(struct conn *c, const struct json *root, struct respons
 	return false;
 }
 
+static size_t history_bytes(const struct history *h)
+{
+	return h ? h->messages.len + h->window.len : 0;
+}
+
+/* Bytes that a connection keeps: the latest conversation of each lane, and the turns that run or wait. */
+static size_t kept_bytes(const struct conn *c)
+{
+	size_t n = 0;
+	list_each(node, tmp, &c->lanes)
+	{
+		const struct lane *l = list_entry(node, struct lane, link);
+		n += history_bytes(l->latest);
+		n += l->running ? response_request_bytes(response_request(l->running->r)) : 0;
+		list_each(waiting, tmp2, &l->queue)
+			n += response_request_bytes(response_request(list_entry(waiting, struct turn, link)->r));
+	}
+	return n;
+}
+
+/*
+ * A conversation can be as long as a message, and the one that it becomes is there beside the one that it was: so a connection may
+ * keep twice that.
+ */
+static bool has_room(const struct conn *c, const struct response_request *q, const struct history *base, struct failure *f)
+{
+	uint64_t most = 2 * (uint64_t)c->app->config->max_body;
+	size_t n = kept_bytes(c) + response_request_bytes(q) + history_bytes(base);
+	if (n <= most)
+		return true;
+	failure_set(f, FAILURE_INVALID, "input",
+		    "With this turn the conversations of this connection would have %zu bytes, and %llu is the most: twice --max-body.", n,
+		    (unsigned long long)most);
+	return false;
+}
+
 /* Puts a request into its lane, which may be new; false with the reason. Takes the content of *q. */
 static bool enqueue(struct conn *c, const char *name, struct response_request *q, struct failure *f)
 {
@@ -395,6 +431,8 @@ static bool enqueue(struct conn *c, const char *name, struct response_request *q
 			return false;
 		}
 	}
+	if (!has_room(c, q, base, f))
+		return false;
 	if (!l)
 		l = add_lane(c, name);
 	t = calloc(1, sizeof *t);

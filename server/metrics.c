@@ -163,14 +163,20 @@ static void write_evictions(struct buf *out, const char *model, const struct eng
 static void write_context(struct buf *out, const char *model, const struct engine_stats *s)
 {
 	struct part requests[ENGINE_MAX_CONTEXT_POLICIES], evicted[ENGINE_MAX_CONTEXT_POLICIES];
+	struct part merged[ENGINE_MAX_CONTEXT_POLICIES], fallback[ENGINE_MAX_CONTEXT_POLICIES];
 	size_t n = 0;
 	for (; engine_context_policy(n); n++) {
 		requests[n] = (struct part){engine_context_policy(n), (double)s->context_requests[n]};
 		evicted[n] = (struct part){engine_context_policy(n), (double)s->context_evicted[n]};
+		merged[n] = (struct part){engine_context_policy(n), (double)s->context_merged[n]};
+		fallback[n] = (struct part){engine_context_policy(n), (double)s->context_fallback[n]};
 	}
 	parts(out, "kvasir:context_requests_total", "counter", "Ended generations by context policy.", model, "policy", requests, n);
 	parts(out, "kvasir:context_evicted_tokens_total", "counter", "Tokens whose KV a context policy let go of.", model, "policy",
 	      evicted, n);
+	parts(out, "kvasir:context_merged_tokens_total", "counter", "Tokens of ended generations that share their KV with others.", model, "policy", merged, n);
+	parts(out, "kvasir:context_fallback_pages_total", "counter",
+	      "Pages of ended generations that were kept in a wider type for a value that their own cannot hold.", model, "policy", fallback, n);
 	one(out, "kvasir:kv_parked_pages", "gauge", "KV pages that sessions under context policies keep for their next turn.", model,
 	    s->parked_pages);
 	parts(out, "kvasir:kv_parked_total", "counter",
@@ -412,6 +418,9 @@ void metrics_write(const struct metrics *m, const struct metrics_gauges *g, stru
 		{"kvasir:step_seconds_total", "counter", "Time spent in steps.", (double)s->step_ns / 1e9},
 		{"kvasir:connections", "gauge", "Open connections.", g->connections},
 		{"kvasir:websockets", "gauge", "Open WebSockets.", g->websockets},
+		{"kvasir:websockets_parked", "gauge", "Open WebSockets that are idle and take one descriptor each.", g->websockets_parked},
+		{"kvasir:client_bytes", "gauge", "Memory of connections: requests being read, output not sent, and what an idle one needs.",
+		 (double)g->client_bytes},
 		{"kvasir:log_lines_lost_total", "counter", "Log lines that stderr did not take.", (double)log_n_lost()},
 		{"kvasir:api_requests_total", "counter", "Generation requests that have ended.",
 		 (double)m->http_requests},

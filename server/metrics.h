@@ -54,7 +54,8 @@ struct metrics_gauges {
 	const char *model;		/* label model_name */
 	const struct engine_info *info; /* NULL while the model is not loaded */
 	struct engine_stats stats;
-	int32_t connections, websockets;
+	int32_t connections, websockets, websockets_parked;
+	int64_t client_bytes;
 	bool ready;
 	const struct mlflow_stats *mlflow; /* NULL: figures go to no tracking server */
 	/* What each API key holds and has used, [n_keys], and their names; none where the reader must not know. */

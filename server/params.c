@@ -139,7 +139,7 @@ static enum status read_limits(struct params *p, const struct json *body, enum p
 	if (api != PARAMS_RESPONSE)
 		TRY(json_read_int(&newer, -1, INT32_MAX, &v, err));
 	if (v == 0 && api != PARAMS_COMPLETION)
-		return json_fail(&max, STATUS_INVALID, err, "must be at least 1.");
+		return json_fail(api != PARAMS_RESPONSE && json_has(&newer) ? &newer : &max, STATUS_INVALID, err, "must be at least 1.");
 	p->has_max_tokens = v >= 0;
 	p->proto->max_tokens = (int32_t)v;
 	TRY(json_read_number(&timeout, 0.001, 2592000, &seconds, err));

@@ -36,6 +36,8 @@ struct response_request {
 enum status response_request_parse(struct response_request *q, struct engine *e, int32_t tenant, const struct json *body,
 				   struct str session_header, struct error *err);
 void response_request_free(struct response_request *q);
+/* What the client sent of it that is kept. */
+size_t response_request_bytes(const struct response_request *q);
 
 struct response;
 

@@ -317,6 +317,11 @@ enum status response_request_parse(struct response_request *q, struct engine *e,
 	return STATUS_OK;
 }
 
+size_t response_request_bytes(const struct response_request *q)
+{
+	return q->input.len + q->items.len + q->tools.len + q->flat_tools.len + q->format.len + q->tool_choice.len + q->instructions.len + q->metadata.len;
+}
+
 void response_request_free(struct response_request *q)
 {
 	params_free(&q->params);

@@ -23,6 +23,7 @@
 #include "server/cli.h"
 #include "server/listener.h"
 #include "server/loop.h"
+#include "server/metrics.h"
 #include "server/notify.h"
 #include "server/ws.h"
 
@@ -236,27 +237,20 @@ static void on_reload(uv_signal_t *handle, int signo)
 		log_msg(LOG_INFO, "reload", "SIGHUP: there is nothing to read again");
 }
 
-static void listener_figures(void *listener, int32_t *connections, int32_t *websockets)
+static void listener_figures(void *listener, struct metrics_gauges *g)
 {
 	struct listener_stats stats;
 	listener_stats(listener, &stats);
-	*connections = stats.connections;
-	*websockets = stats.websockets;
+	g->connections = stats.connections;
+	g->websockets = stats.websockets;
+	g->websockets_parked = stats.parked;
+	g->client_bytes = stats.client_bytes;
 }
 
-static enum status start_engine(struct server *s, const char *chat_template)
+void server_engine_options(const struct config *c, struct engine_options *out)
 {
-	const struct config *c = s->config;
-	size_t dir_n = 0;
-	int64_t disk_bytes = 0;
-	if (c->kv_disk && config_kv_disk(c, &dir_n, &disk_bytes, s->err) != STATUS_OK)
-		return s->err->status;
-	char *dir = c->kv_disk ? strndup(c->kv_disk, dir_n) : NULL;
-	if (c->kv_disk && !dir)
-		return error_set(s->err, STATUS_NOMEM, "out of memory");
-	const struct engine_options options = {
+	*out = (struct engine_options){
 		.model_path = c->model,
-		.chat_template = chat_template,
 		.device = c->device,
 		.n_threads = (int32_t)c->threads,
 		.context_tokens = (int32_t)c->context,
@@ -265,12 +259,11 @@ static enum status start_engine(struct server *s, const char *chat_template)
 		.kv_type = c->kv_dtype,
 		.kv_ram_bytes = (uint64_t)c->kv_ram,
 		.kv_ram_type = c->kv_ram_dtype,
-		.kv_disk_dir = dir,
-		.kv_disk_bytes = (uint64_t)disk_bytes,
 		.kv_disk_write_bytes_per_s = (uint64_t)c->kv_disk_rate,
 		.kv_policy = c->kv_policy,
 		.context_policy = c->context_policy,
 		.max_cache_size = (int32_t)c->max_cache_size,
+		.kv_bounds = c->kv_bounds,
 		.kv_remote = c->kv_remote,
 		.transfer_key = c->transfer_key,
 		.max_running = (int32_t)c->max_running,
@@ -283,9 +276,26 @@ static enum status start_engine(struct server *s, const char *chat_template)
 		.session_tokens = (int32_t)c->session_tokens,
 		.session_requests = (int32_t)c->session_requests,
 		.request_timeout_ms = c->request_timeout,
-		.wake = wake_loop,
-		.wake_arg = s,
 	};
+}
+
+static enum status start_engine(struct server *s, const char *chat_template)
+{
+	const struct config *c = s->config;
+	struct engine_options options;
+	size_t dir_n = 0;
+	int64_t disk_bytes = 0;
+	if (c->kv_disk && config_kv_disk(c, &dir_n, &disk_bytes, s->err) != STATUS_OK)
+		return s->err->status;
+	char *dir = c->kv_disk ? strndup(c->kv_disk, dir_n) : NULL;
+	if (c->kv_disk && !dir)
+		return error_set(s->err, STATUS_NOMEM, "out of memory");
+	server_engine_options(c, &options);
+	options.chat_template = chat_template;
+	options.kv_disk_dir = dir;
+	options.kv_disk_bytes = (uint64_t)disk_bytes;
+	options.wake = wake_loop;
+	options.wake_arg = s;
 	enum status st = engine_create(&options, &s->engine, s->err);
 	free(dir);
 	return st;

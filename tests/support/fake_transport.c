@@ -85,6 +85,7 @@ void fake_server_start(struct fake_server *s)
 	/* Only what the API reads. */
 	s->config.cors_origin = (char *)"*";
 	s->config.session_heartbeat = 30000;
+	s->config.max_body = 3000;
 	s->config.response_store = 1 << 20;
 	s->engine = fake_engine_create();
 	assert_non_null(s->engine);

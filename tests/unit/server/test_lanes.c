@@ -234,6 +234,40 @@ static void limits_are_said_and_survived(void **state)
 	assert_json(last(c), "type", "\"response.completed\"");
 }
 
+/* A conversation that leaves out its oldest turns fits the context for ever, and still has a bound. */
+static void what_a_connection_keeps_is_bounded(void **state)
+{
+	struct fake_server *s = *state;
+	struct ws_conn *c = ws_fake_open(s);
+	char id[64], text[2000], pad[1001];
+	memset(pad, 'x', 1000);
+	pad[1000] = '\0';
+	int turns = 0;
+	fake_engine_set_context(s->engine, 100000);
+	snprintf(text, sizeof text, CREATE ",\"input\":\"%s\"}", pad);
+	for (say(s, c, text); strcmp(json_at_path(last(c), "type"), "\"error\"") != 0 && turns < 10; turns++) {
+		response_id_of(c, id);
+		snprintf(text, sizeof text, CREATE ",\"input\":\"%s\",\"previous_response_id\":\"%s\"}", pad, id);
+		say(s, c, text);
+	}
+	assert_int_equal(turns, 2);
+	expect_error(c, "invalid_value");
+	assert_json(last(c), "error.param", "\"input\"");
+	/* What waits counts as well. */
+	snprintf(text, sizeof text, CREATE ",\"input\":\"%s\",\"stream_id\":\"b\"}", pad);
+	ws_fake_clear(c);
+	ws_fake_say(c, text);
+	ws_fake_say(c, text);
+	expect_error(c, "invalid_value");
+	fake_server_run(s);
+	assert_int_equal(count(c, "response.completed"), 1);
+	/* A new conversation in the lane takes the old one's place, and a small turn passes. */
+	say(s, c, CREATE ",\"input\":\"a\"}");
+	assert_json(last(c), "type", "\"response.completed\"");
+	say(s, c, text);
+	assert_json(last(c), "type", "\"response.completed\"");
+}
+
 static void stream_ids_are_checked(void **state)
 {
 	const char *ids[] = {"\"\"", "\"a b\"", "5", "\"\\u00e9\"", "\"a\\u0000b\"", "[]"};
@@ -651,7 +685,7 @@ UNIT_MAIN(T(whoever_asks_is_told_of_its_sessions), T(one_session_may_be_watched_
 	  T(who_does_not_read_gets_the_latest_when_it_has_read), T(a_turn_has_the_events_of_the_stream), T(the_next_turn_sends_only_what_is_new),
 	  T(an_id_that_is_not_kept_is_said_so), T(a_lane_forks_from_another),
 	  T(lanes_run_side_by_side_and_each_in_order), T(a_waiting_turn_may_continue_the_one_before_it),
-	  T(limits_are_said_and_survived), T(stream_ids_are_checked), T(bad_messages_are_answered_and_survived),
+	  T(limits_are_said_and_survived), T(what_a_connection_keeps_is_bounded), T(stream_ids_are_checked), T(bad_messages_are_answered_and_survived),
 	  T(a_warm_up_has_an_id_and_no_output), T(a_cancelled_response_ends_with_what_it_has),
 	  T(a_cancel_finds_its_response), T(a_turn_that_waits_can_be_cancelled),
 	  T(what_fails_before_it_begins_is_an_error), T(what_fails_later_is_a_failed_response),

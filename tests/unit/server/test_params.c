@@ -103,7 +103,7 @@ static void wrong_values_name_their_parameter(void **state)
 		{"\"truncation\":true", "truncation"},
 		{"\"kv_cache\":5", "kv_cache"},
 		{"\"kv_cache\":{\"policy\":\"some\"}", "kv_cache.policy"},
-		{"\"kv_cache\":{\"policy\":\"quest\"}", "kv_cache.policy"},
+		{"\"kv_cache\":{\"policy\":\"merge\"}", "kv_cache.policy"},
 		{"\"kv_cache\":{\"cache_length_shrink_ratio\":0.96}", "kv_cache.cache_length_shrink_ratio"},
 		{"\"kv_cache\":{\"cache_length_shrink_ratio\":\"0\"}", "kv_cache.cache_length_shrink_ratio"},
 		{"\"kv_cache\":{\"aggregation\":\"sum\"}", "kv_cache.aggregation"},
