@@ -7,6 +7,7 @@
 
 #include "engine/bench_text.h"
 #include "engine/engine_internal.h"
+#include "engine/kv/policy.h"
 
 enum {
 	TEXT_PART_BYTES = 32 << 10, /* of text that is tokenised at once */
@@ -524,7 +525,12 @@ static enum status start_engine(struct long_bench *b, struct error *err)
 {
 	const struct engine_long_params *p = b->params;
 	struct engine_plan plan;
-	const struct engine_plan_params look = {.model_path = p->model_path, .rope_scaling = p->rope_scaling, .kv_type = p->kv_type};
+	bool bounds = false;
+	/* Which policies need what is not always there; others are measured without. */
+	for (size_t i = 0; i < p->n_policies; i++)
+		bounds |= p->policy[i].context.policy && strcmp(p->policy[i].context.policy, kv_policy_name(KV_POLICY_QUEST)) == 0;
+	const struct engine_plan_params look = {
+	        .model_path = p->model_path, .rope_scaling = p->rope_scaling, .kv_type = p->kv_type, .kv_bounds = bounds};
 	enum status st = engine_plan(&look, &plan, err);
 	if (st != STATUS_OK)
 		return st;
@@ -546,6 +552,7 @@ static enum status start_engine(struct long_bench *b, struct error *err)
 	        .device = p->device,
 	        .n_threads = p->n_threads,
 	        .kv_type = p->kv_type,
+	        .kv_bounds = bounds,
 	        .rope_scaling = p->rope_scaling,
 	        .context_tokens = b->context,
 	        .kv_bytes = plan.kv_bytes_per_session + plan.kv_bytes_per_session / 4 + SPARE_PAGES * plan.page_bytes,
