@@ -137,7 +137,7 @@ def websocket(d):
             previous, texts = None, []
             for i in range(2):
                 ws.send(1, json.dumps({"type": "response.create", "input": "The engine reads", "max_output_tokens": 3, "temperature": 0,
-                                       "previous_response_id": previous}).encode())
+                                       "previous_response_id": previous, "store": False}).encode())
                 while True:
                     op, data = ws.frame()
                     if op == 8:
