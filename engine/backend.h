@@ -74,6 +74,16 @@ enum kv_mark {
 
 #define KV_HALF_MAX 65504.0f
 
+/*
+ * What bounds the scores of a full page's keys: in each layer and KV head, the least and the greatest value of each dimension. A product of
+ * some query with any of the keys is at most the sum, over the dimensions, of the larger of its products with the two.
+ * Written by page_bounds(), read by rows that choose (struct page_choice).
+ */
+struct kv_bounds {
+	void *slab;      /* device memory: [n_layer][n_head_kv][n_pages][least, greatest][head_dim] elements of the layout's type */
+	int32_t n_pages; /* of the pool */
+};
+
 /* Geometry of the KV cache. A page holds page_tokens positions of ALL layers. Its inner order belongs to the backend. */
 struct kv_layout {
 	int32_t n_layer;
@@ -86,9 +96,23 @@ struct kv_layout {
 	enum kv_form form;
 	struct kv_wide *wide; /* NULL: no page has a wide copy */
 	struct kv_watch *watch; /* NULL: nobody wants to know */
+	struct kv_bounds *bounds; /* NULL: there are none, and no row chooses */
 };
 
 enum { KV_PAGE_TOKENS = 16 };
+
+/* Bytes of the bounds of a page: an eighth of its elements, or a sixteenth of an exact page. */
+static inline size_t kv_bounds_bytes(const struct kv_layout *l)
+{
+	return 2 * (size_t)l->n_layer * (size_t)l->n_head_kv * (size_t)l->head_dim * sizeof(uint16_t);
+}
+
+/* Where those of a layer, KV head and page begin in the slab; the ones of the next page follow them. */
+static inline size_t kv_bounds_offset(const struct kv_layout *l, int32_t layer, int32_t head_kv, int32_t page)
+{
+	size_t head = (size_t)layer * (size_t)l->n_head_kv + (size_t)head_kv;
+	return (head * (size_t)l->bounds->n_pages + (size_t)page) * 2 * (size_t)l->head_dim * sizeof(uint16_t);
+}
 
 /*
  * The inner order of a page, for whoever narrows its elements: a page is a run of blocks of page_tokens * head_dim elements, one for
@@ -111,6 +135,19 @@ struct kv_order {
 };
 
 /*
+ * Rows that do not read all they see (Tang et al., "Quest: Query-Aware Sparsity for Efficient Long-Context LLM Inference", 2024). In layers
+ * without a window such a row reads, in each layer and for each KV head, at most n_pages of the pages up to its own: the first n_first, the
+ * last n_last, its own among them, and of those between the ones whose bound is largest, summed over the query heads of the KV head; the
+ * earlier of equals, and first those whose bound is no number. Where it sees no more than n_pages it reads all, as a row that does not
+ * choose. All pages before a choosing row's own have their bounds.
+ */
+struct page_choice {
+	int32_t from;    /* rows from this place in the block table on choose */
+	int32_t n_pages; /* n_first + n_last or more; 0: no row chooses */
+	int32_t n_first, n_last; /* n_last >= 1 */
+};
+
+/*
  * One sequence's part of a step. Its rows stand at first_position, first_position + 1, ... as its block table counts, and see all
  * before. Pages that left a sequence leave no hole in its table: what stands there of a row is its position less what was dropped.
  */
@@ -120,7 +157,30 @@ struct batch_seq {
 	int32_t first_position;     /* in the block table */
 	const int32_t *block_table; /* [n_pages] page numbers; position p lies in page block_table[p / page_tokens] */
 	int32_t n_pages;            /* enough for first_position + n_rows */
+	struct page_choice choice;  /* zeroed: its rows read all they see */
+	/*
+	 * NULL, or [n_pages]: attention adds to each page's entry what its rows gave it of their weights, which come to 1 for each layer and query
+	 * head: in units of 2^-KV_MASS_BITS, each row's, layer's and head's share rounded to the nearest. Integers, so that the order in which rows,
+	 * heads and threads add to them changes nothing. Not together with a choice.
+	 */
+	uint64_t *mass;
+	struct attention_look *look; /* NULL, or what attention adds a description of its rows to */
 };
+
+enum { KV_MASS_BITS = 24 };
+
+/* How rows attended, summed over rows, layers and query heads as integers, in units of 2^-KV_MASS_BITS but for n. */
+struct attention_look {
+	uint64_t n;       /* rows, layers and heads */
+	uint64_t entropy; /* of the weights that each gave to positions, in nats */
+	uint64_t largest; /* of each's weights */
+};
+
+/* Whether the row at a place of the block table reads less than it sees, where a layer has no window. */
+static inline bool page_choice_binds(const struct page_choice *c, int32_t place)
+{
+	return c->n_pages > 0 && place >= c->from && place / KV_PAGE_TOKENS >= c->n_pages;
+}
 
 /* One step: decode rows and prefill chunks of many sequences together. */
 struct batch {
@@ -204,6 +264,8 @@ struct backend_info {
 	struct kv_order kv_order;
 	enum quant_type kv_type; /* elements of KV pages: the only layouts it takes are of this type, its own or that of choose_kv() */
 	bool narrow_kv;     /* takes layouts of all forms; else only KV_FORM_F16 */
+	bool weighs_pages;  /* takes batches with masses, and with looks */
+	bool chooses_pages; /* has page_bounds(), and takes batches with rows that choose */
 };
 
 struct backend_ops {
@@ -265,7 +327,8 @@ struct backend_ops {
 	/*
 	 * Causal attention of q[n_rows][n_head][head_dim] over the positions of its block table up to its own that each row sees. Query head h
 	 * uses KV head h / (n_head / n_head_kv). Pages that lie wholly before a row's window are not read for it: where no row of a
-	 * sequence sees a page, its place in the block table may hold anything.
+	 * sequence sees a page, its place in the block table may hold anything. Rows that choose
+	 * read what struct page_choice says.
 	 */
 	enum status (*attention)(struct backend *b, const void *kv, const struct kv_layout *layout, int32_t layer,
 	                         const float *q, int32_t n_head, const struct attention_params *params, float *out);
@@ -285,6 +348,11 @@ struct backend_ops {
 	/* Copies whole pages within the slab: to[i] = from[i]; the pairs do not overlap. */
 	enum status (*page_copy)(struct backend *b, void *kv, const struct kv_layout *layout, const int32_t *from,
 	                         const int32_t *to, int32_t n);
+	/*
+	 * Writes the bounds of n full pages, of all layers, to layout->bounds. A NaN among the keys makes a bound that is none. Narrow pages: of
+	 * what attention would read. NULL where info.chooses_pages is false.
+	 */
+	enum status (*page_bounds)(struct backend *b, const void *kv, const struct kv_layout *layout, const int32_t *pages, int32_t n);
 	/*
 	 * Writes a page of an exact layout in a narrow form to host memory: bit for bit as kv_codec_pack() has it (engine/kv/tier_codec.h),
 	 * whose result is *packed. page_unpack() is the way back. Both wait. NULL where the host does it as well.

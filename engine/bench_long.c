@@ -3,9 +3,11 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
 
 #include "engine/bench_text.h"
 #include "engine/engine_internal.h"
+#include "engine/kv/policy.h"
 
 enum {
 	TEXT_PART_BYTES = 32 << 10, /* of text that is tokenised at once */
@@ -18,6 +20,17 @@ enum {
 };
 
 static const char question[] = "\nQuestion: Which doors have a pass key, and who is spoken of?\nAnswer:";
+
+/* The time that this process has had. */
+static int64_t cpu_now_ns(const struct clock *clock)
+{
+	struct timespec t;
+	(void)clock;
+	clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+	return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+static const struct clock cpu_clock = {.now_ns = cpu_now_ns};
 
 struct tokens {
 	int32_t *ids;
@@ -44,6 +57,7 @@ struct forced {
 struct long_bench {
 	const struct engine_long_params *params;
 	const struct engine_long_sink *sink;
+	const struct clock *clock;
 	struct engine *e;
 	const struct engine_info *info;
 	uint64_t n_runs;
@@ -406,7 +420,7 @@ static enum status run_policy(struct long_bench *b, const struct engine_long_pol
 	const struct engine_long_params *p = b->params;
 	char session[ENGINE_SESSION_ID_MAX + 1];
 	struct engine_context context = policy->context;
-	struct forced f = {.clock = clock_system(), .ids = b->tail.ids, .kind = b->kind, .n = (int32_t)b->tail.n, .is_exact = is_exact};
+	struct forced f = {.clock = b->clock, .ids = b->tail.ids, .kind = b->kind, .n = (int32_t)b->tail.n, .is_exact = is_exact};
 	if (!p->speed_only) {
 		f.exact = is_exact || b->has_exact ? b->exact : NULL;
 		f.own = b->own;
@@ -499,6 +513,8 @@ static enum status check(const struct engine_long_params *p, struct error *err)
 		return error_set_param(err, STATUS_INVALID, "cache", "cache: a policy keeps a part of the length, or more than all of it");
 	if (p->n_keys < 0 || p->n_keys > ENGINE_LONG_KEYS_MAX)
 		return error_set_param(err, STATUS_INVALID, "keys", "keys: %" PRId32 " is not from 0 to %d", p->n_keys, ENGINE_LONG_KEYS_MAX);
+	if (p->cpu_time && p->n_threads != 1)
+		return error_set_param(err, STATUS_INVALID, "threads", "threads: the processor's time is the model's with one thread only");
 	if (p->text_tokens < 1 || p->text_tokens > 4096 || p->answer_tokens < 0 || p->answer_tokens > 4096)
 		return error_set_param(err, STATUS_INVALID, "tail", "the tokens behind the prompt are not from 1 to 4096");
 	return STATUS_OK;
@@ -509,7 +525,12 @@ static enum status start_engine(struct long_bench *b, struct error *err)
 {
 	const struct engine_long_params *p = b->params;
 	struct engine_plan plan;
-	const struct engine_plan_params look = {.model_path = p->model_path, .rope_scaling = p->rope_scaling, .kv_type = p->kv_type};
+	bool bounds = false;
+	/* Which policies need what is not always there; others are measured without. */
+	for (size_t i = 0; i < p->n_policies; i++)
+		bounds |= p->policy[i].context.policy && strcmp(p->policy[i].context.policy, kv_policy_name(KV_POLICY_QUEST)) == 0;
+	const struct engine_plan_params look = {
+	        .model_path = p->model_path, .rope_scaling = p->rope_scaling, .kv_type = p->kv_type, .kv_bounds = bounds};
 	enum status st = engine_plan(&look, &plan, err);
 	if (st != STATUS_OK)
 		return st;
@@ -531,10 +552,12 @@ static enum status start_engine(struct long_bench *b, struct error *err)
 	        .device = p->device,
 	        .n_threads = p->n_threads,
 	        .kv_type = p->kv_type,
+	        .kv_bounds = bounds,
 	        .rope_scaling = p->rope_scaling,
 	        .context_tokens = b->context,
 	        .kv_bytes = plan.kv_bytes_per_session + plan.kv_bytes_per_session / 4 + SPARE_PAGES * plan.page_bytes,
 	        .max_running = 1,
+	        .clock = b->clock,
 	};
 	st = engine_create(&options, &b->e, err);
 	if (st != STATUS_OK)
@@ -572,7 +595,7 @@ static enum status prepare(struct long_bench *b, struct error *err)
 
 enum status engine_long(const struct engine_long_params *params, const struct engine_long_sink *sink, struct error *err)
 {
-	struct long_bench b = {.params = params, .sink = sink};
+	struct long_bench b = {.params = params, .sink = sink, .clock = params->cpu_time ? &cpu_clock : clock_system()};
 	enum status st = check(params, err);
 	if (st == STATUS_OK)
 		st = prepare(&b, err);

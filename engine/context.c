@@ -18,7 +18,7 @@ static enum status no_sizes(const struct engine_context *asked, const char *poli
 	                    : asked->recent_size > 0     ? "kv_cache.recent_size"
 	                    : asked->max_cache_size > 0  ? "kv_cache.max_cache_size"
 	                    : asked->by_share ? "kv_cache.cache_length_shrink_ratio"
-	                    : asked->by_age              ? "kv_cache.aggregation"
+	                    : asked->by_age || asked->by_mass ? "kv_cache.aggregation"
 	                    : asked->trigger_tokens > 0  ? "kv_cache.trigger"
 	                                                 : NULL;
 	if (!param)
@@ -50,8 +50,8 @@ static enum status streaming(const struct context_bounds *bounds, const struct e
 	int64_t start = rounded_up(asked->start_size < 0 ? DEFAULT_START_TOKENS : asked->start_size), recent = rounded_up(asked->recent_size);
 	int32_t most = asked->max_cache_size;
 	const int32_t least = KV_POLICY_MIN_WINDOW * KV_PAGE_TOKENS;
-	if (asked->by_share || asked->by_age)
-		return error_set_param(err, STATUS_INVALID, asked->by_age ? "kv_cache.aggregation" : "kv_cache.cache_length_shrink_ratio",
+	if (asked->by_share || asked->by_age || asked->by_mass)
+		return error_set_param(err, STATUS_INVALID, asked->by_share ? "kv_cache.cache_length_shrink_ratio" : "kv_cache.aggregation",
 		                       "the policy \"streaming\" keeps the latest tokens and chooses none; \"evict\" does");
 	if (most == 0 && recent == 0)
 		most = bounds->max_cache_size;
@@ -78,6 +78,8 @@ static enum status streaming(const struct context_bounds *bounds, const struct e
 	if (status != STATUS_OK)
 		return status;
 	*out = kv_policy_streaming((int32_t)(start / KV_PAGE_TOKENS), (int32_t)(recent / KV_PAGE_TOKENS), (int32_t)(acts / KV_PAGE_TOKENS));
+	/* Where what is kept takes all of it, positions go on as they do without a policy. */
+	kv_policy_keep_within(out, bounds->n_ctx_train);
 	return STATUS_OK;
 }
 
@@ -100,9 +102,13 @@ static enum status evict(const struct context_bounds *bounds, const struct engin
 		                       "max_cache_size has to be more than both and an eighth of it to grow in: it is %" PRId32,
 		                       (int64_t)first * KV_PAGE_TOKENS, (int64_t)last * KV_PAGE_TOKENS, KV_PAGE_TOKENS,
 		                       KV_POLICY_MIN_WINDOW * KV_PAGE_TOKENS, tokens);
-	if (!asked->by_age && !bounds->can_score)
+	if (asked->by_mass && !bounds->can_weigh)
+		return error_set_param(err, STATUS_INVALID, "kv_cache.aggregation", "the device of this server does not tell what attention gives to pages: %s possible",
+		                       bounds->can_score ? "\"norm_ratio\" and \"recency\" are" : "\"recency\" is");
+	if (!asked->by_age && !asked->by_mass && !bounds->can_score)
 		return error_set_param(err, STATUS_INVALID, "kv_cache.aggregation",
-		                       "the KV of this server cannot be weighed, since it is narrow or of a device that keeps its order to itself: \"recency\" is possible");
+		                       "the KV of this server cannot be weighed, since it is narrow or of a device that keeps its order to itself: %s possible",
+		                       bounds->can_weigh ? "\"attention_mass\" and \"recency\" are" : "\"recency\" is");
 	int64_t least = permille > 0 ? (int64_t)first + last + jump : most, acts = asked->trigger_tokens > 0 ? kv_pages_for(asked->trigger_tokens) : least;
 	/* Nothing is ever let go of. */
 	if (most == INT32_MAX && permille == 0) {
@@ -114,6 +120,37 @@ static enum status evict(const struct context_bounds *bounds, const struct engin
 		return status;
 	*out = kv_policy_evict(first, last, most, permille, (int32_t)acts, jump);
 	out->by_age = asked->by_age;
+	out->by_mass = asked->by_mass;
+	return STATUS_OK;
+}
+
+/* All pages stay; how many of them a row reads, in whole pages. */
+static enum status quest(const struct context_bounds *bounds, const struct engine_context *asked, struct kv_policy *out, struct error *err)
+{
+	enum { RECENT = 4 };
+	int32_t tokens = asked->max_cache_size > 0 ? asked->max_cache_size : bounds->max_cache_size, most = tokens / KV_PAGE_TOKENS;
+	int32_t first = kv_pages_for(asked->start_size < 0 ? DEFAULT_START_TOKENS : asked->start_size), last = kv_pages_for(asked->recent_size);
+	if (!bounds->can_choose)
+		return error_set_param(err, STATUS_INVALID, "kv_cache.policy",
+		                       "the policy \"quest\" needs a server that keeps bounds of its pages: --kv-bounds");
+	if (asked->by_share || asked->by_age || asked->by_mass)
+		return error_set_param(err, STATUS_INVALID, asked->by_share ? "kv_cache.cache_length_shrink_ratio" : "kv_cache.aggregation",
+		                       "the policy \"quest\" keeps everything and chooses what to read by itself; \"evict\" has use for that");
+	if (tokens == 0)
+		return error_set_param(err, STATUS_INVALID, "kv_cache.max_cache_size",
+		                       "the policy \"quest\" needs max_cache_size: how many tokens each new one reads");
+	if (last == 0)
+		last = most / 4 < RECENT ? (most >= 4 ? most / 4 : 1) : RECENT;
+	if ((int64_t)first + last >= most)
+		return error_set_param(err, STATUS_INVALID, "kv_cache.max_cache_size",
+		                       "kv_cache.max_cache_size is %" PRId32 ", but it has to be more than start_size and recent_size, which come to %" PRId64
+		                       " and %" PRId64 " tokens in whole pages of %d",
+		                       tokens, (int64_t)first * KV_PAGE_TOKENS, (int64_t)last * KV_PAGE_TOKENS, KV_PAGE_TOKENS);
+	int32_t acts = asked->trigger_tokens > 0 ? kv_pages_for(asked->trigger_tokens) : most;
+	if (acts < most)
+		return error_set_param(err, STATUS_INVALID, "kv_cache.trigger.tokens", "kv_cache.trigger.tokens is %" PRId32 ", less than the %" PRId32
+		                       " tokens that are read", asked->trigger_tokens, most * KV_PAGE_TOKENS);
+	*out = kv_policy_quest(first, last, most, acts);
 	return STATUS_OK;
 }
 
@@ -125,12 +162,15 @@ enum status context_resolve(const struct context_bounds *bounds, const struct en
 		return error_set_param(err, STATUS_INVALID, "kv_cache.policy", "there is no context policy \"%.32s\"", asked->policy);
 	if (kind == KV_POLICY_FULL)
 		return no_sizes(asked, kv_policy_name(kind), err);
+	if (kind == KV_POLICY_QUEST)
+		return quest(bounds, asked, out, err);
 	return kind == KV_POLICY_EVICT ? evict(bounds, asked, out, err) : streaming(bounds, asked, out, err);
 }
 
-struct context_bounds context_bounds_of(const struct engine_options *o, int32_t pool_pages, bool can_score)
+struct context_bounds context_bounds_of(const struct engine_options *o, int32_t pool_pages, bool can_score,
+                                        bool can_weigh, bool can_choose, int32_t n_ctx_train)
 {
-	struct context_bounds b = {KV_POLICY_FULL, o->max_cache_size, pool_pages, can_score};
+	struct context_bounds b = {KV_POLICY_FULL, o->max_cache_size, pool_pages, can_score, can_weigh, can_choose, n_ctx_train};
 	kv_policy_find(o->context_policy, &b.policy);
 	return b;
 }
@@ -138,12 +178,19 @@ struct context_bounds context_bounds_of(const struct engine_options *o, int32_t 
 bool context_is_bounded(const struct engine_options *o, const struct engine_context *asked)
 {
 	const char *policy = asked->policy ? asked->policy : o->context_policy;
-	if (strcmp(policy, kv_policy_name(KV_POLICY_FULL)) == 0)
+	if (strcmp(policy, kv_policy_name(KV_POLICY_FULL)) == 0 || strcmp(policy, kv_policy_name(KV_POLICY_QUEST)) == 0)
 		return false;
 	return strcmp(policy, kv_policy_name(KV_POLICY_EVICT)) != 0 || asked->max_cache_size > 0 || o->max_cache_size > 0;
 }
 
-void context_describe(const struct kv_policy *policy, const struct kv_seq *kv, size_t page_bytes, struct engine_context_usage *out)
+enum status context_check_diagnostics(const struct context_bounds *bounds, const struct engine_context *asked, struct error *err)
+{
+	if (!asked->diagnostics || bounds->can_weigh)
+		return STATUS_OK;
+	return error_set_param(err, STATUS_INVALID, "kv_cache.diagnostics", "the device of this server does not tell how its rows attend");
+}
+
+void context_describe(const struct kv_policy *policy, const struct kv_seq *kv, const struct kv_pool *pool, struct engine_context_usage *out)
 {
 	*out = (struct engine_context_usage){
 	        .policy = kv_policy_name(policy->kind),
@@ -152,7 +199,15 @@ void context_describe(const struct kv_policy *policy, const struct kv_seq *kv, s
 	        .evicted_tokens = kv->n_tokens - kv_seq_places(kv),
 	        .pages = kv_pages_for(kv_seq_places(kv)),
 	};
-	out->bytes = (uint64_t)out->pages * page_bytes;
+	out->bytes = (uint64_t)out->pages * kv_pool_layout(pool)->page_stride;
+	for (int32_t i = kv->n_gone; i < kv->n_pages; i++)
+		out->fallback_pages += kv_pool_fell_back(pool, kv->pages[i]);
+	out->moved = kv->moved;
+	if (policy->kind != KV_POLICY_QUEST)
+		return;
+	int32_t most = policy->most_pages * KV_PAGE_TOKENS;
+	out->chooses = true;
+	out->tokens_read = kv->n_tokens < kv_policy_exact_tokens(policy) || kv->n_tokens < most ? kv->n_tokens : most;
 }
 
 const char *engine_context_policy(size_t i)

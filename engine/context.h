@@ -10,9 +10,13 @@ struct context_bounds {
 	int32_t max_cache_size;     /* of those that give none, and the most that any may ask for; 0: none, and no bound */
 	int32_t pool_pages;
 	bool can_score;             /* pages can be weighed: score.h */
+	bool can_weigh;             /* by the attention they get: batch_seq.mass */
+	bool can_choose;            /* they have bounds: struct page_choice */
+	int32_t n_ctx_train;        /* as far as rows shall look back */
 };
 
-struct context_bounds context_bounds_of(const struct engine_options *o, int32_t pool_pages, bool can_score);
+struct context_bounds context_bounds_of(const struct engine_options *o, int32_t pool_pages, bool can_score, bool can_weigh, bool can_choose,
+                                        int32_t n_ctx_train);
 /*
  * INVALID (param kv_cache or a field of it) for a combination that cannot be: the error says what is possible. Sizes are rounded to pages: what
  * has to be kept up, what bounds memory down.
@@ -20,5 +24,7 @@ struct context_bounds context_bounds_of(const struct engine_options *o, int32_t 
 enum status context_resolve(const struct context_bounds *bounds, const struct engine_context *asked, struct kv_policy *out, struct error *err);
 /* Whether what is kept has a bound that does not grow with the conversation, so that this need not fit. */
 bool context_is_bounded(const struct engine_options *o, const struct engine_context *asked);
+/* INVALID when diagnostics are wanted of a device that has none. */
+enum status context_check_diagnostics(const struct context_bounds *bounds, const struct engine_context *asked, struct error *err);
 /* What is left of a sequence under a policy. */
-void context_describe(const struct kv_policy *policy, const struct kv_seq *kv, size_t page_bytes, struct engine_context_usage *out);
+void context_describe(const struct kv_policy *policy, const struct kv_seq *kv, const struct kv_pool *pool, struct engine_context_usage *out);

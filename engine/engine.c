@@ -52,6 +52,7 @@ static enum status check_options(struct engine_options *o, struct rope_choice *r
 		return error_set_param(err, STATUS_INVALID, "context-policy", "context-policy: there is no context policy \"%.64s\"",
 		                       o->context_policy);
 	o->context_policy = kv_policy_name(context);
+	o->kv_bounds = o->kv_bounds || context == KV_POLICY_QUEST;
 	if (context != KV_POLICY_FULL && o->max_cache_size == 0)
 		return error_set_param(err, STATUS_INVALID, "max-cache-size", "context-policy: \"%s\" needs max-cache-size: how many tokens to keep",
 		                       o->context_policy);

@@ -55,6 +55,7 @@ struct engine_options {
 	const char *transfer_key;  /* a secret that daemons share so that sessions can move between them; NULL: they cannot */
 	const char *kv_policy;     /* which cached pages go when room is needed: of engine_kv_policy(); NULL: the default */
 	const char *context_policy; /* of requests that name none, of engine_context_policy(); NULL: "full" */
+	bool kv_bounds;            /* room beside each page for the bounds of its keys, which "quest" needs */
 	int32_t max_cache_size;    /* tokens: of requests that give none, and the most that any may ask for; 0: none, and no bound */
 	int32_t max_running;       /* generations that share steps; 0: default */
 	int32_t max_queue;         /* generations waiting beyond that before LIMIT; 0: default, -1: no bound */
@@ -97,6 +98,7 @@ struct engine_info {
 	int32_t window, n_windowed; /* n_windowed layers see only so many positions; 0: all see all */
 	uint64_t kv_bytes_per_token, kv_bytes;
 	uint64_t page_bytes; /* what a page takes of kv_bytes */
+	uint64_t bounds_bytes; /* what the bounds of all pages take beside kv_bytes; 0: there are none */
 	const char *kv_type;    /* of an element, "F16", "int8", "fp8_e4m3" */
 	int32_t page_tokens, n_pages;
 	int32_t bos_token, eos_token; /* -1: none */
@@ -173,17 +175,21 @@ enum engine_input { ENGINE_INPUT_TEXT, ENGINE_INPUT_TOKENS, ENGINE_INPUT_CHAT };
  *
  * "streaming": the first start_size tokens stay, and the latest; all keep their positions.
  * "evict": these, and of the pages between those that are worth most.
+ * "quest": all stays; each token of the answer reads the first, the latest, and the pages between whose keys could match it best.
  */
 struct engine_context {
 	const char *policy;     /* of engine_context_policy(); NULL: the engine's */
 	int32_t start_size;     /* tokens; -1: 4, which is a page */
 	int32_t recent_size;    /* streaming: of the window at its longest; it moves in jumps of an eighth. 0: what max_cache_size leaves.
-	                           evict: that stay in any case; 0: 128, or half of max_cache_size where that is less */
-	int32_t max_cache_size; /* tokens in all; 0: as much as the others come to, or the engine's */
+	                           evict: that stay in any case; 0: 128, or half of max_cache_size where that is less.
+	                           quest: that are read in any case; 0: 64, or a quarter of max_cache_size where that is less */
+	int32_t max_cache_size; /* tokens in all; 0: as much as the others come to, or the engine's. quest: that are read */
 	bool by_share;          /* evict: shrink_permille of the conversation is let go of, or more where max_cache_size says so */
 	int32_t shrink_permille;
-	bool by_age;            /* evict: the oldest pages go first, whatever they are worth */
+	bool by_age;            /* evict: the oldest pages go first, whatever they are worth; */
+	bool by_mass;           /* those first that got the least of all rows' attention. Neither: by the norms of their values and keys */
 	int32_t trigger_tokens; /* all is kept up to here; 0: up to max_cache_size */
+	bool diagnostics;       /* engine_context_usage.diagnostics is wanted, of any policy */
 };
 
 enum { ENGINE_MAX_CONTEXT_POLICIES = 8 };
@@ -385,14 +391,30 @@ enum engine_finish {
 	ENGINE_FINISH_CANCELLED, /* cancel, or its session ended: see `detail` */
 };
 
+/* How the tokens of an answer attended, and how far they are from what they would be without their policy. */
+struct engine_diagnostics {
+	bool wanted;
+	uint64_t n_rows;           /* tokens of the answer that were computed, times layers and query heads */
+	double entropy, largest;   /* means over these: of the entropy of weights in nats, and of the largest weight */
+	int32_t n_samples;         /* tokens that were computed exactly as well; 0: the figures below are none */
+	double drift, drift_most;  /* Jensen-Shannon divergence of the next token's distribution from the exact one in nats: mean, and largest */
+};
+
 /* What was kept of a conversation when its generation ended. */
 struct engine_context_usage {
 	const char *policy;
 	int32_t tokens_logical;  /* whose KV was computed or found */
 	int32_t tokens_resident; /* of them, those whose KV was there at the end */
 	int32_t evicted_tokens;  /* and those that its policy let go of */
-	int32_t pages;           /* of the resident, all of them on the device */
-	uint64_t bytes;
+	int32_t merged_tokens;   /* that share their KV with others; no policy does that yet: 0 */
+	int32_t pages;           /* of the resident, on the device */
+	int32_t pages_tier[ENGINE_TIER_KINDS]; /* and below it */
+	int32_t fallback_pages;  /* of the narrow ones, those kept in f16 as well for a value that they cannot hold */
+	uint64_t bytes;          /* on the device */
+	int32_t moved;        /* streaming: by how much the first tokens stand behind their own positions, so that none looks back too far */
+	bool chooses;         /* quest: its rows read a choice of what is resident, ... */
+	int32_t tokens_read;  /* ... the next one so much at most */
+	struct engine_diagnostics diagnostics;
 };
 
 struct engine_usage {
@@ -549,11 +571,14 @@ struct engine_stats {
 	uint64_t kv_wide_refused, kv_not_finite;
 	uint64_t kv_fallback_pages;         /* pages that were kept in f16 because of a value that their own type cannot hold */
 	uint64_t kv_unsound_pages;          /* pages with a value that is no number or infinite: they are not shared */
+	uint64_t kv_bounded;                /* pages whose bounds were computed */
 	uint64_t kv_clamped;                /* vectors with a value beyond the range of halves, at which they were held */
 	struct engine_kv kv;             /* counted now and then: see counted_ms_ago */
 	struct engine_tiers tiers;
 	/* Of context policies, as engine_context_policy() numbers them: requests ended, tokens let go of. */
 	uint64_t context_requests[ENGINE_MAX_CONTEXT_POLICIES], context_evicted[ENGINE_MAX_CONTEXT_POLICIES];
+	/* And of the ended requests: see struct engine_context_usage. */
+	uint64_t context_merged[ENGINE_MAX_CONTEXT_POLICIES], context_fallback[ENGINE_MAX_CONTEXT_POLICIES];
 	int32_t parked_pages;            /* KV of idle sessions that is not in the index */
 	uint64_t parked, parked_resumed, parked_dropped; /* ends of turns that left some; turns that went on with it; lost before that */
 	uint64_t steps, step_rows;
@@ -577,6 +602,7 @@ struct engine_plan_params {
 	uint64_t memory_bytes;  /* for everything; 0: what the plan itself comes to */
 	double tokens_per_s;    /* KV written by all clients together; 0: not known */
 	const char *kv_type;    /* as in engine_options */
+	bool kv_bounds;
 };
 
 struct engine_plan {
@@ -589,6 +615,7 @@ struct engine_plan {
 	uint64_t activation_bytes;    /* of a step */
 	uint64_t kv_bytes_per_token;
 	uint64_t page_bytes;          /* with the padding to its stride */
+	uint64_t bounds_bytes_per_page; /* which the figures below contain; 0: there are none */
 	uint64_t kv_bytes_per_session; /* a whole context, in whole pages; narrow KV: with what is set aside for wide copies */
 	uint64_t kv_bytes;            /* n_sessions of them */
 	uint64_t total_bytes;         /* weights, activations and kv_bytes */
@@ -753,6 +780,7 @@ struct engine_long_params {
 	const char *text;       /* what prompts are made of, [text_n]; NULL: sentences that are made up */
 	size_t text_n;
 	bool speed_only;        /* times and bytes: for models whose words mean nothing */
+	bool cpu_time;          /* times are those that the process had a processor, as on a machine that others use too; with one thread */
 };
 
 struct engine_long_info {

@@ -131,8 +131,11 @@ void engine_rope_describe(const struct model_params *p, const struct rope_choice
 int32_t engine_max_outputs(int32_t max_running, int32_t step_tokens);
 /* One part in so many of a narrow cache is for pages that are kept wide as well. */
 enum { ENGINE_WIDE_SHARE = 6 };
-/* The pages of a cache of so many bytes, and how many of them can have a wide copy (0 unless the layout is narrow). */
-void engine_split_kv(const struct kv_layout *layout, uint64_t bytes, uint64_t *n_pages, uint64_t *n_wide);
+/*
+ * The pages of a cache of so many bytes, with or without bounds, and how many of them can have a wide copy (0 unless the layout is
+ * narrow).
+ */
+void engine_split_kv(const struct kv_layout *layout, bool bounds, uint64_t bytes, uint64_t *n_pages, uint64_t *n_wide);
 /* Loads everything the options ask for, in the worker's thread. On failure what was loaded stays for engine_unload(). */
 enum status engine_load(struct engine *e, struct error *err);
 void engine_unload(struct engine *e);

@@ -110,7 +110,7 @@ static uint64_t default_kv_bytes(struct engine *e, const struct model_params *p)
 	return available == UINT64_MAX ? UINT64_C(1) << 30 : available / 100 * MEMORY_SHARE_PERCENT;
 }
 
-void engine_split_kv(const struct kv_layout *layout, uint64_t bytes, uint64_t *n_pages, uint64_t *n_wide)
+void engine_split_kv(const struct kv_layout *layout, bool bounds, uint64_t bytes, uint64_t *n_pages, uint64_t *n_wide)
 {
 	*n_wide = 0;
 	if (layout->form != KV_FORM_F16) {
@@ -118,7 +118,7 @@ void engine_split_kv(const struct kv_layout *layout, uint64_t bytes, uint64_t *n
 		*n_wide = bytes / ENGINE_WIDE_SHARE / kv_pool_bytes(layout, 0, 1);
 		bytes -= *n_wide * kv_pool_bytes(layout, 0, 1);
 	}
-	*n_pages = bytes / layout->page_stride;
+	*n_pages = bytes / (layout->page_stride + (bounds ? kv_bounds_bytes(layout) : 0));
 }
 
 /* Bytes of KV the pool gets, and the context that fits in them. */
@@ -133,7 +133,7 @@ static enum status size_pool(struct engine *e, const struct model_params *p, int
 	*n_ctx = o->context_tokens ? o->context_tokens : p->n_ctx;
 	uint64_t full = (uint64_t)kv_pages_for(*n_ctx);
 	uint64_t pages, wide;
-	engine_split_kv(&e->layout, o->kv_bytes ? o->kv_bytes : default_kv_bytes(e, p), &pages, &wide);
+	engine_split_kv(&e->layout, o->kv_bounds, o->kv_bytes ? o->kv_bytes : default_kv_bytes(e, p), &pages, &wide);
 	if (!o->kv_bytes && pages > full * (uint64_t)o->max_running) {
 		pages = full * (uint64_t)o->max_running;
 		wide = wide < pages / 8 ? wide : pages / 8;
@@ -389,6 +389,7 @@ static enum status fill_info(struct engine *e, int32_t n_pages, int32_t n_wide, 
 	        .kv_bytes_per_token = e->layout.page_bytes / KV_PAGE_TOKENS,
 	        .kv_bytes = kv_pool_bytes(&e->layout, n_pages, n_wide),
 	        .page_bytes = e->layout.page_stride,
+	        .bounds_bytes = e->layout.bounds ? (uint64_t)n_pages * kv_bounds_bytes(&e->layout) : 0,
 	        .kv_type = e->layout.form == KV_FORM_F16 ? quant_format(e->layout.type)->name : kv_form_name(e->layout.form),
 	        .page_tokens = KV_PAGE_TOKENS,
 	        .n_pages = n_pages,
@@ -424,6 +425,8 @@ enum status engine_load(struct engine *e, struct error *err)
 	struct kv_choice kv;
 	st = kv_choice_make(e->backend, o->kv_type, &kv, err);
 	e->backend->ops->info(e->backend, &e->backend_info);
+	if (st == STATUS_OK && o->kv_bounds && !e->backend_info.chooses_pages)
+		st = error_set_param(err, STATUS_UNSUPPORTED, "kv-bounds", "the device %s has no bounds of KV pages", e->backend_info.name);
 	if (st == STATUS_OK)
 		st = model_load_stretched(e->gguf, e->backend, &e->rope, &e->model, err);
 	if (st != STATUS_OK)
@@ -443,6 +446,9 @@ enum status engine_load(struct engine *e, struct error *err)
 	st = kv_pool_create_narrow(e->backend, &e->layout, n_pages, n_wide, &e->pool, err);
 	if (st != STATUS_OK)
 		return st;
+	st = o->kv_bounds ? kv_pool_add_bounds(e->pool) : STATUS_OK;
+	if (st != STATUS_OK)
+		return error_set(err, st, "no memory for the bounds of %" PRId32 " pages", n_pages);
 	e->layout = *kv_pool_layout(e->pool);
 	st = kv_prefix_create(e->pool, o->kv_policy, &e->prefix, err);
 	if (st != STATUS_OK)

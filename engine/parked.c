@@ -58,6 +58,9 @@ bool unpark(struct request *r)
 	/* What it begins with was dropped meanwhile. */
 	if (n < k->kv.dropped_at)
 		return false;
+	/* Rows that are none of this conversation's have counted. */
+	if (k->policy.by_mass && n < k->kv.n_tokens)
+		return false;
 	struct kv_seq had = r->kv;
 	struct parking *p = k->parking;
 	kv_seq_truncate(p->pool, &k->kv, n);
@@ -69,6 +72,7 @@ bool unpark(struct request *r)
 	kv_seq_charge(&r->kv, had.account);
 	free(had.pages);
 	free(had.notes);
+	free(had.mass);
 	parked_destroy(k);
 	p->n_resumed++;
 	return true;

@@ -17,9 +17,9 @@ static enum status check(const struct engine_plan_params *p, struct error *err)
 }
 
 /* The cache that has so many pages, at least. */
-static uint64_t cache_bytes(const struct kv_layout *l, uint64_t n_pages)
+static uint64_t cache_bytes(const struct kv_layout *l, bool bounds, uint64_t n_pages)
 {
-	uint64_t bytes = n_pages * l->page_stride;
+	uint64_t bytes = n_pages * (l->page_stride + (bounds ? kv_bounds_bytes(l) : 0));
 	return l->form == KV_FORM_F16 ? bytes : bytes + (bytes + ENGINE_WIDE_SHARE - 2) / (ENGINE_WIDE_SHARE - 1);
 }
 
@@ -33,8 +33,8 @@ static enum status plan_pool(const struct engine_plan_params *params, const stru
 		return error_set_param(err, STATUS_INVALID, "sessions", "%" PRId32 " sessions of %" PRId32 " tokens take more than 2^64 bytes",
 		                       params->n_sessions, out->n_ctx);
 	uint64_t memory = params->memory_bytes ? params->memory_bytes : out->total_bytes;
-	engine_split_kv(layout, memory > fixed ? memory - fixed : 0, &pages, &wide);
-	out->pool_bytes = pages * layout->page_stride + wide * kv_pool_bytes(layout, 0, 1);
+	engine_split_kv(layout, params->kv_bounds, memory > fixed ? memory - fixed : 0, &pages, &wide);
+	out->pool_bytes = pages * (layout->page_stride + out->bounds_bytes_per_page) + wide * kv_pool_bytes(layout, 0, 1);
 	out->sessions_that_fit = (int64_t)(pages / (uint64_t)kv_pages_for(out->n_ctx));
 	/* Pages go in the order they came, at the latest: one stays until as many tokens as the pool holds have been written. */
 	if (params->tokens_per_s > 0)
@@ -105,11 +105,12 @@ enum status engine_plan(const struct engine_plan_params *params, struct engine_p
 	out->activation_bytes = model_step_bytes(&p, step < running ? running : step, engine_max_outputs(running, step));
 	out->kv_bytes_per_token = layout.page_bytes / KV_PAGE_TOKENS;
 	out->page_bytes = layout.page_stride;
-	out->kv_bytes_per_session = cache_bytes(&layout, (uint64_t)kv_pages_for(out->n_ctx));
+	out->bounds_bytes_per_page = params->kv_bounds ? kv_bounds_bytes(&layout) : 0;
+	out->kv_bytes_per_session = cache_bytes(&layout, params->kv_bounds, (uint64_t)kv_pages_for(out->n_ctx));
 	/* At the end of a context: the pages that its window touches, which begin and end within one. */
 	int32_t horizon = model_horizon(&p), all = kv_pages_for(out->n_ctx);
 	int32_t seen = horizon && horizon < out->n_ctx ? kv_pages_for(horizon) + 1 : all;
-	out->kv_bytes_running = cache_bytes(&layout, (uint64_t)(seen < all ? seen : all));
+	out->kv_bytes_running = cache_bytes(&layout, params->kv_bounds, (uint64_t)(seen < all ? seen : all));
 	st = plan_pool(params, &layout, out, err);
 out:
 	gguf_close(g);

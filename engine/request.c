@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/drift.h"
 #include "engine/event.h"
 
 int32_t tokens_common_prefix(const int32_t *a, int32_t n_a, const int32_t *b, int32_t n_b)
@@ -113,6 +114,7 @@ void request_destroy(struct request *r)
 		return;
 	engine_event_free(r->last);
 	free(r->prompt_logprobs);
+	drift_destroy(r->drift);
 	grammar_matcher_destroy(r->matcher);
 	detok_destroy(r->detok);
 	sampler_destroy(r->sampler);
@@ -129,14 +131,42 @@ int32_t request_pending(const struct request *r)
 
 int32_t request_reach(const struct request *r)
 {
-	int32_t pending = request_pending(r), until = kv_policy_next(&r->policy, r->kv.n_tokens) - r->kv.n_tokens;
+	int32_t at = r->kv.n_tokens, pending = request_pending(r), until = kv_policy_next(&r->policy, at) - at;
+	struct page_choice choice = request_choice(r);
+	if (at < kv_policy_weighs_from(&r->policy) && until > kv_policy_weighs_from(&r->policy) - at)
+		until = kv_policy_weighs_from(&r->policy) - at;
+	/* Rows choose from pages that are computed, so those of an answer that is computed again go a page at a time. */
+	if (choice.n_pages > 0)
+		until = at < choice.from ? choice.from - at : KV_PAGE_TOKENS - at % KV_PAGE_TOKENS;
 	return pending < until ? pending : until;
 }
 
 int32_t request_exact(const struct request *r)
 {
 	int32_t n = (int32_t)r->tokens.n, exact = kv_policy_exact_tokens(&r->policy);
+	if (r->policy.kind == KV_POLICY_QUEST && exact < r->n_prompt)
+		exact = r->n_prompt;
 	return n < exact ? n : exact;
+}
+
+int32_t request_known(const struct request *r)
+{
+	int32_t exact = request_exact(r), from = kv_policy_weighs_from(&r->policy);
+	return exact < from ? exact : from;
+}
+
+struct page_choice request_choice(const struct request *r)
+{
+	const struct kv_policy *p = &r->policy;
+	if (p->kind != KV_POLICY_QUEST)
+		return (struct page_choice){0};
+	int32_t exact = kv_policy_exact_tokens(p);
+	return (struct page_choice){
+	        .from = exact > r->n_prompt ? exact : r->n_prompt,
+	        .n_pages = p->most_pages,
+	        .n_first = p->first_pages,
+	        .n_last = p->last_pages,
+	};
 }
 
 bool request_keeps_page(const struct request *r, int32_t number)

@@ -46,6 +46,10 @@ struct request {
 	struct kv_chain chain;    /* of tokens: what its pages are indexed under */
 	struct kv_fetch fetch;    /* pages that come from the tiers; under way while it waits */
 	bool fetched;             /* the tiers have been asked */
+	int32_t n_moving;         /* of its first pages, positions that are still to be computed where they have moved to, ... */
+	int32_t n_moving_now;     /* ... and how many of them are in the step under construction */
+	struct drift *drift;      /* NULL: not wanted */
+	struct attention_look look; /* of the rows of the answer, where diagnostics are wanted */
 	int32_t n_indexed;        /* leading pages of kv that the prefix index knows */
 	uint64_t awaits_id;       /* a running request that computes part of this prompt; 0: none */
 	int32_t awaits_tokens;    /* how much of it */
@@ -78,6 +82,10 @@ int32_t request_pending(const struct request *r);
 int32_t request_reach(const struct request *r);
 /* How many of its tokens, from the first on, have the KV that the index knows. */
 int32_t request_exact(const struct request *r);
+/* And how many of them may be taken from there: not those whose rows have to be seen for what they give to others. */
+int32_t request_known(const struct request *r);
+/* Which of its rows do not read all they see. */
+struct page_choice request_choice(const struct request *r);
 /* Whether page `number` of the conversation has a turn's beginning or part of the system message. */
 bool request_keeps_page(const struct request *r, int32_t number);
 /* True when this token ends the answer; *detail says why. */

@@ -2,6 +2,8 @@
 
 #include <stdlib.h>
 
+#include "engine/drift.h"
+
 /*
  * How long a step should take: a client that leaves, a cancel and a new request wait for at most a step, and with
  * somebody decoding a step is also the time between two of their tokens.
@@ -27,9 +29,9 @@ enum status sched_init(struct sched *s, struct kv_pool *pool, struct kv_prefix *
 	s->max_outputs = max_outputs;
 	s->token = calloc((size_t)step_tokens, sizeof *s->token);
 	s->position = calloc((size_t)step_tokens, sizeof *s->position);
-	s->seq = calloc((size_t)max_running, sizeof *s->seq);
+	s->seq = calloc(2 * (size_t)max_running, sizeof *s->seq);
 	s->output_row = calloc((size_t)max_outputs, sizeof *s->output_row);
-	s->part = calloc((size_t)max_running, sizeof *s->part);
+	s->part = calloc(2 * (size_t)max_running, sizeof *s->part);
 	if (!s->token || !s->position || !s->seq || !s->output_row || !s->part) {
 		sched_free(s);
 		return STATUS_NOMEM;
@@ -127,7 +129,7 @@ void sched_add(struct sched *s, struct request *r)
 	to_waiting(s, r);
 	/* What it is about to hit is not evicted while it waits. Without memory for that it takes its chance. */
 	if (!r->prompt_logprobs)
-		kv_prefix_hold(s->prefix, &r->chain, r->tokens.ids, request_exact(r), &r->kv);
+		kv_prefix_hold(s->prefix, &r->chain, r->tokens.ids, request_known(r), &r->kv);
 }
 
 void sched_hurry(struct sched *s, struct request *r)
@@ -158,13 +160,15 @@ static struct kv_use use_by(const struct sched *s, const struct request *r)
 static void leave_kv(struct sched *s, struct request *r)
 {
 	struct kv_use use = use_by(s, r);
-	kv_seq_truncate(s->pool, &r->kv, r->kv.n_tokens);
+	int32_t exact = request_exact(r);
+	/* What is not, but goes on from all there is, is of no use to anybody: see QUEST in kv/policy.h. */
+	kv_seq_truncate(s->pool, &r->kv, r->kv.n_dropped == 0 && r->kv.n_tokens > exact ? exact : r->kv.n_tokens);
 	kv_prefix_put_tail(s->prefix, r->tokens.ids, &r->kv, &use);
 	if (s->tiers)
 		kv_tiers_write_behind(s->tiers, &r->kv);
 	if (r->session)
 		session_keep(s->sessions, r->session, &r->kv);
-	if (r->session && r->kv.n_dropped > 0)
+	if (r->session && r->kv.n_dropped > 0 && r->n_moving == 0)
 		park(&s->parking, r);
 }
 
@@ -238,6 +242,8 @@ static void preempt(struct sched *s, struct request *r, enum engine_room room)
 	kv_seq_release(s->pool, &r->kv);
 	kv_seq_charge(&r->kv, NULL);
 	r->fetched = false;
+	r->n_moving = 0;
+	r->look = (struct attention_look){0}; /* all of them come again */
 	to_waiting(s, r);
 	r->usage.n_preempted++;
 	s->n_preemptions++;
@@ -266,9 +272,19 @@ static struct request *youngest_of(const struct sched *s, const struct tenant *t
 }
 
 /*
- * Makes the next n positions of a running request writable, at the cost of younger ones if need be: of its tenant's when that
- * has reached its limit, else of anybody's. False when the request itself was the youngest of these and had to go.
+ * A running request lacks a page: one becomes free, at the cost of younger requests if need be, of its tenant's when that has reached its
+ * limit (allowed is false), else of anybody's. False when the request itself was the youngest of these and had to go.
  */
+static bool find_page(struct sched *s, struct request *r, bool allowed)
+{
+	if (allowed && reclaim_one(s, r, EVICT_FOR_DECODE))
+		return true;
+	struct request *youngest = allowed ? entry(s->running.prev) : youngest_of(s, r->tenant);
+	preempt(s, youngest, allowed ? ENGINE_ROOM_DECODE : ENGINE_ROOM_CAP);
+	return youngest != r;
+}
+
+/* Makes the next n positions of a running request writable. As find_page(). */
 static bool make_room(struct sched *s, struct request *r, int32_t n)
 {
 	for (;;) {
@@ -282,11 +298,7 @@ static bool make_room(struct sched *s, struct request *r, int32_t n)
 			preempt(s, r, ENGINE_ROOM_DECODE);
 			return false;
 		}
-		if (allowed && reclaim_one(s, r, EVICT_FOR_DECODE))
-			continue;
-		struct request *youngest = allowed ? entry(s->running.prev) : youngest_of(s, r->tenant);
-		preempt(s, youngest, allowed ? ENGINE_ROOM_DECODE : ENGINE_ROOM_CAP);
-		if (youngest == r)
+		if (!find_page(s, r, allowed))
 			return false;
 	}
 }
@@ -296,7 +308,7 @@ static bool make_room(struct sched *s, struct request *r, int32_t n)
 /* Finds what its session or the index has of the prompt. */
 static void attach_kv(struct sched *s, struct request *r)
 {
-	int32_t n = request_exact(r), last = (int32_t)r->tokens.n - 1;
+	int32_t n = request_known(r), last = (int32_t)r->tokens.n - 1;
 	/* The last token is computed in any case, for its logits; a prompt's own log-probabilities need all of them. */
 	int32_t most = r->prompt_logprobs && !r->prompt_done ? 0 : n < last ? n : last;
 	struct kv_use use = use_by(s, r);
@@ -317,7 +329,7 @@ static void attach_kv(struct sched *s, struct request *r)
  */
 static bool could_admit(const struct sched *s, struct request *r)
 {
-	int32_t n = request_exact(r);
+	int32_t n = request_known(r);
 	int64_t need = (int64_t)kv_policy_max_pages(&r->policy, (int32_t)r->tokens.n) + s->n_running; /* without what the index knows, which takes a look */
 	int64_t can = kv_pool_n_free(s->pool);
 	if (s->n_running == 0 || need <= can)
@@ -400,7 +412,7 @@ static bool awaits_other(struct sched *s, struct request *r)
 	if (awaited && awaited->state == REQUEST_PREFILL && awaited->kv.n_tokens < r->awaits_tokens)
 		return true;
 	r->awaits_id = 0;
-	int32_t n = request_exact(r), best = 0;
+	int32_t n = request_known(r), best = 0;
 	list_each(l, next, &s->running) {
 		const struct request *q = entry(l);
 		if (q->state != REQUEST_PREFILL || memcmp(&q->chain.root, &r->chain.root, sizeof r->chain.root) != 0)
@@ -431,7 +443,7 @@ static int32_t pages_to_fetch(const struct sched *s)
 /* True while pages of its prompt are on their way from the tiers, for it or for another that begins alike. */
 static bool awaits_tiers(struct sched *s, struct request *r)
 {
-	int32_t n = request_exact(r);
+	int32_t n = request_known(r);
 	struct kv_use use = use_by(s, r);
 	if (!s->tiers || r->fetched || (r->prompt_logprobs && !r->prompt_done))
 		return false;
@@ -517,11 +529,35 @@ static void add_rows(struct sched *s, struct request *r, int32_t n_rows, int32_t
 	}
 	for (int32_t i = 0; i < n_outputs; i++)
 		s->output_row[b->n_outputs + i] = first + n_rows - n_outputs + i;
-	s->seq[b->n_seqs] = (struct batch_seq){first, n_rows, kv_seq_places(&r->kv), r->kv.pages, r->kv.n_pages};
-	s->part[b->n_seqs] = (struct step_part){r, n_rows, b->n_outputs, n_outputs};
+	s->seq[b->n_seqs] = (struct batch_seq){first, n_rows, kv_seq_places(&r->kv), r->kv.pages, r->kv.n_pages, request_choice(r),
+	                                      at >= kv_policy_weighs_from(&r->policy) ? r->kv.mass : NULL,
+	                                      r->spec->context.diagnostics && at >= r->n_prompt ? &r->look : NULL};
+	s->part[b->n_seqs] = (struct step_part){r, n_rows, b->n_outputs, n_outputs, false, false};
 	b->n_rows += n_rows;
 	b->n_outputs += n_outputs;
 	b->n_seqs++;
+}
+
+/* Adds its first positions that have moved, as many as there are and `room` rows at most; whether they are all of them, and a row is left. */
+static bool add_moved_rows(struct sched *s, struct request *r, int32_t room)
+{
+	struct batch *b = &s->batch;
+	int32_t first = b->n_rows, at = r->policy.first_pages * KV_PAGE_TOKENS - r->n_moving, n = r->n_moving < room ? r->n_moving : room;
+	for (int32_t i = 0; i < n; i++) {
+		s->token[first + i] = r->tokens.ids[at + i];
+		s->position[first + i] = r->kv.moved + at + i;
+	}
+	s->seq[b->n_seqs] = (struct batch_seq){first, n, at, r->kv.pages, r->policy.first_pages};
+	s->part[b->n_seqs] = (struct step_part){r, n, b->n_outputs, 0, false, true};
+	b->n_rows += n;
+	b->n_seqs++;
+	r->n_moving_now = n;
+	return n == r->n_moving && n < room;
+}
+
+void sched_moved(const struct step_part *part)
+{
+	part->request->n_moving -= part->n_rows;
 }
 
 static int32_t step_budget(const struct sched *s, bool decoding)
@@ -562,7 +598,7 @@ static void add_prompts(struct sched *s, bool decoding)
 	int32_t left = step_budget(s, decoding) - s->batch.n_rows;
 	list_each(l, next, &s->running) {
 		struct request *r = entry(l);
-		if (r->state != REQUEST_PREFILL || left <= 0)
+		if (r->state != REQUEST_PREFILL || left <= 0 || r->n_moving != r->n_moving_now)
 			continue;
 		/* Equal shares, so that a short prompt behind a long one does not wait for all of it; what one leaves goes on. */
 		int32_t share = (left + n_prompts - 1) / n_prompts;
@@ -584,12 +620,32 @@ static bool note_pages(struct sched *s, struct request *r)
 	if (!notes)
 		return false;
 	kv->notes = notes;
+	for (int32_t i = 0; r->policy.by_mass && i < kv->n_notes; i++)
+		notes[i].score = (float)kv->mass[i];
 	for (; kv->n_notes < n; kv->n_notes++) {
 		struct kv_note *note = &notes[kv->n_notes];
 		note->number = kv->n_notes + kv->n_dropped; /* all that went stood before it */
 		note->keep = request_keeps_page(r, note->number);
-		note->score = s->scorer && !r->policy.by_age ? kv_score_page(s->scorer, kv->pages[kv->n_notes]) : 0;
+		if (r->policy.by_mass)
+			note->score = (float)kv->mass[kv->n_notes];
+		else
+			note->score = s->scorer && !r->policy.by_age ? kv_score_page(s->scorer, kv->pages[kv->n_notes]) : 0;
 	}
+	return true;
+}
+
+/* Where rows would look back too far on its first pages, these are to be computed again. As find_page(). */
+static bool move_first_pages(struct sched *s, struct request *r)
+{
+	int32_t moved = kv_policy_moved(&r->policy, r->kv.n_tokens), n = r->policy.first_pages;
+	if (moved == r->kv.moved)
+		return true;
+	while (kv_seq_renew(s->pool, &r->kv, n) != STATUS_OK) {
+		if (!find_page(s, r, true))
+			return false;
+	}
+	r->kv.moved = moved;
+	r->n_moving = n * KV_PAGE_TOKENS;
 	return true;
 }
 
@@ -607,14 +663,35 @@ static bool go_on(struct sched *s, struct request *r)
 	for (int32_t i = 0; i < n; i++)
 		kv_seq_drop(s->pool, &r->kv, kv_policy_next_victim(&r->policy, &r->kv), 1);
 	s->pages_dropped[r->policy.kind] += (uint64_t)n;
-	if (r->state == REQUEST_DECODE)
-		return make_room(s, r, 1);
-	return r->policy.kind == KV_POLICY_FULL || make_room(s, r, request_reach(r));
+	if (!move_first_pages(s, r))
+		return false;
+	if (!(r->state == REQUEST_PREFILL && r->policy.kind == KV_POLICY_FULL) && !make_room(s, r, r->state == REQUEST_DECODE ? 1 : request_reach(r)))
+		return false;
+	if (r->kv.n_tokens < kv_policy_weighs_from(&r->policy) || kv_seq_weigh(&r->kv))
+		return true;
+	preempt(s, r, ENGINE_ROOM_DECODE);
+	return false;
+}
+
+/* Whether the next row of an answer is to be computed without its policy first. */
+static bool wants_exact(const struct request *r)
+{
+	struct page_choice choice = request_choice(r);
+	return r->drift && page_choice_binds(&choice, r->kv.n_tokens) && drift_wants(r->drift, r->kv.n_tokens, r->kv.n_tokens - choice.from);
+}
+
+/* A part becomes one that reads everything and tells nothing. */
+static void make_exact(struct step_part *part, struct batch_seq *seq)
+{
+	part->exact = true;
+	seq->choice = (struct page_choice){0};
+	seq->look = NULL;
 }
 
 bool sched_build(struct sched *s)
 {
 	struct batch *b = &s->batch;
+	int32_t n_seen = 0;
 	b->n_rows = b->n_seqs = b->n_outputs = 0;
 	admit_waiting(s);
 	/* Oldest first: whoever has to give way is younger and so not in the batch yet. */
@@ -626,8 +703,15 @@ bool sched_build(struct sched *s)
 			continue;
 		}
 		l = l->next;
-		if (r->state == REQUEST_DECODE)
-			add_rows(s, r, 1, 1);
+		r->n_moving_now = 0;
+		/* All behind it may have a row. */
+		int32_t room = s->step_tokens - b->n_rows - (s->n_running - ++n_seen);
+		bool ready = r->n_moving == 0 || add_moved_rows(s, r, room);
+		if (r->state != REQUEST_DECODE || !ready)
+			continue;
+		add_rows(s, r, 1, 1);
+		if (wants_exact(r))
+			make_exact(&s->part[b->n_seqs - 1], &s->seq[b->n_seqs - 1]);
 	}
 	add_prompts(s, b->n_rows > 0);
 	return b->n_rows > 0;
@@ -636,8 +720,12 @@ bool sched_build(struct sched *s)
 void sched_index(struct sched *s, struct request *r)
 {
 	struct kv_use use = use_by(s, r);
-	if (r->kv.n_dropped == 0 && r->kv.n_tokens / KV_PAGE_TOKENS > r->n_indexed)
-		r->n_indexed = kv_prefix_put(s->prefix, &r->chain, r->tokens.ids, &r->kv, r->n_indexed, &use);
+	int32_t n = r->kv.n_tokens, exact = request_exact(r);
+	if (r->kv.n_dropped > 0 || (n < exact ? n : exact) / KV_PAGE_TOKENS <= r->n_indexed)
+		return;
+	r->kv.n_tokens = n < exact ? n : exact;
+	r->n_indexed = kv_prefix_put(s->prefix, &r->chain, r->tokens.ids, &r->kv, r->n_indexed, &use);
+	r->kv.n_tokens = n;
 }
 
 void sched_let_go(struct sched *s, struct request *r)
@@ -659,6 +747,7 @@ void sched_describe(const struct sched *s, struct engine_stats *out)
 	out->kv_fallback_pages = wide.fallback;
 	out->kv_unsound_pages = wide.n_unsound;
 	out->kv_clamped = wide.n_clamped;
+	out->kv_bounded = wide.n_bounded;
 	out->pages_cached = prefix.n_idle;
 	out->prefix_evictions = 0;
 	for (int reason = 0; reason < EVICT_N_REASONS; reason++)

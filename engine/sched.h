@@ -44,6 +44,8 @@ struct step_part {
 	int32_t n_rows;
 	int32_t first_output; /* of n_outputs consecutive ones: the last row's, or all rows' for prompt log-probabilities */
 	int32_t n_outputs;
+	bool exact; /* its row is computed without its policy, for its logits only: see drift.h */
+	bool moves; /* its rows are not the next ones of the request but its first ones, at later positions: see kv_policy_moved() */
 };
 
 struct sched {
@@ -73,9 +75,9 @@ struct sched {
 	/* The step under construction: host arrays that `batch` points to. */
 	struct batch batch;
 	int32_t *token, *position; /* [step_tokens] */
-	struct batch_seq *seq;     /* [max_running] */
+	struct batch_seq *seq;     /* [2 * max_running]: some have two parts */
 	int32_t *output_row;       /* [max_outputs] */
-	struct step_part *part;    /* [max_running] */
+	struct step_part *part;    /* [2 * max_running] */
 };
 
 /* step_tokens and max_outputs are at least max_running. */
@@ -98,6 +100,8 @@ struct request *sched_find(const struct sched *s, uint64_t id);
 
 /* Admits what can be admitted and builds s->batch and s->part[0..batch.n_seqs). False when there is nothing to compute. */
 bool sched_build(struct sched *s);
+/* A part of moved rows is computed. */
+void sched_moved(const struct step_part *part);
 /* Indexes the full pages that a request has computed; call it when its kv.n_tokens has grown. */
 void sched_index(struct sched *s, struct request *r);
 /* Its counters and gauges, and those of its index and its pool. */

@@ -7,6 +7,7 @@
 
 #include "engine/base/log.h"
 #include "engine/calibrate.h"
+#include "engine/drift.h"
 #include "engine/event.h"
 #include "engine/request.h"
 #include "engine/worker.h"
@@ -40,6 +41,22 @@ void worker_fail_request(struct worker *w, struct request *r, const struct error
 	end_request(w, r);
 }
 
+static void describe_diagnostics(const struct request *r, struct engine_diagnostics *out)
+{
+	const double unit = 1 << KV_MASS_BITS;
+	const struct attention_look *look = &r->look;
+	*out = (struct engine_diagnostics){.wanted = r->spec->context.diagnostics, .n_rows = look->n};
+	if (look->n > 0) {
+		out->entropy = (double)look->entropy / unit / (double)look->n;
+		out->largest = (double)look->largest / unit / (double)look->n;
+	}
+	if (r->drift && r->drift->n > 0) {
+		out->n_samples = r->drift->n;
+		out->drift = r->drift->sum / r->drift->n;
+		out->drift_most = r->drift->most;
+	}
+}
+
 void worker_finish_request(struct worker *w, struct request *r, enum engine_finish finish, const char *detail)
 {
 	struct engine_event *ev = r->last;
@@ -60,8 +77,11 @@ void worker_finish_request(struct worker *w, struct request *r, enum engine_fini
 	}
 	if (!r->started_ns)
 		r->usage.queue_ns = now - r->submitted_ns;
-	context_describe(&r->policy, &r->kv, w->e->layout.page_stride, &r->usage.context);
+	context_describe(&r->policy, &r->kv, w->e->pool, &r->usage.context);
+	describe_diagnostics(r, &r->usage.context.diagnostics);
 	w->stats.context_requests[r->policy.kind]++;
+	w->stats.context_merged[r->policy.kind] += (uint64_t)r->usage.context.merged_tokens;
+	w->stats.context_fallback[r->policy.kind] += (uint64_t)r->usage.context.fallback_pages;
 	ev->usage = r->usage;
 	switch (finish) {
 	case ENGINE_FINISH_STOP:
@@ -335,10 +355,10 @@ static enum status start(struct worker *w, struct error *err)
 	if (st == STATUS_NOMEM)
 		return error_set(err, st, "no memory to look at pages");
 	w->sched.scorer = st == STATUS_OK ? &w->scorer : NULL;
-	w->context = context_bounds_of(o, kv_pool_n_pages(e->pool), st == STATUS_OK);
+	w->context = context_bounds_of(o, kv_pool_n_pages(e->pool), st == STATUS_OK, e->backend_info.weighs_pages, e->layout.bounds != NULL, e->info.n_ctx_train);
 	size_t n = (size_t)o->max_running;
-	w->part_logits = calloc(n, sizeof *w->part_logits);
-	w->part_token = calloc(n, sizeof *w->part_token);
+	w->part_logits = calloc(2 * n, sizeof *w->part_logits);
+	w->part_token = calloc(2 * n, sizeof *w->part_token);
 	w->choice = calloc(n, sizeof *w->choice);
 	w->chosen = calloc(n, sizeof *w->chosen);
 	if (!w->part_logits || !w->part_token || !w->choice || !w->chosen)

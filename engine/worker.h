@@ -30,7 +30,7 @@ struct worker {
 	bool census_stale;      /* something may have changed since */
 	int64_t next_gc_ms;
 	struct list out; /* events of this turn of the loop; they leave together, after the figures that belong to them */
-	/* Of a step, by part, [max_running] each: the logits it needs here, or the token that the backend has chosen. */
+	/* Of a step, by part, [2 * max_running] each: the logits it needs here, or the token that the backend has chosen. */
 	float **part_logits;
 	int32_t *part_token;
 	struct sample_row *choice; /* [max_running] what the backend chooses */

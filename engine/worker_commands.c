@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "engine/base/log.h"
+#include "engine/drift.h"
 #include "engine/event.h"
 #include "engine/limits.h"
 #include "engine/request.h"
@@ -214,6 +215,7 @@ static void handle_generate(struct worker *w, struct command *c)
 	struct tenant *tenant = tenant_find(&w->tenants, spec->tenant);
 	struct kv_policy policy;
 	struct request *r;
+	enum status st;
 	if (!tenant) {
 		error_set(&err, STATUS_NOMEM, "no memory for another tenant");
 		command_fail(e, c, &err, &w->out);
@@ -231,7 +233,8 @@ static void handle_generate(struct worker *w, struct command *c)
 			return;
 		}
 	}
-	if (context_resolve(&w->context, &spec->context, &policy, &err) != STATUS_OK) {
+	if (context_resolve(&w->context, &spec->context, &policy, &err) != STATUS_OK ||
+	    context_check_diagnostics(&w->context, &spec->context, &err) != STATUS_OK) {
 		refuse_generate(w, c, &err);
 		return;
 	}
@@ -245,7 +248,10 @@ static void handle_generate(struct worker *w, struct command *c)
 	r->tenant = tenant;
 	r->session = session;
 	r->deadline_ns = limits_deadline_ns(r, e->options.request_timeout_ms);
-	if (limits_apply(r, &err) != STATUS_OK) {
+	st = limits_apply(r, &err);
+	if (st == STATUS_OK && r->spec->context.diagnostics && policy.kind == KV_POLICY_QUEST && !(r->drift = drift_create(e->info.n_vocab)))
+		st = error_set(&err, STATUS_NOMEM, "no memory for another request");
+	if (st != STATUS_OK) {
 		request_destroy(r);
 		refuse_generate(w, c, &err);
 		return;

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "engine/base/log.h"
+#include "engine/drift.h"
 #include "engine/event.h"
 #include "engine/request.h"
 #include "engine/worker.h"
@@ -126,6 +127,14 @@ static void take_part(struct worker *w, const struct step_part *part, float *min
 	struct request *r = part->request;
 	struct error err;
 	int32_t first = r->kv.n_tokens;
+	if (part->moves) {
+		sched_moved(part);
+		return;
+	}
+	if (part->exact) {
+		drift_exact(r->drift, first, mine);
+		return;
+	}
 	r->kv.n_tokens += part->n_rows;
 	sched_index(&w->sched, r);
 	sched_let_go(&w->sched, r);
@@ -144,6 +153,8 @@ static void take_part(struct worker *w, const struct step_part *part, float *min
 		worker_finish_request(w, r, ENGINE_FINISH_LENGTH, "length");
 		return;
 	}
+	if (r->drift && mine)
+		drift_compare(r->drift, mine);
 	take_token(w, r, mine + (size_t)(part->n_outputs - 1) * (size_t)w->e->info.n_vocab, chosen);
 }
 
@@ -158,8 +169,14 @@ static void fail_step(struct worker *w, enum status st)
 	int32_t n_seqs = b->n_seqs;
 	worker_explain_failure(w, st, &err);
 	log_msg(LOG_ERROR, "step", "a step of %" PRId32 " rows failed: %s", b->n_rows, err.message);
-	for (int32_t i = 0; i < n_seqs; i++)
-		worker_fail_request(w, w->sched.part[i].request, &err);
+	for (int32_t i = 0; i < n_seqs; i++) {
+		struct request *r = w->sched.part[i].request;
+		int32_t later = i + 1;
+		while (later < n_seqs && w->sched.part[later].request != r)
+			later++;
+		if (later == n_seqs)
+			worker_fail_request(w, r, &err);
+	}
 	if (st == STATUS_DEVICE) {
 		w->lost = true;
 		w->lost_error = err;
@@ -171,7 +188,7 @@ static bool chosen_on_device(const struct worker *w, const struct step_part *par
 {
 	const struct request *r = part->request;
 	/* A grammar's mask is applied here. */
-	if (r->matcher || r->spec->choose || !model_samples(w->e->model) || part->n_outputs != 1 || (r->prompt_logprobs && !r->prompt_done) ||
+	if (r->matcher || r->drift || r->spec->choose || !model_samples(w->e->model) || part->n_outputs != 1 || (r->prompt_logprobs && !r->prompt_done) ||
 	    !sampler_offload(r->sampler, row))
 		return false;
 	row->output = part->first_output;
@@ -205,12 +222,28 @@ static enum status fetch_outputs(struct worker *w)
 	return st;
 }
 
+/* Rows that choose what they read need the bounds of the pages before their own. */
+static enum status bound_pages(struct worker *w)
+{
+	const struct batch *b = &w->sched.batch;
+	enum status st = STATUS_OK;
+	for (int32_t i = 0; i < b->n_seqs && st == STATUS_OK; i++) {
+		const struct batch_seq *s = &b->seq[i];
+		int32_t last = s->first_position + s->n_rows - 1, first = s->choice.n_first;
+		if (page_choice_binds(&s->choice, last))
+			st = kv_pool_bound(w->e->pool, s->block_table + first, last / KV_PAGE_TOKENS - first);
+	}
+	return st;
+}
+
 void worker_run_step(struct worker *w)
 {
 	struct engine *e = w->e;
 	const struct batch *b = &w->sched.batch;
 	int64_t start = clock_now_ns(clock_system());
-	enum status st = model_run(e->model, b, kv_pool_slab(e->pool));
+	enum status st = bound_pages(w);
+	if (st == STATUS_OK)
+		st = model_run(e->model, b, kv_pool_slab(e->pool));
 	if (st == STATUS_OK)
 		st = fetch_outputs(w);
 	int64_t took = clock_now_ns(clock_system()) - start;

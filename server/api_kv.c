@@ -17,13 +17,14 @@ static void write_pool(struct buf *out, const struct engine_kv *kv, const struct
 		   ",\"pool\":{\"pages\":%d,\"pages_free\":%d,\"pages_used\":%d,\"bytes\":%llu,\"bytes_used\":%llu,"
 		   "\"page_tokens\":%d,\"page_bytes\":%llu,\"token_bytes\":%llu,\"type\":\"%s\","
 		   "\"wide_pages\":%d,\"wide_pages_max\":%d,\"wide_refused\":%llu,\"fallback_pages\":%llu,"
-		   "\"not_finite\":%llu,\"unsound_pages\":%llu,\"clamped\":%llu}",
+		   "\"not_finite\":%llu,\"unsound_pages\":%llu,\"clamped\":%llu,\"bounds_bytes\":%llu,\"bounded_pages\":%llu}",
 		   kv->pages_total, kv->pages_free, used, (unsigned long long)kv->pages_total * page_bytes,
 		   (unsigned long long)used * page_bytes, info->page_tokens, (unsigned long long)page_bytes,
 		   (unsigned long long)info->kv_bytes_per_token, info->kv_type,
 		   s->kv_wide_pages, s->kv_wide_max, (unsigned long long)s->kv_wide_refused,
 		   (unsigned long long)s->kv_fallback_pages, (unsigned long long)s->kv_not_finite,
-		   (unsigned long long)s->kv_unsound_pages, (unsigned long long)s->kv_clamped);
+		   (unsigned long long)s->kv_unsound_pages, (unsigned long long)s->kv_clamped,
+		   (unsigned long long)info->bounds_bytes, (unsigned long long)s->kv_bounded);
 }
 
 static void write_holders(struct buf *out, const struct engine_kv *kv)

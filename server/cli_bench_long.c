@@ -11,7 +11,7 @@ struct args {
 	char *model, *device, *length, *policies, *text, *kv_dtype, *rope_scaling;
 	int64_t threads, keys, text_tokens, answer;
 	double cache;
-	bool speed_only, json;
+	bool speed_only, cpu_time, json;
 };
 
 static const struct option rows[] = {
@@ -28,6 +28,7 @@ static const struct option rows[] = {
 	OPTION_ROW_STRING(struct args, rope_scaling, "rope-scaling", NULL, "as the server's: yarn:4, linear:2, none, ..."),
 	OPTION_ROW_STRING(struct args, device, "device", "cpu", "backend"),
 	OPTION_ROW_INT(struct args, threads, "threads", 0, 0, 4096, "compute threads; 0: one per physical core"),
+	OPTION_ROW_BOOL(struct args, cpu_time, "cpu-time", "count the processor's time, on a machine that others use too; with --threads 1"),
 	OPTION_ROW_BOOL(struct args, json, "json", "one JSON object instead of a table"),
 };
 
@@ -49,10 +50,11 @@ enum { POLICIES_MAX = 16, LABEL_MAX = 48 };
 static const struct kind {
 	const char *label;
 	const char *policy;
-	bool by_age;
+	bool by_age, by_mass;
 } kinds[] = {
-	{"evict:norm_ratio", "evict", false},
-	{"evict:recency", "evict", true},
+	{"evict:norm_ratio", "evict", false, false},
+	{"evict:attention_mass", "evict", false, true},
+	{"evict:recency", "evict", true, false},
 };
 enum { N_KINDS = sizeof kinds / sizeof *kinds };
 
@@ -62,12 +64,13 @@ struct policies {
 	size_t n;
 };
 
-static bool add_policy(struct policies *p, const char *label, const char *name, bool by_age)
+static bool add_policy(struct policies *p, const char *label, struct engine_context context)
 {
 	if (p->n == POLICIES_MAX)
 		return false;
 	snprintf(p->label[p->n], LABEL_MAX, "%s", label);
-	p->item[p->n] = (struct engine_long_policy){p->label[p->n], {.policy = name, .start_size = -1, .by_age = by_age}};
+	context.start_size = -1;
+	p->item[p->n] = (struct engine_long_policy){p->label[p->n], context};
 	p->n++;
 	return true;
 }
@@ -78,10 +81,11 @@ static bool add_kinds(struct policies *p, const char *label)
 	size_t before = p->n;
 	for (size_t i = 0; i < N_KINDS; i++)
 		if (strcmp(label, kinds[i].label) == 0 || strcmp(label, kinds[i].policy) == 0)
-			add_policy(p, kinds[i].label, kinds[i].policy, kinds[i].by_age);
+			add_policy(p, kinds[i].label,
+			           (struct engine_context){.policy = kinds[i].policy, .by_age = kinds[i].by_age, .by_mass = kinds[i].by_mass});
 	for (size_t i = 0; p->n == before && engine_context_policy(i); i++)
 		if (strcmp(label, engine_context_policy(i)) == 0)
-			add_policy(p, label, engine_context_policy(i), false);
+			add_policy(p, label, (struct engine_context){.policy = engine_context_policy(i)});
 	return p->n > before;
 }
 
@@ -97,7 +101,7 @@ static enum status read_policies(const char *text, struct policies *out, struct 
 		size_t n = strcspn(p, ",");
 		snprintf(label, sizeof label, "%.*s", (int)n, p);
 		if (n >= sizeof label || !add_kinds(out, label))
-			st = error_set_param(err, STATUS_INVALID, "policies", "policies: \"%.40s\" is none of %s, evict:norm_ratio and evict:recency",
+			st = error_set_param(err, STATUS_INVALID, "policies", "policies: \"%.40s\" is none of %s, evict:norm_ratio, evict:attention_mass and evict:recency",
 			                     label, all.data);
 		p += n + (p[n] == ',');
 	}
@@ -134,6 +138,7 @@ static void json_info(void *arg, const struct engine_long_info *info)
 	cli_json_string(&o->head, "rope_scaling", info->rope.scaling);
 	cli_json_number(&o->head, "rope_factor", (double)info->rope.factor);
 	cli_json_string(&o->head, "text", o->args->text ? o->args->text : "made up");
+	cli_json_string(&o->head, "time", o->args->cpu_time ? "processor" : "wall");
 	cli_json_number(&o->head, "cache_percent", o->args->cache);
 	buf_printf(&o->head, ",\"keys\":%d,\"text_tokens\":%d,\"answer_tokens\":%d", (int)o->args->keys, (int)o->args->text_tokens,
 	           (int)o->args->answer);
@@ -177,7 +182,7 @@ static void text_info(void *arg, const struct engine_long_info *info)
 	struct buf line = BUF_INIT;
 	buf_printf(&line, "%s, %d threads; KV as %s, %llu bytes a token; a context of %d tokens\n", info->backend, info->n_threads, info->kv_type,
 	           (unsigned long long)info->kv_bytes_per_token, info->n_ctx);
-	buf_printf(&line, "%7s %-18s %8s %9s %9s %10s %8s %9s %8s %9s %9s\n", "tokens", "policy", "TTFT s", "tokens/s", "resident", "MiB",
+	buf_printf(&line, "%7s %-21s %8s %9s %9s %10s %8s %9s %8s %9s %9s\n", "tokens", "policy", "TTFT s", "tokens/s", "resident", "MiB",
 	           "KL text", "KL recall", "passkey", "log-prob", "agreement");
 	put_line(arg, &line);
 }
@@ -193,7 +198,7 @@ static void put_figure(struct buf *out, int width, int digits, double x)
 static void text_row(void *arg, const struct engine_long_row *row)
 {
 	struct buf line = BUF_INIT;
-	buf_printf(&line, "%7d %-18s", row->length, row->policy);
+	buf_printf(&line, "%7d %-21s", row->length, row->policy);
 	put_figure(&line, 8, 2, row->ttft_s);
 	put_figure(&line, 9, 1, row->tokens_per_s);
 	buf_printf(&line, " %9d", row->tokens_resident);
@@ -210,7 +215,7 @@ static void text_row(void *arg, const struct engine_long_row *row)
 static void text_left_out(void *arg, const char *policy, int32_t length, const char *why)
 {
 	struct buf line = BUF_INIT;
-	buf_printf(&line, "%7d %-18s left out: %s\n", length, policy, why);
+	buf_printf(&line, "%7d %-21s left out: %s\n", length, policy, why);
 	put_line(arg, &line);
 }
 
@@ -272,6 +277,7 @@ int cli_bench_long(int argc, char **argv)
 		.text = args.text ? text.data : NULL,
 		.text_n = text.len,
 		.speed_only = args.speed_only,
+		.cpu_time = args.cpu_time,
 	};
 	status = run(&args, &params);
 out:

@@ -10,7 +10,7 @@ struct args {
 	char *model, *kv_dtype, *rope_scaling;
 	int64_t ctx, sessions, memory, step_tokens, max_running;
 	double rate;
-	bool json;
+	bool kv_bounds, json;
 };
 
 static const struct option rows[] = {
@@ -20,6 +20,7 @@ static const struct option rows[] = {
 	OPTION_ROW_BYTES(struct args, memory, "memory", 0, 0, INT64_MAX, "memory for everything; 0: what the plan comes to"),
 	OPTION_ROW_STRING(struct args, rope_scaling, "rope-scaling", NULL, "as the server's: yarn:4, linear:2, none, ..."),
 	OPTION_ROW_STRING(struct args, kv_dtype, "kv-dtype", "auto", "as the server's: auto, f16, bf16, int8 or fp8_e4m3"),
+	OPTION_ROW_BOOL(struct args, kv_bounds, "kv-bounds", "as the server's: with the bounds that the context policy quest needs"),
 	OPTION_ROW_REAL(struct args, rate, "rate", 0, 0, 1 << 30, "tokens a second that all clients write; 0: not known"),
 	OPTION_ROW_INT(struct args, step_tokens, "step-tokens", 0, 0, 65536, "rows of a step; 0: the server's default"),
 	OPTION_ROW_INT(struct args, max_running, "max-running", 0, 0, 4096, "generations that run together; 0: the server's default"),
@@ -47,6 +48,7 @@ static void write_json(const struct engine_plan *p, struct buf *out)
 		{"window_layers", (uint64_t)p->n_windowed},
 		{"page_tokens", (uint64_t)p->page_tokens},
 		{"page_bytes", p->page_bytes},
+		{"bounds_bytes_per_page", p->bounds_bytes_per_page},
 		{"weights_bytes", p->weights_bytes},
 		{"activation_bytes", p->activation_bytes},
 		{"kv_bytes_per_token", p->kv_bytes_per_token},
@@ -92,10 +94,12 @@ static void write_text(const struct engine_plan *p, const struct args *args, str
 	write_size(out, "activations", p->activation_bytes, "of a step");
 	snprintf(note, sizeof note, "grows by this with each token, with KV heads and not with query heads");
 	write_size(out, "KV of a token", p->kv_bytes_per_token, note);
+	if (p->bounds_bytes_per_page)
+		write_size(out, "bounds of a page", p->bounds_bytes_per_page, "");
 	for (int32_t n = 1024; n < p->n_ctx; n *= 2) {
 		uint64_t pages = ((uint64_t)n + (uint64_t)p->page_tokens - 1) / (uint64_t)p->page_tokens;
 		snprintf(note, sizeof note, "KV of %d tokens", n);
-		write_size(out, note, pages * p->page_bytes, "");
+		write_size(out, note, pages * (p->page_bytes + p->bounds_bytes_per_page), "");
 	}
 	write_size(out, "KV of a whole context", p->kv_bytes_per_session, "in whole pages");
 	if (p->kv_bytes_running < p->kv_bytes_per_session)
@@ -136,6 +140,7 @@ int cli_plan(int argc, char **argv)
 		.tokens_per_s = args.rate,
 		.kv_type = args.kv_dtype,
 		.rope_scaling = args.rope_scaling,
+		.kv_bounds = args.kv_bounds,
 	};
 	status = CLI_OK;
 	if (engine_plan(&params, &plan, &err) != STATUS_OK) {

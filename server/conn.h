@@ -58,6 +58,7 @@ struct conn_host {
 	int32_t n_pairs, max_pairs; /* socket pairs between us and the libraries; as many as there are descriptors for */
 	struct list awake, to_wake, waking; /* WebSockets by their state (conn_park.h), the longest in it first */
 	int32_t n_parked;
+	int64_t woken_ms; /* when one was woken last */
 	uv_timer_t park_timer;
 	uv_prepare_t park_turns;
 	uint32_t turn; /* of the loop */

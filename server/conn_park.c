@@ -12,7 +12,8 @@
 
 enum {
 	RETRY_MS = 20,	   /* how often those in the queue try again */
-	WAKE_ROUNDS = 256, /* woken before other connections have their turn */
+	WAKE_ROUNDS = 64,  /* woken before other connections have their turn */
+	SOON_MS = 1,	   /* in the next turn of the loop: libuv runs a timer of 0 ms again in the same one */
 	MAX_ANSWER = 1024, /* bytes of libwebsockets' 101 */
 	/*
 	 * Turns of the loop in which libwebsockets has read what it was sent, written what it owes (a pong, of which it says
@@ -174,6 +175,7 @@ static bool begin_waking(struct conn *c)
 		conn_give_back_pair(c);
 		return false;
 	}
+	c->host->woken_ms = now_ms(c->host);
 	enter(c, PARK_WAKING);
 	conn_update(c);
 	return true;
@@ -187,7 +189,7 @@ static bool wake_queued(struct conn_host *host)
 	list_each(node, tmp, &host->to_wake)
 	{
 		struct conn *c = list_entry(node, struct conn, park.node);
-		if (now - c->park.since_ms >= PARK_WAKE_MS) {
+		if (now - c->park.since_ms >= PARK_WAKE_MS && now - host->woken_ms >= PARK_WAKE_MS) {
 			log_msg(LOG_WARN, "websocket", "there are no descriptors or memory to go on with %s", c->peer.name);
 			conn_park_end(c, WS_TRY_AGAIN_LATER, "The server has no room for this connection now.");
 			conn_update(c);
@@ -224,7 +226,7 @@ void conn_park_run(struct conn_host *host)
 		park_silent(host, host->config->ws_park_after, 0);
 	bool more = wake_queued(host);
 	if (!list_empty(&host->to_wake))
-		run_in(host, more ? 0 : RETRY_MS);
+		run_in(host, more ? SOON_MS : RETRY_MS);
 	else if (!list_empty(&host->awake) || !list_empty(&host->waking))
 		run_in(host, tick_ms(host));
 	else

@@ -8,7 +8,8 @@
  *   PARKED   has none. Our pings are written here; the client's pongs, and a close frame of either side, need nobody behind the
  *            pair either (frame_check_quiet()). Another frame of the client's, or something to send, makes it QUEUED.
  *   QUEUED   is to wake, as soon as there are descriptors and memory. Meanwhile its client is not read any further than what has come,
- *            and what is to be sent waits in its queue. After PARK_WAKE_MS it is closed with 1013.
+ *            and what is to be sent waits in its queue. They wake in the order in which they came; after PARK_WAKE_MS in which none
+ *            could be woken they are closed with 1013.
  *   WAKING   has a new pair, whose other end libwebsockets got together with a handshake of our own. The 101 that answers it is swallowed:
  *            the client had one long ago. When that is done it is AWAKE; a library that does not answer properly is a close with 1011.
  *   CLOSING  our close frame was sent from PARKED, and the client's is awaited (ws.c has the deadline).
@@ -31,7 +32,7 @@ struct conn;
 struct conn_host;
 
 enum {
-	PARK_WAKE_MS = 5000,  /* how long waking may take */
+	PARK_WAKE_MS = 5000,  /* how long waking may take, and how long those in the queue wait while none can be woken */
 	PARK_PRESSED_MS = 10, /* the silence that is enough when descriptors are short */
 	PARK_HANDLES = 2,     /* that conn_park_host_close() closes */
 };

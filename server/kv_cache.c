@@ -63,8 +63,9 @@ static enum status read_aggregation(const struct json *field, struct engine_cont
 	struct str s = {NULL, 0};
 	TRY(json_read_text(field, &s, err));
 	out->by_age = str_is(s, "recency");
-	if (s.p && !out->by_age && !str_is(s, "norm_ratio"))
-		return json_fail(field, STATUS_INVALID, err, "must be one of: norm_ratio, recency.");
+	out->by_mass = str_is(s, "attention_mass");
+	if (s.p && !out->by_age && !out->by_mass && !str_is(s, "norm_ratio"))
+		return json_fail(field, STATUS_INVALID, err, "must be one of: norm_ratio, attention_mass, recency.");
 	return STATUS_OK;
 }
 
@@ -104,14 +105,41 @@ enum status kv_cache_read(const struct json *body, const struct engine_info *inf
 			TRY(read_aggregation(&member, out, err));
 		else if (!strcmp(key, "trigger"))
 			TRY(read_trigger(&member, out, err));
+		else if (!strcmp(key, "diagnostics"))
+			TRY(json_read_bool(&member, &out->diagnostics, err));
 		else if (!strcmp(key, "dtype"))
 			TRY(check_dtype(&member, info, err));
 		else
 			return json_fail(&member, STATUS_INVALID, err,
 					 "is not known; the fields of kv_cache are policy, start_size, recent_size, max_cache_size, "
-					 "cache_length_shrink_ratio, aggregation, trigger and dtype.");
+					 "cache_length_shrink_ratio, aggregation, trigger, diagnostics and dtype.");
 	}
 	return STATUS_OK;
+}
+
+/* null is what there is no figure of. */
+static void write_diagnostics(struct buf *out, const struct engine_diagnostics *d)
+{
+	const struct {
+		const char *key;
+		double value;
+		bool known;
+	} figures[] = {
+		{"attention_entropy", d->entropy, d->n_rows > 0},
+		{"largest_weight", d->largest, d->n_rows > 0},
+		{"drift", d->drift, d->n_samples > 0},
+		{"drift_most", d->drift_most, d->n_samples > 0},
+	};
+	buf_puts(out, ",\"diagnostics\":{");
+	for (size_t i = 0; i < sizeof figures / sizeof *figures; i++) {
+		buf_printf(out, "\"%s\":", figures[i].key);
+		if (figures[i].known)
+			buf_json_number(out, figures[i].value);
+		else
+			buf_puts(out, "null");
+		buf_puts(out, ",");
+	}
+	buf_printf(out, "\"drift_samples\":%d}", d->n_samples);
 }
 
 void kv_cache_write(struct buf *out, const struct engine_context_usage *u, const struct compacted *compacted, bool asked)
@@ -120,10 +148,16 @@ void kv_cache_write(struct buf *out, const struct engine_context_usage *u, const
 		return;
 	buf_printf(out,
 		   ",\"kv_cache\":{\"policy\":\"%s\",\"tokens_logical\":%d,\"tokens_resident\":%d,\"evicted_tokens\":%d,"
-		   "\"shrink_ratio\":%.6g,\"pages_by_tier\":{\"device\":%d},\"bytes\":%llu",
-		   u->policy, u->tokens_logical, u->tokens_resident, u->evicted_tokens,
-		   u->tokens_logical > 0 ? (double)u->evicted_tokens / u->tokens_logical : 0.0, u->pages,
-		   (unsigned long long)u->bytes);
+		   "\"merged_tokens\":%d,\"shrink_ratio\":%.6g,\"bytes\":%llu,\"fallback_pages\":%d",
+		   u->policy, u->tokens_logical, u->tokens_resident, u->evicted_tokens, u->merged_tokens,
+		   u->tokens_logical > 0 ? (double)u->evicted_tokens / u->tokens_logical : 0.0, (unsigned long long)u->bytes, u->fallback_pages);
+	write_pages_by_tier(u->pages, u->pages_tier, 0, out);
+	if (u->moved)
+		buf_printf(out, ",\"start_moved\":%d", u->moved);
+	if (u->chooses)
+		buf_printf(out, ",\"tokens_read\":%d", u->tokens_read);
+	if (u->diagnostics.wanted)
+		write_diagnostics(out, &u->diagnostics);
 	if (compacted)
 		compacted_write(compacted, out);
 	buf_putc(out, '}');

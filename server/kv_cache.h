@@ -4,8 +4,8 @@
  *     "kv_cache": {"policy": "streaming", "start_size": 4, "recent_size": 1024, "max_cache_size": 2048,
  *                  "trigger": {"tokens": 4096}, "dtype": "f16"}
  *
- * or "policy": "evict" with "cache_length_shrink_ratio" and "aggregation". All of its fields may be left out. Unlike those of a request, unknown ones are refused: one that was ignored would keep a conversation
- * otherwise than its client believes. An answer to a request with the field has one of that name as well; so has any under another policy than
+ * or "policy": "evict" with "cache_length_shrink_ratio" and "aggregation", or "quest"; "diagnostics" with any. All of its fields may be left
+ * out. Unlike those of a request, unknown ones are refused: one that was ignored would keep a conversation otherwise than its client believes. An answer to a request with the field has one of that name as well; so has any under another policy than
  * full. In a stream it stands in the chunk that ends the first choice.
  */
 #pragma once

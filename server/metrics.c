@@ -163,14 +163,20 @@ static void write_evictions(struct buf *out, const char *model, const struct eng
 static void write_context(struct buf *out, const char *model, const struct engine_stats *s)
 {
 	struct part requests[ENGINE_MAX_CONTEXT_POLICIES], evicted[ENGINE_MAX_CONTEXT_POLICIES];
+	struct part merged[ENGINE_MAX_CONTEXT_POLICIES], fallback[ENGINE_MAX_CONTEXT_POLICIES];
 	size_t n = 0;
 	for (; engine_context_policy(n); n++) {
 		requests[n] = (struct part){engine_context_policy(n), (double)s->context_requests[n]};
 		evicted[n] = (struct part){engine_context_policy(n), (double)s->context_evicted[n]};
+		merged[n] = (struct part){engine_context_policy(n), (double)s->context_merged[n]};
+		fallback[n] = (struct part){engine_context_policy(n), (double)s->context_fallback[n]};
 	}
 	parts(out, "kvasir:context_requests_total", "counter", "Ended generations by context policy.", model, "policy", requests, n);
 	parts(out, "kvasir:context_evicted_tokens_total", "counter", "Tokens whose KV a context policy let go of.", model, "policy",
 	      evicted, n);
+	parts(out, "kvasir:context_merged_tokens_total", "counter", "Tokens of ended generations that share their KV with others.", model, "policy", merged, n);
+	parts(out, "kvasir:context_fallback_pages_total", "counter",
+	      "Pages of ended generations that were kept in a wider type for a value that their own cannot hold.", model, "policy", fallback, n);
 	one(out, "kvasir:kv_parked_pages", "gauge", "KV pages that sessions under context policies keep for their next turn.", model,
 	    s->parked_pages);
 	parts(out, "kvasir:kv_parked_total", "counter",

@@ -81,16 +81,24 @@ static struct compact_request compact_request(const struct response *r)
 	};
 }
 
+/* How much the next turn may add: about as much as this one did, within an eighth and a quarter of the threshold. */
+static int64_t next_turn_tokens(const struct response *r)
+{
+	enum { MARKS = 16 }; /* what a template puts around messages */
+	int64_t threshold = r->q.compact.threshold, n = r->usage.prompt_tokens - r->usage.cached_tokens + MARKS;
+	return n < threshold / 8 ? threshold / 8 : n < threshold / 4 ? n : threshold / 4;
+}
+
 /*
- * The next turn will pass the threshold, or be near it: the summary is made while the conversation idles. The response is over for its client
- * then, so that only a history that somebody keeps is worth it.
+ * The next turn will pass the threshold, or be near it: the summary is made while the conversation idles. The response is
+ * over for its client then, so that only a history that somebody keeps is worth it.
  */
 static void look_ahead(struct response *r)
 {
 	const struct compact_settings *s = &r->q.compact;
 	struct compact_request q = compact_request(r);
 	if (s->threshold && r->q.generate && (r->stored || r->sink->keeps) &&
-	    r->usage.prompt_tokens + r->usage.completion_tokens > s->threshold - s->threshold / 8)
+	    r->usage.prompt_tokens + r->usage.completion_tokens > s->threshold - next_turn_tokens(r))
 		history_compact(r->app, r->kept, &q);
 }
 

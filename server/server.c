@@ -263,6 +263,7 @@ void server_engine_options(const struct config *c, struct engine_options *out)
 		.kv_policy = c->kv_policy,
 		.context_policy = c->context_policy,
 		.max_cache_size = (int32_t)c->max_cache_size,
+		.kv_bounds = c->kv_bounds,
 		.kv_remote = c->kv_remote,
 		.transfer_key = c->transfer_key,
 		.max_running = (int32_t)c->max_running,

@@ -459,6 +459,13 @@ static void on_sweep(uv_timer_t *handle)
 }
 
 /*
+ * While a context is destroyed, version 4.1.6 frees it in the close callback of one of the handles in it, and libuv is not done with the
+ * others. So what is freed then is freed when all handles are closed: these are the pointers.
+ */
+static bool ending;
+static struct buf freed_late;
+
+/*
  * The memory of libwebsockets. Version 4.1.6 loses what it has made so far, a descriptor among it, when a later step of
  * opening a connection gets none. So it is told only when there is none for a while.
  */
@@ -467,8 +474,22 @@ static void *lws_memory(void *old, size_t n, const char *reason)
 	(void)reason;
 	if (n)
 		return loop_realloc(old, n);
-	free(old);
+	if (ending && old)
+		buf_append(&freed_late, &old, sizeof old); /* without memory for it, it is lost; the process ends anyway */
+	else
+		free(old);
 	return NULL;
+}
+
+static void free_late(void)
+{
+	void *p;
+	for (size_t at = 0; at < freed_late.len; at += sizeof p) {
+		memcpy(&p, freed_late.data + at, sizeof p);
+		free(p);
+	}
+	buf_free(&freed_late);
+	ending = false;
 }
 
 /* What libwebsockets says while it starts is worth reading; later it complains about every odd peer. */
@@ -634,6 +655,7 @@ static void on_closed(uv_handle_t *handle)
 		return;
 	void (*closed)(void *) = s->closed;
 	void *arg = s->closed_arg;
+	free_late();
 	free(s);
 	if (closed)
 		closed(arg);
@@ -644,6 +666,7 @@ static void on_destroy(uv_timer_t *handle)
 {
 	struct ws_server *s = handle->data;
 	if (s->context) {
+		ending = true;
 		lws_context_destroy(s->context);
 		return;
 	}

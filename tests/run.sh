@@ -349,7 +349,7 @@ suite_clients() {
 		cp tests/requirements-full.txt "$stamp"
 	fi
 	# A tracking server of its own, as large as it is; without it its test says so.
-	[ -x "$cache/venv-mlflow/bin/mlflow" ] || { python3 -m venv "$cache/venv-mlflow" && "$cache/venv-mlflow/bin/pip" install -q mlflow==3.18.0; } \
+	[ -x "$cache/venv-mlflow/bin/mlflow" ] || { python3 -m venv "$cache/venv-mlflow" && "$cache/venv-mlflow/bin/pip" install -q mlflow==3.17.2; } \
 		>"$logs/venv-mlflow.log" 2>&1 || echo "mlflow cannot be had (see $logs/venv-mlflow.log)"
 	KVASIR_FULL=yes KVASIR_BIN=$PWD/build/server/kvasir summed clients "$dir/bin/python" -m pytest -q -rfEs --tb=short --durations=10 \
 		-p no:cacheprovider --color=no tests/api/test_clients.py tests/api/test_page.py tests/api/test_metrics.py tests/api/test_load.py tests/api/test_mlflow.py

@@ -654,6 +654,8 @@ static void info(const struct backend *b, struct backend_info *out)
 	        .kv_order = {.known = true, .pairs = true, .keys = f->pages->keys, .values = f->pages->values},
 	        .kv_type = f->pages->type,
 	        .narrow_kv = true,
+	        .chooses_pages = true,
+	        .weighs_pages = true,
 	};
 	const char *detail = f->amx ? f->amx->detail : f->kernels->detail;
 	for (size_t i = 0; i + 1 < sizeof out->detail && detail[i]; i++)
@@ -705,6 +707,7 @@ static const struct backend_ops fast_ops = {
         .softcap = softcap,
         .gather_rows = cpu_gather_rows,
         .page_copy = cpu_page_copy,
+        .page_bounds = fast_page_bounds,
         .sync = cpu_sync,
         .scan = cpu_scan,
 };

@@ -101,6 +101,13 @@ struct tile_job {
 	bool accumulate;
 };
 
+/* The weights of a query in a block of positions, relative to what was its maximum then. */
+struct block_weights {
+	float page[ATTN_BLOCK / KV_PAGE_TOKENS]; /* their sums by pages */
+	float product; /* the sum of weights, each times its logarithm to the base of two */
+	float max;
+};
+
 /* Query vectors of some KV heads in a row over a run of positions: see kernels_attention.h. N = n_heads * n_queries <= ATTN_QUERIES. */
 struct attn_job {
 	const char *kv;              /* the slab, moved to the layer and the first KV head */
@@ -118,11 +125,23 @@ struct attn_job {
 	float *score;                /* [N][ATTN_BLOCK] scratch */
 	float *max, *sum;            /* [N] running maximum and sum of weights */
 	float *acc;                  /* [N][head_dim] running weighted sum of V */
+	struct block_weights *weights; /* [N][n_blocks] of the blocks from first_block on, all zeros with the lowest maximum; NULL: not wanted */
+	int32_t first_block, n_blocks;
 	/* For narrow KV: */
 	const char *slab;
 	const struct kv_layout *layout;
 	int32_t layer, head_kv;      /* the first */
 	uint16_t *unpacked;          /* [ATTN_BLOCK / 16][2][16 * head_dim] scratch */
+};
+
+/* Bounds of a row's queries of one KV head, summed over them, in n pages: see struct kv_bounds. */
+struct bound_job {
+	const char *bounds;          /* the slab of bounds, moved to the layer and KV head */
+	const int32_t *pages;        /* [n] */
+	int32_t n;
+	int32_t head_dim;
+	const float *plus, *minus;   /* [head_dim] the sums of the queries' elements above zero, and of those below */
+	float *bound;                /* [n] */
 };
 
 /* What depends on the elements of KV pages, and on how they lie. */
@@ -135,6 +154,7 @@ struct cpu_pages {
 	/* A query, q * scale, in the form attn_run() takes. */
 	void (*attn_query)(const float *q, float scale, int32_t head_dim, void *out);
 	void (*attn_run)(const struct attn_job *j);
+	void (*attn_bound)(const struct bound_job *j);
 	/* The same over narrow KV, and its kv_store(). */
 	void (*attn_run_narrow)(const struct attn_job *j);
 	void (*narrow_store)(enum kv_form form, const float *k, const float *v, int32_t head_dim, int32_t token, struct narrow_block *to);
@@ -230,3 +250,4 @@ enum status fast_kv_write(struct backend *b, void *kv, const struct kv_layout *l
                           const float *v);
 enum status fast_attention(struct backend *b, const void *kv, const struct kv_layout *layout, int32_t layer, const float *q,
                            int32_t n_head, const struct attention_params *params, float *out);
+enum status fast_page_bounds(struct backend *b, const void *kv, const struct kv_layout *layout, const int32_t *pages, int32_t n);

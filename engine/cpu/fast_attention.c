@@ -9,12 +9,16 @@
  * Once per step the batch is cut into tiles: rows of one sequence, so that their query heads go through each loaded K and V
  * together. Items of work are (tile, span of KV heads) or, where that alone is a large part of the step's work, (tile, span, range).
  * A span has as many KV heads as fit, since those of a page stand in a row and memory is faster at longer runs.
+ *
+ * A row that chooses is a tile by itself, at the position that its last page has among the chosen ones. What each KV head chooses is found
+ * before the items run, and takes the place of the block table.
  */
 #include <math.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/cpu/choice.h"
 #include "engine/cpu/fast.h"
 #include "engine/cpu/narrow.h"
 
@@ -23,13 +27,15 @@ enum {
 	RANGES_MAX = 32,     /* ranges grow with the position so that there are never more */
 	SHARES = 4,          /* an item above 1 / (SHARES * n_threads) of the work is split */
 	WHOLE = -1,
+	ALL = -1,
 };
 
 struct attn_tile {
 	const struct batch_seq *seq;
 	int32_t row;          /* first row, in the batch */
 	int32_t n_rows;
-	int32_t position;     /* of the first row */
+	int32_t position;     /* of the first row, in the block table or among what it chooses */
+	int64_t chosen;       /* where in `chosen` the pages begin that its first KV head chose; those of the next follow. Or ALL */
 	int32_t head, n_heads; /* query heads within the group of each KV head */
 	int32_t span;         /* KV heads of an item */
 	int32_t range_tokens;
@@ -43,11 +49,21 @@ struct attn_item {
 	int32_t range; /* or WHOLE */
 };
 
+/* A row that chooses. */
+struct attn_chooser {
+	const struct batch_seq *seq;
+	int32_t row;    /* in the batch */
+	int32_t own;    /* its page's entry in the block table */
+	int64_t chosen; /* as its tiles have it */
+};
+
 /* How the work of a layer is cut. */
 struct attn_cut {
 	bool valid; /* for the batch, n_head and window */
 	int32_t n_head, window;
 	int64_t n_tiles, n_items;
+	int64_t n_choosers;   /* none where there is a window */
+	int32_t most_blocks;  /* that a tile sees whose sequence wants the masses of its pages; 0: none does */
 	struct scratch tiles; /* struct attn_tile */
 	struct scratch items; /* struct attn_item */
 };
@@ -57,6 +73,11 @@ struct attn_plan {
 	struct scratch left;      /* _Atomic int32_t: ranges of a split (tile, span) that are not done */
 	struct scratch partials;  /* float: results of the ranges of split ones, partial_floats() each */
 	struct scratch per_thread; /* float: thread_floats() each */
+	struct scratch choosers;   /* struct attn_chooser */
+	struct scratch chosen;     /* int32_t: page numbers */
+	struct scratch bounds;     /* float: bound_floats() for each thread */
+	int32_t most_pages;        /* in the block table of a chooser */
+	struct scratch weights;    /* struct block_weights [most_blocks] for each query of an item, of each thread and then of each split */
 };
 
 enum status attn_plan_create(struct attn_plan **out)
@@ -76,6 +97,10 @@ void attn_plan_destroy(struct attn_plan *p)
 	scratch_free(&p->left);
 	scratch_free(&p->partials);
 	scratch_free(&p->per_thread);
+	scratch_free(&p->choosers);
+	scratch_free(&p->chosen);
+	scratch_free(&p->bounds);
+	scratch_free(&p->weights);
 	free(p);
 }
 
@@ -124,6 +149,12 @@ static size_t thread_floats(int32_t head_dim)
 	return (size_t)ATTN_QUERIES * ((size_t)head_dim + ATTN_BLOCK) + 2 * partial_floats(head_dim) + (size_t)ATTN_BLOCK * (size_t)head_dim;
 }
 
+/* Sums of queries, and bounds of pages. */
+static size_t bound_floats(int32_t head_dim, int32_t n_pages)
+{
+	return 2 * (size_t)head_dim + (size_t)n_pages;
+}
+
 static enum status reserve(struct fast *f, struct attn_cut *cut, int64_t tiles, int64_t whole_items, int32_t head_dim)
 {
 	struct attn_plan *p = f->plan;
@@ -148,14 +179,29 @@ enum status attn_plan_reserve(struct fast *f, int32_t max_rows, const struct kv_
 
 /* ---- The plan of a step ---- */
 
-/* Writes the tiles of a sequence to out, where it is not NULL, and counts them. */
-static int64_t cut_sequence(const struct batch_seq *seq, int32_t group, int32_t window, struct attn_tile *out)
+/* The first place in its block table from which on rows of a sequence read less than they see. */
+static int32_t chooses_from(const struct batch_seq *seq, int32_t window)
 {
-	int32_t n_heads = min_i32(group, ATTN_QUERIES), rows_max = ATTN_QUERIES / n_heads;
-	int64_t n = 0;
+	const struct page_choice *c = &seq->choice;
+	if (c->n_pages == 0 || window > 0 || c->n_pages > INT32_MAX / KV_PAGE_TOKENS)
+		return INT32_MAX;
+	return c->from > c->n_pages * KV_PAGE_TOKENS ? c->from : c->n_pages * KV_PAGE_TOKENS;
+}
+
+/* Writes the tiles of a sequence to out, where it is not NULL, and counts them. first_chosen: where in `chosen` what its rows choose begins. */
+static int64_t cut_sequence(const struct batch_seq *seq, int32_t group, int32_t n_head_kv, int32_t window, int64_t first_chosen,
+                            struct attn_tile *out)
+{
+	int32_t n_heads = min_i32(group, ATTN_QUERIES), rows_max = ATTN_QUERIES / n_heads, choose = chooses_from(seq, window);
+	int64_t n = 0, next_chosen = first_chosen;
 	for (int32_t row = 0; row < seq->n_rows;) {
-		int32_t position = seq->first_position + row, far = reach(position, window), length = range_tokens(far);
+		int32_t position = seq->first_position + row;
+		bool chooses = position >= choose;
+		if (chooses)
+			position = (seq->choice.n_pages - 1) * KV_PAGE_TOKENS + position % KV_PAGE_TOKENS;
+		int32_t far = reach(position, window), length = range_tokens(far);
 		int32_t n_rows = min_i32(rows_max, seq->n_rows - row), first = first_seen(position, window) / length;
+		n_rows = chooses ? 1 : min_i32(n_rows, choose - position);
 		/* Rows of a tile agree about the length of ranges. */
 		if (far == position)
 			n_rows = min_i32(n_rows, length * RANGES_MAX - position);
@@ -167,6 +213,7 @@ static int64_t cut_sequence(const struct batch_seq *seq, int32_t group, int32_t 
 			        .row = seq->first_row + row,
 			        .n_rows = n_rows,
 			        .position = position,
+			        .chosen = chooses ? next_chosen : ALL,
 			        .head = head,
 			        .n_heads = min_i32(n_heads, group - head),
 			        .span = 1,
@@ -177,8 +224,66 @@ static int64_t cut_sequence(const struct batch_seq *seq, int32_t group, int32_t 
 			};
 		}
 		row += n_rows;
+		next_chosen += chooses ? (int64_t)n_head_kv * seq->choice.n_pages : 0;
 	}
 	return n;
+}
+
+/* Lists the rows of a sequence that choose in out, where it is not NULL, and counts them. */
+static int64_t find_choosers(const struct batch_seq *seq, int32_t n_head_kv, int32_t window, int64_t first_chosen, struct attn_chooser *out)
+{
+	int32_t choose = chooses_from(seq, window), row = choose > seq->first_position ? choose - seq->first_position : 0;
+	int64_t n = 0;
+	for (; row < seq->n_rows; row++, n++) {
+		if (out)
+			out[n] = (struct attn_chooser){
+			        .seq = seq,
+			        .row = seq->first_row + row,
+			        .own = (seq->first_position + row) / KV_PAGE_TOKENS,
+			        .chosen = first_chosen + n * n_head_kv * seq->choice.n_pages,
+			};
+	}
+	return n;
+}
+
+/* Page numbers that the choosing rows of a sequence take in `chosen`. */
+static int64_t chosen_by(const struct batch_seq *seq, int32_t n_head_kv, int32_t window)
+{
+	return find_choosers(seq, n_head_kv, window, 0, NULL) * n_head_kv * seq->choice.n_pages;
+}
+
+/* Room for the rows that choose, and their list. */
+static enum status list_choosers(struct fast *f, struct attn_cut *p, const struct kv_layout *layout, int32_t window)
+{
+	const struct batch *batch = f->base.batch;
+	struct attn_plan *plan = f->plan;
+	int32_t most = 0;
+	int64_t n_chosen = 0;
+	p->n_choosers = 0;
+	for (int32_t s = 0; s < batch->n_seqs; s++) {
+		const struct batch_seq *seq = &batch->seq[s];
+		int64_t n = find_choosers(seq, layout->n_head_kv, window, 0, NULL);
+		p->n_choosers += n;
+		n_chosen += n * layout->n_head_kv * seq->choice.n_pages;
+		most = n > 0 && seq->n_pages > most ? seq->n_pages : most;
+	}
+	if (p->n_choosers == 0)
+		return STATUS_OK;
+	if (!layout->bounds)
+		return STATUS_INVALID;
+	size_t n_threads = (size_t)threads_count(f->base.threads);
+	if (!scratch_grow(&plan->choosers, (size_t)p->n_choosers * sizeof(struct attn_chooser)) ||
+	    !scratch_grow(&plan->chosen, (size_t)n_chosen * sizeof(int32_t)) ||
+	    !scratch_grow(&plan->bounds, n_threads * bound_floats(layout->head_dim, most) * sizeof(float)))
+		return STATUS_NOMEM;
+	plan->most_pages = most;
+	struct attn_chooser *out = plan->choosers.p;
+	n_chosen = 0;
+	for (int32_t s = 0; s < batch->n_seqs; s++) {
+		out += find_choosers(&batch->seq[s], layout->n_head_kv, window, n_chosen, out);
+		n_chosen += chosen_by(&batch->seq[s], layout->n_head_kv, window);
+	}
+	return STATUS_OK;
 }
 
 static int64_t tile_cost(const struct attn_tile *t, int32_t window)
@@ -189,6 +294,9 @@ static int64_t tile_cost(const struct attn_tile *t, int32_t window)
 /* KV heads of an item: as many as fit, but the tile's `n_ranges` ranges shall make enough items for all threads. */
 static int32_t choose_span(const struct attn_tile *t, int32_t n_head_kv, int64_t n_ranges, int64_t n_threads)
 {
+	/* Each KV head chooses for itself. */
+	if (t->chosen != ALL)
+		return 1;
 	int32_t span = min_i32(n_head_kv, ATTN_QUERIES / (t->n_rows * t->n_heads));
 	while (span > 1 && n_ranges * ((n_head_kv + span - 1) / span) < 2 * n_threads)
 		span = (span + 1) / 2;
@@ -213,17 +321,21 @@ static enum status make_cut(struct fast *f, struct attn_cut *p, const struct kv_
 {
 	const struct batch *batch = f->base.batch;
 	int32_t group = n_head / layout->n_head_kv, n_head_kv = layout->n_head_kv;
-	int64_t n = 0, cost = 0, n_splits = 0, n_threads = threads_count(f->base.threads);
+	int64_t n = 0, cost = 0, n_splits = 0, n_chosen = 0, n_threads = threads_count(f->base.threads);
 	for (int32_t s = 0; s < batch->n_seqs; s++)
-		n += cut_sequence(&batch->seq[s], group, window, NULL);
+		n += cut_sequence(&batch->seq[s], group, n_head_kv, window, 0, NULL);
 	enum status status = reserve(f, p, n, n * n_head_kv, layout->head_dim);
+	if (status == STATUS_OK)
+		status = list_choosers(f, p, layout, window);
 	if (status != STATUS_OK)
 		return status;
 
 	struct attn_tile *tiles = p->tiles.p;
 	p->n_tiles = 0;
-	for (int32_t s = 0; s < batch->n_seqs; s++)
-		p->n_tiles += cut_sequence(&batch->seq[s], group, window, tiles + p->n_tiles);
+	for (int32_t s = 0; s < batch->n_seqs; s++) {
+		p->n_tiles += cut_sequence(&batch->seq[s], group, n_head_kv, window, n_chosen, tiles + p->n_tiles);
+		n_chosen += chosen_by(&batch->seq[s], n_head_kv, window);
+	}
 	for (int64_t i = 0; i < p->n_tiles; i++)
 		cost += tile_cost(&tiles[i], window) * n_head_kv;
 
@@ -246,8 +358,15 @@ static enum status make_cut(struct fast *f, struct attn_cut *p, const struct kv_
 	}
 	p->n_head = n_head;
 	p->window = window;
-	p->valid = true;
-	return STATUS_OK;
+	p->most_blocks = 0;
+	for (int64_t i = 0; i < p->n_tiles; i++) {
+		int32_t n_blocks = tiles[i].n_ranges * tiles[i].range_tokens / ATTN_BLOCK;
+		if ((tiles[i].seq->mass || tiles[i].seq->look) && n_blocks > p->most_blocks)
+			p->most_blocks = n_blocks;
+	}
+	size_t places = (size_t)(n_threads + n_splits) * ATTN_QUERIES * (size_t)p->most_blocks;
+	p->valid = scratch_grow(&f->plan->weights, places * sizeof(struct block_weights));
+	return p->valid ? STATUS_OK : STATUS_NOMEM;
 }
 
 /* ---- Attention ---- */
@@ -299,6 +418,11 @@ static void run_range(const struct attention_call *c, const struct attn_tile *t,
 		to.sum[i] = 0;
 	}
 	memset(to.acc, 0, (size_t)n * (size_t)dim * sizeof *to.acc);
+	for (int i = 0; j->weights && i < n; i++) {
+		struct block_weights *w = j->weights + (int64_t)i * j->n_blocks + range * t->range_tokens / ATTN_BLOCK - j->first_block;
+		for (int b = 0; b < t->range_tokens / ATTN_BLOCK; b++)
+			w[b] = (struct block_weights){.max = -INFINITY};
+	}
 	/* What lies before all rows' windows is not looked at; blocks begin where they would without a window. */
 	int32_t seen = j->first[0] / ATTN_BLOCK * ATTN_BLOCK;
 	j->from = range * t->range_tokens;
@@ -334,26 +458,61 @@ static void fold(const struct attention_call *c, const struct attn_tile *t, cons
 	}
 }
 
-static void finish(const struct attention_call *c, const struct attn_tile *t, int32_t head_kv, int n, struct partial p)
+/* Entropy and largest weight of a query over the blocks it saw; p = weight / sum, relative to the largest score. */
+static void add_look(struct attention_look *look, const struct block_weights *w, int32_t n_blocks, double max, double sum)
+{
+	double product = 0; /* of p and its logarithm to the base of two */
+	for (int32_t i = 0; i < n_blocks; i++) {
+		double total = 0, factor = exp2(w[i].max - max) / sum;
+		for (int page = 0; page < ATTN_BLOCK / KV_PAGE_TOKENS; page++)
+			total += w[i].page[page];
+		product += factor > 0 ? factor * (w[i].product + total * (w[i].max - max)) : 0;
+	}
+	look_add(look, (log2(sum) - product) * 0.69314718055994531, 1 / sum);
+}
+
+/* What the queries of an item gave each page, now that the largest scores and the sums are known. */
+static void add_masses(const struct attn_tile *t, const struct attn_job *j, struct partial p)
+{
+	int32_t last = (t->position + t->n_rows - 1) / KV_PAGE_TOKENS, first = j->first_block * (ATTN_BLOCK / KV_PAGE_TOKENS);
+	for (int i = 0; i < j->n_heads * j->n_queries; i++) {
+		const struct block_weights *w = j->weights + (int64_t)i * j->n_blocks;
+		if (t->seq->look)
+			add_look(t->seq->look, w, last / (ATTN_BLOCK / KV_PAGE_TOKENS) - j->first_block + 1, p.max[i], p.sum[i]);
+		for (int32_t page = first; page <= last; page++) {
+			const struct block_weights *b = w + (page - first) * KV_PAGE_TOKENS / ATTN_BLOCK;
+			if (t->seq->mass)
+				mass_add(&t->seq->mass[page], b->page[page % (ATTN_BLOCK / KV_PAGE_TOKENS)] * exp2((double)b->max - p.max[i]) / p.sum[i]);
+		}
+	}
+}
+
+static void finish(const struct attention_call *c, const struct attn_tile *t, const struct attn_job *j, int32_t head_kv, int n,
+                   struct partial p)
 {
 	int32_t dim = c->layout->head_dim;
+	if (j->weights)
+		add_masses(t, j, p);
 	for (int i = 0; i < n; i++)
 		c->f->kernels->attn_finish(p.acc + (int64_t)i * dim, p.sum[i], dim,
 		                           c->out + query_offset(c, t, head_kv, i));
 }
 
 /* `more`: the item after it, or NULL, is the next that this thread runs. */
-static void run_item(const struct attention_call *c, const struct attn_item *item, const struct attn_item *more, float *scratch)
+static void run_item(const struct attention_call *c, const struct attn_item *item, const struct attn_item *more, int thread, float *scratch)
 {
 	struct attn_plan *plan = c->f->plan;
 	const struct attn_tile *t = (const struct attn_tile *)c->cut->tiles.p + item->tile;
 	int32_t dim = c->layout->head_dim, limit[ATTN_QUERIES], first_of[ATTN_QUERIES], end_range = t->first_range + t->n_ranges;
 	float *q = scratch, *score = q + (int64_t)ATTN_QUERIES * dim;
 	float *first = score + ATTN_QUERIES * ATTN_BLOCK, *second = first + partial_floats(dim);
+	const int32_t *pages = t->seq->block_table;
+	if (t->chosen != ALL)
+		pages = (const int32_t *)plan->chosen.p + t->chosen + (int64_t)item->head_kv * t->seq->choice.n_pages;
 	struct attn_job j = {
 	        .kv = c->kv + kv_offset(c->layout, c->layer, item->head_kv),
 	        .page_stride = c->layout->page_stride,
-	        .block_table = t->seq->block_table,
+	        .block_table = pages,
 	        .head_dim = dim,
 	        .n_heads = item->n_heads_kv,
 	        .n_queries = t->n_rows * t->n_heads,
@@ -369,6 +528,14 @@ static void run_item(const struct attention_call *c, const struct attn_item *ite
 	        .unpacked = (uint16_t *)(second + partial_floats(dim)),
 	};
 	const int n = j.n_heads * j.n_queries;
+	int64_t place = thread; /* of its weights */
+	if (item->range != WHOLE)
+		place = threads_count(c->f->base.threads) + t->split + item->head_kv / t->span;
+	if (t->seq->mass || t->seq->look) {
+		j.weights = (struct block_weights *)plan->weights.p + place * ATTN_QUERIES * c->cut->most_blocks;
+		j.first_block = t->first_range * t->range_tokens / ATTN_BLOCK;
+		j.n_blocks = c->cut->most_blocks;
+	}
 	for (int i = 0; i < j.n_queries; i++) {
 		limit[i] = t->position + i / t->n_heads + 1;
 		first_of[i] = first_seen(limit[i] - 1, c->params.window);
@@ -383,7 +550,7 @@ static void run_item(const struct attention_call *c, const struct attn_item *ite
 			run_range(c, t, &j, r, true, part);
 			fold(c, t, &j, r, total, part);
 		}
-		finish(c, t, item->head_kv, n, total);
+		finish(c, t, &j, item->head_kv, n, total);
 		return;
 	}
 	int64_t split = t->split + item->head_kv / t->span;
@@ -397,7 +564,7 @@ static void run_item(const struct attention_call *c, const struct attn_item *ite
 	struct partial total = partial_at(partials);
 	for (int32_t r = t->first_range + 1; r < end_range; r++)
 		fold(c, t, &j, r, total, partial_at(partials + (size_t)(r - t->first_range) * partial_floats(dim)));
-	finish(c, t, item->head_kv, n, total);
+	finish(c, t, &j, item->head_kv, n, total);
 }
 
 static void run_items(void *arg, int64_t begin, int64_t end, int thread)
@@ -406,7 +573,38 @@ static void run_items(void *arg, int64_t begin, int64_t end, int thread)
 	float *scratch = (float *)c->f->plan->per_thread.p + (size_t)thread * thread_floats(c->layout->head_dim);
 	const struct attn_item *items = c->cut->items.p;
 	for (int64_t i = begin; i < end; i++)
-		run_item(c, items + i, i + 1 < end ? items + i + 1 : NULL, scratch);
+		run_item(c, items + i, i + 1 < end ? items + i + 1 : NULL, thread, scratch);
+}
+
+/* Items are (row that chooses, KV head). */
+static void choose_items(void *arg, int64_t begin, int64_t end, int thread)
+{
+	const struct attention_call *c = arg;
+	const struct kv_layout *l = c->layout;
+	struct attn_plan *plan = c->f->plan;
+	int32_t dim = l->head_dim, group = c->n_head / l->n_head_kv;
+	float *plus = (float *)plan->bounds.p + (size_t)thread * bound_floats(dim, plan->most_pages), *minus = plus + dim, *bound = minus + dim;
+	for (int64_t i = begin; i < end; i++) {
+		const struct attn_chooser *a = (const struct attn_chooser *)plan->choosers.p + i / l->n_head_kv;
+		const struct page_choice *choice = &a->seq->choice;
+		int32_t head_kv = (int32_t)(i % l->n_head_kv), first = choice->n_first;
+		const float *q = c->q + ((int64_t)a->row * c->n_head + head_kv * group) * dim;
+		memset(plus, 0, 2 * (size_t)dim * sizeof *plus);
+		for (int32_t h = 0; h < group; h++, q += dim)
+			for (int32_t d = 0; d < dim; d++)
+				(q[d] > 0 ? plus : minus)[d] += q[d];
+		const struct bound_job j = {
+		        .bounds = (const char *)l->bounds->slab + kv_bounds_offset(l, c->layer, head_kv, 0),
+		        .pages = a->seq->block_table + first,
+		        .n = a->own + 1 - choice->n_last - first,
+		        .head_dim = dim,
+		        .plus = plus,
+		        .minus = minus,
+		        .bound = bound + first,
+		};
+		c->f->pages->attn_bound(&j);
+		choose_pages(choice, a->seq->block_table, a->own, bound, (int32_t *)plan->chosen.p + a->chosen + (int64_t)head_kv * choice->n_pages);
+	}
 }
 
 enum status fast_attention(struct backend *b, const void *kv, const struct kv_layout *layout, int32_t layer, const float *q,
@@ -428,6 +626,8 @@ enum status fast_attention(struct backend *b, const void *kv, const struct kv_la
 			atomic_store_explicit((_Atomic int32_t *)plan->left.p + tiles[i].split + k, tiles[i].n_ranges,
 			                      memory_order_relaxed);
 	struct attention_call c = {f, p, kv, layout, layer, q, n_head, *params, out};
+	if (p->n_choosers > 0)
+		threads_for(f->base.threads, p->n_choosers * layout->n_head_kv, 1, choose_items, &c);
 	threads_for(f->base.threads, p->n_items, 1, run_items, &c);
 	return STATUS_OK;
 }
@@ -494,5 +694,48 @@ enum status fast_kv_write(struct backend *b, void *kv, const struct kv_layout *l
 	struct kv_call c = {f, kv, layout, layer, k, v};
 	kv_look(&look);
 	threads_for(f->base.threads, f->base.batch->n_rows, KV_PAGE_TOKENS, store_rows, &c);
+	return STATUS_OK;
+}
+
+/* ---- Bounds ---- */
+
+struct bounds_call {
+	const struct fast *f;
+	const char *kv;
+	const struct kv_layout *layout;
+	const int32_t *pages;
+};
+
+/* Items are pages. */
+static void bound_pages(void *arg, int64_t begin, int64_t end, int thread)
+{
+	const struct bounds_call *c = arg;
+	const struct kv_layout *l = c->layout;
+	const struct cpu_pages *p = c->f->pages;
+	uint16_t *widened = (uint16_t *)(void *)((float *)c->f->plan->per_thread.p + (size_t)thread * thread_floats(l->head_dim));
+	for (int64_t i = begin; i < end; i++) {
+		const char *page = c->kv + (size_t)c->pages[i] * l->page_stride;
+		const char *wide = l->form == KV_FORM_F16 ? page : narrow_wide_page(l, c->kv, c->pages[i]);
+		for (int32_t layer = 0; layer < l->n_layer; layer++)
+			for (int32_t head = 0; head < l->n_head_kv; head++) {
+				const uint16_t *keys = widened;
+				if (wide)
+					keys = (const uint16_t *)(const void *)(wide + kv_offset(l, layer, head));
+				else
+					p->narrow_widen(l->form, (const struct narrow_block *)(const void *)(page + narrow_offset(l, layer, head)),
+					                l->head_dim, widened);
+				bounds_of_keys(keys, p->keys, l->head_dim,
+				               (uint16_t *)(void *)((char *)l->bounds->slab + kv_bounds_offset(l, layer, head, c->pages[i])));
+			}
+	}
+}
+
+enum status fast_page_bounds(struct backend *b, const void *kv, const struct kv_layout *layout, const int32_t *pages, int32_t n)
+{
+	struct fast *f = (struct fast *)b;
+	struct bounds_call c = {f, kv, layout, pages};
+	if (layout->type != f->pages->type || !layout->bounds)
+		return STATUS_INVALID;
+	threads_for(f->base.threads, n, 1, bound_pages, &c);
 	return STATUS_OK;
 }

@@ -26,6 +26,7 @@ struct block {
 	const uint16_t *k[BLOCK_PAGES], *v[BLOCK_PAGES];
 	const float *k_scale, *v_scale; /* [ATTN_BLOCK] of each position's K and V; NULL: all are 1 */
 	const struct unpacker *unpacker; /* kernels_narrow.h: K and V are codes */
+	struct block_weights *weights;   /* of the first query, j->n_blocks before that of the next; NULL: not wanted */
 	struct fetcher fetch;
 };
 
@@ -35,10 +36,10 @@ typedef void attend_fn(const struct attn_job *j, int i, int from, int end, struc
 /*
  * Scores of positions [from, n), times k_scale, soft-capped where there is a cap, become weights relative to the new maximum, times v_scale,
  * in their place, and what lies beside them zeros; what was summed before is scaled to that maximum. Scales of other positions may be
- * anything.
+ * anything. weights: where their sums go, or NULL.
  */
 INLINE void softmax_of(float *score, int from, int n, const float *k_scale, const float *v_scale, float cap, float *max, float *sum,
-                       float *acc, int32_t head_dim)
+                       float *acc, int32_t head_dim, struct block_weights *weights)
 {
 	enum { N = ATTN_BLOCK / LANES };
 	const vf lowest = vf_set1(-INFINITY), to_exponent = vf_set1(0x1.715476p+1f / (cap > 0 ? cap : 1));
@@ -61,6 +62,11 @@ INLINE void softmax_of(float *score, int from, int n, const float *k_scale, cons
 		vf w = exp2_vf(vf_sub(s[k], vf_set1(new_max)));
 		int left = n - k * LANES, before = from - k * LANES;
 		total = vf_add(total, w);
+		if (weights) {
+			weights->page[k * LANES / KV_PAGE_TOKENS] += vf_hsum(w);
+			/* Of what is not seen the weight is none and its logarithm no number. */
+			weights->product += vf_hsum(vf_mul(w, vf_max(vf_set1(-1000), vf_sub(s[k], vf_set1(new_max)))));
+		}
 		if (v_scale && left > 0)
 			w = vf_mul(w, left < LANES ? vf_load_n(v_scale + k * LANES, left) : vf_load(v_scale + k * LANES));
 		if (v_scale && before > 0)
@@ -75,15 +81,25 @@ INLINE void softmax_of(float *score, int from, int n, const float *k_scale, cons
 		scale(acc, factor[0], head_dim, acc);
 	}
 	*sum += vf_hsum(total);
+	if (weights)
+		weights->max = new_max;
 }
 
 static void softmax_block(float *score, int from, int n, const float *k_scale, const float *v_scale, float cap, float *max, float *sum,
-                          float *acc, int32_t head_dim)
+                          float *acc, int32_t head_dim, struct block_weights *weights)
 {
-	if (cap > 0)
-		softmax_of(score, from, n, k_scale, v_scale, cap, max, sum, acc, head_dim);
+	if (weights)
+		softmax_of(score, from, n, k_scale, v_scale, cap, max, sum, acc, head_dim, weights);
+	else if (cap > 0)
+		softmax_of(score, from, n, k_scale, v_scale, cap, max, sum, acc, head_dim, NULL);
 	else
-		softmax_of(score, from, n, k_scale, v_scale, 0, max, sum, acc, head_dim);
+		softmax_of(score, from, n, k_scale, v_scale, 0, max, sum, acc, head_dim, NULL);
+}
+
+/* Where the weights of a query in a block go, or NULL. */
+INLINE struct block_weights *weights_of(const struct attn_job *j, const struct block *b, int query)
+{
+	return b->weights ? b->weights + (int64_t)query * j->n_blocks : NULL;
 }
 
 /* Queries i .. i + n_queries over positions [from, n) of a block. */
@@ -101,7 +117,7 @@ INLINE void attend_block(const struct attn_job *j, int n_queries, int i, int fro
 		qk(n_queries, 1, q, b->k + page, dim, score + page * KV_PAGE_TOKENS, &f);
 	for (int m = 0; m < n_queries; m++)
 		softmax_block(score + m * ATTN_BLOCK, from, n, b->k_scale, b->v_scale, j->softcap, j->max + i + m, j->sum + i + m,
-		              acc + (int64_t)m * dim, dim);
+		              acc + (int64_t)m * dim, dim, weights_of(j, b, i + m));
 	for (; at + 4 * LANES <= dim; at += 4 * LANES)
 		pv(n_queries, 4, 0, weight, b->v, from, n, dim, at, acc, &f);
 	for (; at + LANES <= dim; at += LANES)
@@ -153,6 +169,7 @@ static attend_fn *const attend_wide[] = {
 static void attend_head(const struct attn_job *j, int head, int32_t at, struct block *b, attend_fn *const *attend)
 {
 	int i = 0;
+	b->weights = j->weights ? j->weights + at / ATTN_BLOCK - j->first_block : NULL;
 	while (i < j->n_queries && j->limit[i] <= at)
 		i++;
 	/* Neighbours that see equally much of this block go together; those whose windows begin behind it come last, and see nothing. */
@@ -189,6 +206,34 @@ static void attn_run(const struct attn_job *j)
 			attend_head(j, head, at, &b, attend_wide);
 		}
 		n_pages = f->n_pages;
+	}
+}
+
+/*
+ * Dimensions in the lanes: the one sum here whose terms stand beside each other, and one of a page whatever the other pages are. A bound that
+ * is no number makes the sum none, whatever it is multiplied with.
+ */
+static void attn_bound(const struct bound_job *j)
+{
+	enum { AHEAD = 6, LINE = 64 / sizeof(uint16_t) };
+	const int32_t dim = j->head_dim;
+	const uint16_t *all = (const uint16_t *)(const void *)j->bounds;
+	for (int32_t i = 0; i < j->n; i++) {
+		const uint16_t *least = all + (int64_t)j->pages[i] * 2 * dim, *greatest = least + dim;
+		const uint16_t *next = all + (int64_t)j->pages[i + AHEAD < j->n ? i + AHEAD : i] * 2 * dim;
+		vf low = vf_zero(), high = vf_zero();
+		int32_t d = 0;
+		for (int32_t at = 0; at < 2 * dim; at += LINE)
+			__builtin_prefetch(next + at);
+		for (; d + LANES <= dim; d += LANES) {
+			low = vf_fma(vf_load(j->minus + d), bound_load(least + d), low);
+			high = vf_fma(vf_load(j->plus + d), bound_load(greatest + d), high);
+		}
+		if (d < dim) {
+			low = vf_fma(vf_load_n(j->minus + d, dim - d), bound_load_n(least + d, dim - d), low);
+			high = vf_fma(vf_load_n(j->plus + d, dim - d), bound_load_n(greatest + d, dim - d), high);
+		}
+		j->bound[i] = vf_hsum(vf_add(low, high));
 	}
 }
 

@@ -12,6 +12,9 @@
 #define KV_KEYS KV_BY_DIM_PAIRS
 #define KV_VALUES KV_BY_TOKEN_PAIRS
 
+INLINE vf bound_load(const void *p) { return vf_load_bf16(p); }
+INLINE vf bound_load_n(const void *p, int n) { return vf_load_bf16_n(p, n); }
+
 typedef uint16_t kv_factor; /* what K and V are multiplied with: queries and weights */
 
 /* Factors between two queries whose rows have n floats' room. */

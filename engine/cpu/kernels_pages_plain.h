@@ -24,6 +24,9 @@ INLINE void page_store(void *p, vf v) { vf_store_half(p, vf_hold(v, vf_set1(KV_H
 INLINE void page_store_n(void *p, vf v, int n) { vf_store_half_n(p, vf_hold(v, vf_set1(KV_HALF_MAX)), n); }
 #endif
 
+INLINE vf bound_load(const void *p) { return page_load(p); }
+INLINE vf bound_load_n(const void *p, int n) { return page_load_n(p, n); }
+
 typedef float kv_factor; /* what K and V are multiplied with: queries and weights */
 
 /* Factors between two queries whose rows have n floats' room. */

@@ -8,6 +8,7 @@ const struct cpu_pages PAGES_TABLE = {
         .kv_store = kv_store,
         .attn_query = attn_query,
         .attn_run = attn_run,
+        .attn_bound = attn_bound,
         .attn_run_narrow = attn_run_narrow,
         .narrow_store = narrow_store,
         .narrow_widen = narrow_widen,

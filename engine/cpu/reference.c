@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/cpu/choice.h"
 #include "engine/cpu/cpu.h"
 #include "engine/cpu/narrow.h"
 #include "engine/cpu/watch.h"
@@ -412,10 +413,14 @@ struct attention_job {
 	float *out;
 };
 
-/* Scratch of attention over n positions: K and V as floats, scores, and a row of sums in double. */
+/*
+ * Scratch of attention over n positions: K and V as floats, scores, and a row of sums in double; K and V once more of what a row has chosen,
+ * bounds, and page numbers.
+ */
 static size_t attention_floats(const struct kv_layout *l, int64_t n)
 {
-	return (size_t)n * (2 * (size_t)l->head_dim + 1) + 2 * (size_t)l->head_dim + 1;
+	size_t n_pages = (size_t)n / KV_PAGE_TOKENS + 1;
+	return (size_t)n * (4 * (size_t)l->head_dim + 1) + 2 * (size_t)l->head_dim + 1 + n_pages + n_pages * sizeof(int32_t) / sizeof(float);
 }
 
 static float score_of(const float *q, const float *k, int32_t dim, const struct attention_params *p)
@@ -424,8 +429,9 @@ static float score_of(const float *q, const float *k, int32_t dim, const struct 
 	return (float)(p->softcap > 0 ? p->softcap * tanh(s / p->softcap) : s);
 }
 
+/* first: the place of the first position, for `mass`, which is NULL or as in struct batch_seq. */
 static void attend(const float *q, const float *k, const float *v, int64_t n, int32_t dim, const struct attention_params *params,
-                   float *score, double *sum, float *out)
+                   float *score, double *sum, float *out, int64_t first, uint64_t *mass, struct attention_look *look)
 {
 	float max = -INFINITY;
 	double total = 0;
@@ -443,6 +449,25 @@ static void attend(const float *q, const float *k, const float *v, int64_t n, in
 	}
 	for (int32_t d = 0; d < dim; d++)
 		out[d] = (float)(sum[d] / total);
+	if (look) {
+		double entropy = 0;
+		for (int64_t t = 0; t < n; t++) {
+			double p = exp((double)score[t] - max) / total;
+			entropy -= p > 0 ? p * log(p) : 0;
+		}
+		look_add(look, entropy, 1 / total);
+	}
+	if (!mass)
+		return;
+	/* By pages: the first position may stand within one. */
+	double share = 0;
+	for (int64_t t = 0; t < n; t++) {
+		share += exp((double)score[t] - max) / total;
+		if ((first + t) % KV_PAGE_TOKENS != KV_PAGE_TOKENS - 1 && t < n - 1)
+			continue;
+		mass_add(&mass[(first + t) / KV_PAGE_TOKENS], share);
+		share = 0;
+	}
 }
 
 /* One vector as floats. */
@@ -466,6 +491,45 @@ static int64_t first_seen(const struct attention_params *p, int64_t position)
 	return p->window > 0 && position >= p->window ? position + 1 - p->window : 0;
 }
 
+static float bound_element(const struct attention_job *j, uint16_t bits)
+{
+	return j->layout->type == QUANT_BF16 ? quant_bf16_to_float(bits) : j->r->half[bits];
+}
+
+/* The bound of a page for the `group` query heads of a KV head; NaN when one of its own is. */
+static float page_bound(const struct attention_job *j, const float *q, int32_t group, int32_t head, int32_t page)
+{
+	const struct kv_layout *l = j->layout;
+	const uint16_t *least = (const uint16_t *)(const void *)((const char *)l->bounds->slab + kv_bounds_offset(l, j->layer, head, page));
+	double sum = 0;
+	for (int32_t d = 0; d < l->head_dim; d++) {
+		double low = bound_element(j, least[d]), high = bound_element(j, least[l->head_dim + d]);
+		for (int32_t h = 0; h < group; h++) {
+			double x = q[h * l->head_dim + d];
+			sum += x > 0 ? x * high : x * low;
+		}
+		/* Either bound may be the one that is none. */
+		sum += isnan(low) || isnan(high) ? NAN : 0;
+	}
+	return (float)sum;
+}
+
+/* K and V of the pages that the row at a place chooses, q being its queries of the KV head; how many positions it reads. */
+static int64_t gather_chosen(const struct attention_job *j, const struct batch_seq *seq, int32_t place, int32_t head, const float *q,
+                             int32_t group, float *k, float *v, float *bound, int32_t *pages)
+{
+	const struct kv_layout *l = j->layout;
+	int32_t own = place / KV_PAGE_TOKENS;
+	for (int32_t i = seq->choice.n_first; i < own + 1 - seq->choice.n_last; i++)
+		bound[i] = page_bound(j, q, group, head, seq->block_table[i]);
+	choose_pages(&seq->choice, seq->block_table, own, bound, pages);
+	int32_t n = (seq->choice.n_pages - 1) * KV_PAGE_TOKENS + place % KV_PAGE_TOKENS + 1;
+	for (int32_t t = 0; t < n; t++)
+		for (int what = KEY; what <= VALUE; what++)
+			load_vector(j, pages[t / KV_PAGE_TOKENS], what, head, t % KV_PAGE_TOKENS, (what == KEY ? k : v) + (int64_t)t * l->head_dim);
+	return n;
+}
+
 /* Items are (sequence, KV head): K and V are gathered through the block table once for all rows and query heads. */
 static void attention_items(void *arg, int64_t begin, int64_t end, int thread)
 {
@@ -480,18 +544,25 @@ static void attention_items(void *arg, int64_t begin, int64_t end, int thread)
 		float *base = j->r->scratch + (size_t)thread * j->r->scratch_floats;
 		double *sum = (double *)(((uintptr_t)base + 7) & ~(uintptr_t)7);
 		float *k = (float *)(sum + dim), *v = k + n * dim, *score = v + n * dim;
+		float *chosen_k = score + n, *chosen_v = chosen_k + n * dim, *bound = chosen_v + n * dim;
+		int32_t *pages = (int32_t *)(void *)(bound + n / KV_PAGE_TOKENS + 1);
 		for (int64_t t = first_seen(&j->params, seq->first_position); t < n; t++)
 			for (int what = KEY; what <= VALUE; what++) {
 				load_vector(j, seq->block_table[t / l->page_tokens], what, head, (int32_t)(t % l->page_tokens),
 				            (what == KEY ? k : v) + t * dim);
 			}
-		for (int32_t i = 0; i < seq->n_rows; i++)
-			for (int32_t h = head * group; h < (head + 1) * group; h++) {
-				int64_t at = ((int64_t)(seq->first_row + i) * j->n_head + h) * dim;
-				int64_t position = (int64_t)seq->first_position + i, first = first_seen(&j->params, position);
-				attend(j->q + at, k + first * dim, v + first * dim, position + 1 - first, dim, &j->params, score, sum,
-				       j->out + at);
+		for (int32_t i = 0; i < seq->n_rows; i++) {
+			int64_t position = (int64_t)seq->first_position + i, first = first_seen(&j->params, position);
+			int64_t at = ((int64_t)(seq->first_row + i) * j->n_head + head * group) * dim, n_read = position + 1 - first;
+			const float *row_k = k + first * dim, *row_v = v + first * dim;
+			if (j->params.window == 0 && page_choice_binds(&seq->choice, (int32_t)position)) {
+				n_read = gather_chosen(j, seq, (int32_t)position, head, j->q + at, group, chosen_k, chosen_v, bound, pages);
+				row_k = chosen_k;
+				row_v = chosen_v;
 			}
+			for (int32_t h = 0; h < group; h++, at += dim)
+				attend(j->q + at, row_k, row_v, n_read, dim, &j->params, score, sum, j->out + at, first, seq->mass, seq->look);
+		}
 	}
 }
 
@@ -510,6 +581,45 @@ static enum status attention(struct backend *b, const void *kv, const struct kv_
 		return s;
 	struct attention_job j = {r, kv, l, layer, q, n_head, *params, out};
 	threads_for(r->base.threads, (int64_t)batch->n_seqs * l->n_head_kv, 1, attention_items, &j);
+	return STATUS_OK;
+}
+
+struct bounds_job {
+	struct reference *r;
+	const char *kv;
+	const struct kv_layout *layout;
+	const int32_t *pages;
+};
+
+/* Items are pages. Narrow keys are widened, as they are for attention. */
+static void bound_pages(void *arg, int64_t begin, int64_t end, int thread)
+{
+	const struct bounds_job *b = arg;
+	const struct kv_layout *l = b->layout;
+	struct attention_job j = {.r = b->r, .kv = b->kv, .layout = l};
+	float *x = b->r->scratch + (size_t)thread * b->r->scratch_floats;
+	uint16_t *keys = (uint16_t *)(void *)(x + l->head_dim);
+	for (int64_t i = begin; i < end; i++)
+		for (j.layer = 0; j.layer < l->n_layer; j.layer++)
+			for (int32_t head = 0; head < l->n_head_kv; head++) {
+				for (int32_t token = 0; token < KV_PAGE_TOKENS; token++) {
+					load_vector(&j, b->pages[i], KEY, head, token, x);
+					for (int32_t d = 0; d < l->head_dim; d++)
+						keys[token * l->head_dim + d] = element(l, x[d]);
+				}
+				bounds_of_keys(keys, KV_BY_TOKEN, l->head_dim,
+				               (uint16_t *)(void *)((char *)l->bounds->slab + kv_bounds_offset(l, j.layer, head, b->pages[i])));
+			}
+}
+
+static enum status page_bounds(struct backend *b, const void *kv, const struct kv_layout *l, const int32_t *pages, int32_t n)
+{
+	struct reference *r = self(b);
+	enum status s = grow_scratch(r, (size_t)l->head_dim * (1 + KV_PAGE_TOKENS));
+	if (s != STATUS_OK)
+		return s;
+	struct bounds_job j = {r, kv, l, pages};
+	threads_for(r->base.threads, n, 1, bound_pages, &j);
 	return STATUS_OK;
 }
 
@@ -540,6 +650,8 @@ static void info(const struct backend *b, struct backend_info *out)
 	        .kv_order = {.known = true},
 	        .kv_type = self(b)->kv_type,
 	        .narrow_kv = true,
+	        .chooses_pages = true,
+	        .weighs_pages = true,
 	};
 }
 
@@ -577,6 +689,7 @@ static const struct backend_ops reference_ops = {
         .softcap = softcap,
         .gather_rows = cpu_gather_rows,
         .page_copy = cpu_page_copy,
+        .page_bounds = page_bounds,
         .sync = cpu_sync,
         .scan = cpu_scan,
 };

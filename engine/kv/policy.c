@@ -2,7 +2,12 @@
 
 #include <string.h>
 
-static const char *const names[KV_POLICIES] = {[KV_POLICY_FULL] = "full", [KV_POLICY_STREAMING] = "streaming", [KV_POLICY_EVICT] = "evict"};
+static const char *const names[KV_POLICIES] = {
+        [KV_POLICY_FULL] = "full",
+        [KV_POLICY_STREAMING] = "streaming",
+        [KV_POLICY_EVICT] = "evict",
+        [KV_POLICY_QUEST] = "quest",
+};
 
 const char *kv_policy_name(enum kv_policy_kind kind)
 {
@@ -32,6 +37,17 @@ struct kv_policy kv_policy_streaming(int32_t first_pages, int32_t window_pages, 
 	};
 }
 
+bool kv_policy_keep_within(struct kv_policy *p, int32_t tokens)
+{
+	int32_t reach = tokens / KV_PAGE_TOKENS, room = reach - p->most_pages;
+	if (p->kind != KV_POLICY_STREAMING || room < 1 || p->acts_pages > reach)
+		return false;
+	p->reach_pages = reach;
+	/* Few long steps cost less than many short ones. */
+	p->step_pages = reach / 8 < 1 ? 1 : reach / 8 < room ? reach / 8 : room;
+	return true;
+}
+
 struct kv_policy kv_policy_evict(int32_t first_pages, int32_t last_pages, int32_t most_pages, int32_t dropped_permille, int32_t acts_pages,
                                  int32_t jump_pages)
 {
@@ -46,11 +62,28 @@ struct kv_policy kv_policy_evict(int32_t first_pages, int32_t last_pages, int32_
 	};
 }
 
+struct kv_policy kv_policy_quest(int32_t first_pages, int32_t last_pages, int32_t most_pages, int32_t acts_pages)
+{
+	return (struct kv_policy){
+	        .kind = KV_POLICY_QUEST,
+	        .first_pages = first_pages,
+	        .last_pages = last_pages,
+	        .most_pages = most_pages,
+	        .acts_pages = acts_pages,
+	};
+}
+
+/* Whether it ever takes a page out of a block table. */
+static bool drops(const struct kv_policy *p)
+{
+	return p->kind == KV_POLICY_STREAMING || p->kind == KV_POLICY_EVICT;
+}
+
 bool kv_policy_same(const struct kv_policy *a, const struct kv_policy *b)
 {
 	return a->kind == b->kind && a->first_pages == b->first_pages && a->last_pages == b->last_pages && a->most_pages == b->most_pages &&
-	       a->dropped_permille == b->dropped_permille && a->by_age == b->by_age && a->acts_pages == b->acts_pages &&
-	       a->jump_pages == b->jump_pages;
+	       a->dropped_permille == b->dropped_permille && a->by_age == b->by_age && a->by_mass == b->by_mass && a->acts_pages == b->acts_pages &&
+	       a->jump_pages == b->jump_pages && a->reach_pages == b->reach_pages && a->step_pages == b->step_pages;
 }
 
 /* How many are left of n pages where it acts: it has room until it acts again. */
@@ -74,7 +107,7 @@ int32_t kv_policy_exact_tokens(const struct kv_policy *p)
 int32_t kv_policy_max_pages(const struct kv_policy *p, int32_t n_tokens)
 {
 	int32_t all = kv_pages_for(n_tokens);
-	if (p->kind == KV_POLICY_FULL || all <= p->acts_pages)
+	if (!drops(p) || all <= p->acts_pages)
 		return all;
 	int32_t late = left_of(p, all) + p->jump_pages;
 	return late > p->acts_pages ? late : p->acts_pages;
@@ -82,6 +115,8 @@ int32_t kv_policy_max_pages(const struct kv_policy *p, int32_t n_tokens)
 
 int32_t kv_policy_next(const struct kv_policy *p, int32_t n_tokens)
 {
+	if (!drops(p))
+		return INT32_MAX;
 	int32_t first = kv_policy_exact_tokens(p);
 	if (n_tokens < first)
 		return first;
@@ -90,10 +125,25 @@ int32_t kv_policy_next(const struct kv_policy *p, int32_t n_tokens)
 	return next < INT32_MAX ? (int32_t)next : INT32_MAX;
 }
 
+int32_t kv_policy_weighs_from(const struct kv_policy *p)
+{
+	int32_t exact = kv_policy_exact_tokens(p);
+	if (!p->by_mass || exact == INT32_MAX)
+		return INT32_MAX;
+	return exact - p->jump_pages * KV_PAGE_TOKENS > 0 ? exact - p->jump_pages * KV_PAGE_TOKENS : 0;
+}
+
+int32_t kv_policy_moved(const struct kv_policy *p, int32_t n_tokens)
+{
+	int64_t step = (int64_t)p->step_pages * KV_PAGE_TOKENS;
+	int64_t over = p->reach_pages > 0 ? (int64_t)kv_policy_next(p, n_tokens) - (int64_t)p->reach_pages * KV_PAGE_TOKENS : 0;
+	return over > 0 ? (int32_t)((over + step - 1) / step * step) : 0;
+}
+
 int32_t kv_policy_due(const struct kv_policy *p, const struct kv_seq *s)
 {
 	int32_t exact = kv_policy_exact_tokens(p);
-	if (s->n_tokens < exact || (s->n_tokens - exact) % (p->jump_pages * KV_PAGE_TOKENS) != 0)
+	if (!drops(p) || s->n_tokens < exact || (s->n_tokens - exact) % (p->jump_pages * KV_PAGE_TOKENS) != 0)
 		return 0;
 	int32_t n = kv_seq_places(s) / KV_PAGE_TOKENS - left_of(p, s->n_tokens / KV_PAGE_TOKENS);
 	return n > 0 ? n : 0;

@@ -39,6 +39,10 @@ struct kv_pool {
 	struct kv_wide wide;     /* layout.wide points here in a narrow pool */
 	int32_t *free_slots;     /* [n_slots - n_used] */
 	struct kv_wide_counts wide_counts;
+	struct kv_bounds bounds; /* layout.bounds points here when there are any */
+	size_t bounds_bytes;
+	bool *bounded;           /* [n_pages] which have them; NULL: there are none */
+	int32_t *unbounded;      /* [n_pages] for kv_pool_bound() */
 	struct kv_pool_counts counts;
 	struct kv_ledger ledger;
 	struct change history[HISTORY];
@@ -176,7 +180,11 @@ enum status kv_pool_destroy(struct kv_pool *p)
 		return STATUS_BUSY;
 	}
 	p->backend->ops->mem_free(p->backend, p->slab, p->slab_bytes);
+	if (p->bounds.slab)
+		p->backend->ops->mem_free(p->backend, p->bounds.slab, p->bounds_bytes);
 	kv_ledger_free(&p->ledger);
+	free(p->bounded);
+	free(p->unbounded);
 	free(p->watch.mark);
 	free(p->wide.slot);
 	free(p->free_slots);
@@ -254,6 +262,7 @@ int32_t kv_pool_get_at(struct kv_pool *p, struct kv_holder holder, const char *w
 		broken(p, page, "free list holds used", holder, where);
 	p->pages[page].refs = 1;
 	p->watch.mark[page] = 0;
+	kv_pool_unbound(p, page);
 	add(p, page, holder, where);
 	record(p, page, 'g', holder, where);
 	return page;
@@ -349,9 +358,64 @@ void kv_pool_narrow(struct kv_pool *p, int32_t page)
 		drop_wide(p, page);
 }
 
+/* ---- Bounds ---- */
+
+enum status kv_pool_add_bounds(struct kv_pool *p)
+{
+	const struct backend_ops *ops = p->backend->ops;
+	size_t n = (size_t)p->counts.n_pages;
+	void *slab;
+	if (!ops->page_bounds)
+		return STATUS_UNSUPPORTED;
+	p->bounds_bytes = n * kv_bounds_bytes(&p->layout); /* less than the slab of pages */
+	bool *bounded = calloc(n, sizeof *bounded);
+	int32_t *unbounded = calloc(n, sizeof *unbounded);
+	if (!bounded || !unbounded || ops->mem_alloc(p->backend, p->bounds_bytes, &slab) != STATUS_OK) {
+		free(bounded);
+		free(unbounded);
+		return STATUS_NOMEM;
+	}
+	p->bounded = bounded;
+	p->unbounded = unbounded;
+	p->bounds = (struct kv_bounds){slab, p->counts.n_pages};
+	p->layout.bounds = &p->bounds;
+	return STATUS_OK;
+}
+
+enum status kv_pool_bound(struct kv_pool *p, const int32_t *pages, int32_t n)
+{
+	int32_t n_unbounded = 0;
+	if (!p->bounded)
+		return STATUS_UNSUPPORTED;
+	for (int32_t i = 0; i < n; i++) {
+		if (!p->bounded[pages[i]])
+			p->unbounded[n_unbounded++] = pages[i];
+	}
+	if (n_unbounded == 0)
+		return STATUS_OK;
+	enum status st = p->backend->ops->page_bounds(p->backend, p->slab, &p->layout, p->unbounded, n_unbounded);
+	for (int32_t i = 0; st == STATUS_OK && i < n_unbounded; i++)
+		p->bounded[p->unbounded[i]] = true;
+	p->wide_counts.n_bounded += st == STATUS_OK ? (uint64_t)n_unbounded : 0;
+	return st;
+}
+
+void kv_pool_unbound(struct kv_pool *p, int32_t page)
+{
+	if (p->bounded)
+		p->bounded[page] = false;
+}
+
+/* ---- What is in them ---- */
+
 bool kv_pool_is_sound(const struct kv_pool *p, int32_t page)
 {
 	return !(p->watch.mark[page] & KV_MARK_UNSOUND);
+}
+
+bool kv_pool_fell_back(const struct kv_pool *p, int32_t page)
+{
+	return p->layout.form != KV_FORM_F16 && (p->watch.mark[page] & KV_MARK_ASKED) && p->wide.slot[page] >= 0;
 }
 
 void kv_pool_wide_counts(const struct kv_pool *p, struct kv_wide_counts *out)

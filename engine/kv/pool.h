@@ -83,10 +83,26 @@ void kv_pool_widen(struct kv_pool *p, int32_t page);
 void kv_pool_narrow(struct kv_pool *p, int32_t page);
 
 /*
+ * Makes room for the bounds of all pages (struct kv_bounds), kv_bounds_bytes() for each, for as long as the pool lives; kv_pool_layout() then
+ * tells backends of it. To be called before a page is taken. UNSUPPORTED when the backend has none.
+ */
+enum status kv_pool_add_bounds(struct kv_pool *p);
+/*
+ * Sees to it that n pages, which are full and computed, have their bounds; they keep them until they are free, or written to. What the
+ * backend reports, or STATUS_OK.
+ */
+enum status kv_pool_bound(struct kv_pool *p, const int32_t *pages, int32_t n);
+/* A page is about to be written to that was held before. */
+void kv_pool_unbound(struct kv_pool *p, int32_t page);
+
+/*
  * Whether all values in a page are numbers, as far as the backend looks (struct kv_watch). A page that is not sound shows what went wrong in
  * one sequence, and is nobody else's.
  */
 bool kv_pool_is_sound(const struct kv_pool *p, int32_t page);
+
+/* Whether a narrow page has a wide copy because of a value without a narrow form. */
+bool kv_pool_fell_back(const struct kv_pool *p, int32_t page);
 
 struct kv_wide_counts {
 	int32_t n_slots, n_used;
@@ -95,6 +111,7 @@ struct kv_wide_counts {
 	uint64_t n_not_finite; /* see struct kv_wide */
 	/* Of all pools: */
 	uint64_t n_unsound, n_clamped; /* see struct kv_watch */
+	uint64_t n_bounded; /* pages whose bounds were computed */
 };
 void kv_pool_wide_counts(const struct kv_pool *p, struct kv_wide_counts *out);
 

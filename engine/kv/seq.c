@@ -62,6 +62,9 @@ enum status kv_seq_prepare(struct kv_pool *pool, struct kv_seq *s, int32_t n)
 	}
 	if (!reserve(s, want))
 		return STATUS_NOMEM;
+	/* It may have been full before it was cut. */
+	if (n > 0 && s->n_tokens % KV_PAGE_TOKENS != 0)
+		kv_pool_unbound(pool, s->pages[kv_seq_places(s) / KV_PAGE_TOKENS]);
 	/* A last page that is full is the last no more. */
 	if (s->n_pages > 1 && s->n_pages < want && kv_seq_places(s) == s->n_pages * KV_PAGE_TOKENS)
 		kv_pool_narrow(pool, s->pages[s->n_pages - 1]);
@@ -97,6 +100,8 @@ void kv_seq_truncate(struct kv_pool *pool, struct kv_seq *s, int32_t n_tokens)
 	int32_t keep = kv_pages_for(n_tokens - s->n_dropped * KV_PAGE_TOKENS);
 	if (s->n_notes > keep)
 		s->n_notes = keep;
+	if (s->n_mass > keep)
+		s->n_mass = keep;
 	while (s->n_pages > keep && s->n_pages > s->n_gone) {
 		kv_pool_unref(pool, s->pages[s->n_pages - 1], s->holder);
 		set_n_pages(s, s->n_pages - 1);
@@ -105,6 +110,8 @@ void kv_seq_truncate(struct kv_pool *pool, struct kv_seq *s, int32_t n_tokens)
 		set_pages(s, 0, 0);
 	if (s->n_tokens > n_tokens)
 		s->n_tokens = n_tokens;
+	if (s->n_tokens == 0)
+		s->moved = 0;
 }
 
 void kv_seq_drop(struct kv_pool *pool, struct kv_seq *s, int32_t first, int32_t n)
@@ -117,6 +124,11 @@ void kv_seq_drop(struct kv_pool *pool, struct kv_seq *s, int32_t first, int32_t 
 		int32_t noted = s->n_notes - first < n ? s->n_notes - first : n;
 		memmove(s->notes + first, s->notes + first + noted, (size_t)(s->n_notes - first - noted) * sizeof *s->notes);
 		s->n_notes -= noted;
+	}
+	if (s->n_mass > first) {
+		int32_t weighed = s->n_mass - first < n ? s->n_mass - first : n;
+		memmove(s->mass + first, s->mass + first + weighed, (size_t)(s->n_mass - first - weighed) * sizeof *s->mass);
+		s->n_mass -= weighed;
 	}
 	if (s->n_dropped == 0 || first < s->n_leading)
 		s->n_leading = first;
@@ -133,6 +145,9 @@ void kv_seq_release(struct kv_pool *pool, struct kv_seq *s)
 	free(s->notes);
 	s->notes = NULL;
 	s->n_notes = 0;
+	free(s->mass);
+	s->mass = NULL;
+	s->n_mass = 0;
 }
 
 enum status kv_seq_share(struct kv_pool *pool, struct kv_seq *dst, const struct kv_seq *src, int32_t n_tokens)
@@ -146,6 +161,38 @@ enum status kv_seq_share(struct kv_pool *pool, struct kv_seq *dst, const struct 
 	}
 	set_n_pages(dst, n_pages);
 	dst->n_tokens = n_tokens;
+	return STATUS_OK;
+}
+
+bool kv_seq_weigh(struct kv_seq *s)
+{
+	if (s->n_mass >= s->n_pages)
+		return true;
+	uint64_t *mass = realloc(s->mass, (size_t)s->n_pages * sizeof *mass);
+	if (!mass)
+		return false;
+	s->mass = mass;
+	memset(mass + s->n_mass, 0, (size_t)(s->n_pages - s->n_mass) * sizeof *mass);
+	s->n_mass = s->n_pages;
+	return true;
+}
+
+enum status kv_seq_renew(struct kv_pool *pool, struct kv_seq *s, int32_t n)
+{
+	for (int32_t i = 0; i < n; i++) {
+		if (kv_pool_refs(pool, s->pages[i]) > 1) {
+			int32_t page = kv_pool_get(pool, s->holder);
+			if (page == KV_NO_PAGE)
+				return STATUS_LIMIT;
+			kv_pool_unref(pool, s->pages[i], s->holder);
+			s->pages[i] = page;
+			if (i == 0)
+				kv_pool_widen(pool, page);
+		}
+		kv_pool_unbound(pool, s->pages[i]);
+	}
+	/* Of what the tokens alone would give, it has nothing any more. */
+	s->n_leading = 0;
 	return STATUS_OK;
 }
 

@@ -35,6 +35,9 @@ struct kv_seq {
 	int32_t n_dropped;  /* pages that kv_seq_drop() took out */
 	int32_t n_leading;  /* of the pages it has, those in front of all that it took out; means nothing while it took out none */
 	int32_t dropped_at; /* n_tokens when it did so last */
+	int32_t moved;      /* by how much the positions of its first pages are later than their own: see kv_seq_renew() */
+	uint64_t *mass; /* [n_mass], of its first pages, as struct batch_seq has it; kept with its pages. NULL: not wanted */
+	int32_t n_mass;
 	struct kv_note *notes; /* [n_notes], of its first pages; their owner writes them and kv_seq_*() keep them with their pages. NULL: none */
 	int32_t n_notes;
 	struct kv_holder holder;    /* of its references */
@@ -84,6 +87,13 @@ void kv_seq_release(struct kv_pool *pool, struct kv_seq *s);
 enum status kv_seq_share(struct kv_pool *pool, struct kv_seq *dst, const struct kv_seq *src, int32_t n_tokens);
 /* Gives back n pages from block table entry `first` on, all of them computed and full. */
 void kv_seq_drop(struct kv_pool *pool, struct kv_seq *s, int32_t first, int32_t n);
+/* From now on the masses of all its pages are counted, those it has not got yet beginning at none; false without memory. */
+bool kv_seq_weigh(struct kv_seq *s);
+/*
+ * Makes its first n pages, which are full, its own, to be written again for later positions: those that others see as well are replaced.
+ * LIMIT when the pool runs out; what was done so far stays and is not lost.
+ */
+enum status kv_seq_renew(struct kv_pool *pool, struct kv_seq *s, int32_t n);
 /* Adds one full page that is computed already behind the full pages of s, taking a reference; false without memory. */
 bool kv_seq_append(struct kv_pool *pool, struct kv_seq *s, int32_t page);
 /* Everything that s holds, and will hold, is somebody else's. */

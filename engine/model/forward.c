@@ -344,6 +344,9 @@ static bool batch_fits(const struct model *m, const struct batch *b)
 		if (s->first_row != next || s->n_rows < 1 || s->n_rows > b->n_rows - next || s->first_position < 0 ||
 		    (int64_t)s->first_position + s->n_rows > (int64_t)s->n_pages * m->layout.page_tokens)
 			return false;
+		const struct page_choice *c = &s->choice;
+		if (c->n_pages != 0 && (!m->layout.bounds || c->n_first < 0 || c->n_last < 1 || c->n_pages < (int64_t)c->n_first + c->n_last))
+			return false;
 		for (int32_t j = 0; j < s->n_rows; j++) {
 			if (b->position[next + j] < s->first_position || b->position[next + j] != b->position[next] + j)
 				return false;

@@ -104,8 +104,9 @@ def test_thirty_turns_past_the_threshold_compute_what_is_new(daemon):
 def test_turns_without_a_pause_summarise_in_line_or_wait(daemon):
     previous, items = None, []
     for turn in range(24):
-        r = respond(daemon, input="Again. " + say(turn), previous_response_id=previous, context_management=COMPACT)
+        r = respond(daemon, input="Again. " + say(turn), previous_response_id=previous, context_management=COMPACT, kv_cache={})
         item = summary(r)
+        assert r["kv_cache"].get("compaction") == r["usage"].get("compaction")
         if item:
             check(r, item)
             items.append(item)

@@ -1,10 +1,12 @@
 """Context policies: how a conversation goes on that is longer than what is kept of it, asked for in kv_cache and told in the answer."""
 import json
+import math
+import os
 
 import httpx
 import pytest
 
-from daemon import MODEL, SLOW, Daemon
+from daemon import DEVICE, MODEL, SLOW, Daemon
 
 PAGE = 368640  # of SmolLM2-135M in f16: 30 layers, 3 KV heads of 64
 STREAMING = {"policy": "streaming", "start_size": 4, "max_cache_size": 256}
@@ -48,6 +50,10 @@ def test_whoever_does_not_ask_is_not_told(daemon):
     kept = j["kv_cache"]
     assert kept["policy"] == "full" and kept["evicted_tokens"] == 0 and kept["shrink_ratio"] == 0
     assert kept["tokens_logical"] == kept["tokens_resident"] == j["usage"]["total_tokens"] - 1
+    assert set(kept) == {"policy", "tokens_logical", "tokens_resident", "evicted_tokens", "merged_tokens", "shrink_ratio", "bytes", "fallback_pages", "pages_by_tier"}
+    pages = (kept["tokens_resident"] + 15) // 16
+    assert kept["pages_by_tier"] == {"device": pages, "ram": 0, "disk": 0, "remote": 0, "lost": 0}
+    assert kept["merged_tokens"] == kept["fallback_pages"] == 0
 
 
 def test_a_window_as_long_as_the_conversation_gives_the_same_answer(daemon):
@@ -120,6 +126,84 @@ def test_evict_removes_a_share_and_keeps_a_bound(daemon):
     assert chat["kv_cache"]["evicted_tokens"] > 0
 
 
+cpu_only = pytest.mark.skipif(DEVICE.startswith("cuda"), reason="on CPUs only, yet")
+
+
+@cpu_only
+def test_evict_by_the_attention_that_pages_got(daemon):
+    text, kv = words(60, "mass "), {"policy": "evict", "max_cache_size": 256, "aggregation": "attention_mass"}
+    first, second = complete(daemon, text, kv, n=24), complete(daemon, text, kv, n=24)
+    assert first["choices"][0]["token_ids"] == second["choices"][0]["token_ids"]
+    assert first["kv_cache"]["evicted_tokens"] > 0 and first["kv_cache"]["bytes"] <= 16 * PAGE
+    # The rows whose attention counts are computed, however well they are known.
+    assert second["usage"]["prompt_tokens_details"]["cached_tokens"] == 256 - 32
+    sid = post(daemon, "/v1/sessions", {})["id"]
+    turn = complete(daemon, text, kv, n=16, session_id=sid)
+    more = complete(daemon, text + turn["choices"][0]["text"] + " Go on, please.", kv, n=16, session_id=sid)
+    cold = complete(daemon, text + turn["choices"][0]["text"] + " Go on, please.", kv, n=16)
+    assert more["choices"][0]["token_ids"] == cold["choices"][0]["token_ids"]
+    assert httpx.delete(daemon.url + f"/v1/sessions/{sid}").status_code < 300
+
+
+@pytest.fixture(scope="module")
+def bounded():
+    with Daemon("--kv-bounds", "--kv-memory", 100 * (PAGE + PAGE // 16), "--context", 1500) as d:
+        yield d
+
+
+@cpu_only
+def test_quest_keeps_everything_and_reads_what_it_is_told_to(bounded):
+    pool = bounded.kv()["pool"]
+    assert (pool["pages"], pool["bounds_bytes"], pool["bounded_pages"]) == (100, 100 * PAGE // 16, 0)
+    text = words(60, "quest ")
+    full = complete(bounded, text, n=40)
+    n = full["usage"]["total_tokens"]
+    all_of_it = complete(bounded, text, {"policy": "quest", "max_cache_size": 1024}, n=40)
+    assert all_of_it["choices"][0]["token_ids"] == full["choices"][0]["token_ids"] and all_of_it["kv_cache"]["tokens_read"] == n - 1
+    assert bounded.kv()["pool"]["bounded_pages"] == 0, "nothing had to be chosen"
+    quest = {"policy": "quest", "max_cache_size": 160}
+    first, second = complete(bounded, text, quest, n=40), complete(bounded, text, quest, n=40)
+    kept = first["kv_cache"]
+    assert kept["policy"] == "quest" and kept["tokens_read"] == 160 and kept["evicted_tokens"] == 0
+    assert kept["tokens_resident"] == kept["tokens_logical"] == n - 1
+    assert first["choices"][0]["token_ids"] == second["choices"][0]["token_ids"]
+    # The prompt's pages have their bounds once, whoever asks.
+    once = bounded.kv()["pool"]["bounded_pages"]
+    complete(bounded, text, quest, n=4)
+    assert bounded.kv()["pool"]["bounded_pages"] <= once + 1
+    assert bounded.kv()["drift_pages"] == 0
+
+
+@cpu_only
+def test_what_an_answer_left_that_chose_is_not_found_again(bounded):
+    sid = post(bounded, "/v1/sessions", {})["id"]
+    quest = {"policy": "quest", "max_cache_size": 160}
+    one = complete(bounded, words(50, "left "), quest, n=64, session_id=sid)
+    two = complete(bounded, words(50, "left ") + one["choices"][0]["text"] + " And then?", n=4)
+    prompt = one["usage"]["prompt_tokens"]
+    assert prompt - 2 <= two["usage"]["prompt_tokens_details"]["cached_tokens"] <= prompt
+    assert bounded.kv()["parked"]["pages"] == 0
+
+
+@cpu_only
+def test_diagnostics_say_how_far_an_answer_is_from_exact(bounded):
+    quest = {"policy": "quest", "max_cache_size": 160}
+    plain = complete(bounded, words(60, "told "), quest, n=40)
+    assert "diagnostics" not in plain["kv_cache"]
+    j = complete(bounded, words(60, "told "), {**quest, "diagnostics": True}, n=40)
+    assert j["choices"][0]["token_ids"] == plain["choices"][0]["token_ids"]
+    d = j["kv_cache"]["diagnostics"]
+    assert d["drift_samples"] == 3 and 0 <= d["drift"] <= d["drift_most"] < 0.6932
+    assert 0 < d["attention_entropy"] < math.log(160) and 1 / 160 < d["largest_weight"] < 1
+    for kv in ({"diagnostics": True}, {"policy": "streaming", "max_cache_size": 160, "diagnostics": True}):
+        d = complete(bounded, words(60, "told "), kv, n=40)["kv_cache"]["diagnostics"]
+        assert d["drift"] is None and d["drift_most"] is None and d["drift_samples"] == 0 and d["attention_entropy"] > 0
+    # There is nothing to tell of an answer that has no second token.
+    assert complete(bounded, words(5), {"diagnostics": True}, n=1)["kv_cache"]["diagnostics"]["attention_entropy"] is None
+    e = post(bounded, "/v1/completions", {"prompt": "x", "kv_cache": {"diagnostics": 1}}, 400)["error"]
+    assert e["param"] == "kv_cache.diagnostics"
+
+
 def test_every_endpoint_takes_it_and_tells(daemon):
     chat = {"messages": [{"role": "user", "content": words(60)}], "max_tokens": 8, "kv_cache": STREAMING}
     assert post(daemon, "/v1/chat/completions", chat)["kv_cache"]["evicted_tokens"] > 0
@@ -147,6 +231,7 @@ def test_every_endpoint_takes_it_and_tells(daemon):
         ({"policy": "evict", "cache_length_shrink_ratio": 1}, "kv_cache.cache_length_shrink_ratio", "0.95"),
         ({"policy": "evict"}, "kv_cache.max_cache_size", "cache_length_shrink_ratio"),
         ({"max_cache_size": 64}, "kv_cache.max_cache_size", "full"),
+        ({"policy": "quest", "max_cache_size": 256}, "kv_cache.policy", "--kv-bounds"),
         ({"policy": "streaming"}, "kv_cache.max_cache_size", "recent_size"),
         ({"policy": "streaming", "max_cache_size": 16}, "kv_cache.max_cache_size", "48"),
         ({"policy": "streaming", "recent_size": 0}, "kv_cache.recent_size", ""),
@@ -179,6 +264,60 @@ def test_the_servers_own_policy_and_bound():
         assert e["code"] == "context_length_exceeded"
         e = post(d, "/v1/completions", {"prompt": "x", "kv_cache": {"max_cache_size": 512}}, 400)["error"]
         assert e["param"] == "kv_cache.max_cache_size" and "256" in e["message"]
+
+
+def test_streaming_goes_on_past_the_trained_length():
+    with Daemon("--kv-memory", 20 * PAGE, "--context", 12000, "--context-policy", "streaming", "--max-cache-size", 256) as d:
+        # Tokens that mean little: what counts is where they stand.
+        ids = [(i * 7919) % 40000 + 1000 for i in range(8500)]
+        near = complete(d, ids[:1000], n=4)
+        assert "start_moved" not in near["kv_cache"]
+        j = complete(d, ids, n=8)
+        kept = j["kv_cache"]
+        assert kept["tokens_logical"] == 8507 and kept["tokens_resident"] <= 256 and kept["bytes"] <= 16 * PAGE
+        assert 8507 - 8192 <= kept["start_moved"] <= 8507 - 8192 + 1024 + 32
+        assert d.kv()["drift_pages"] == 0
+
+
+def processor_s(d):
+    """What the daemon has taken of processors: a busy machine changes it little."""
+    with open(f"/proc/{d.process.pid}/stat") as f:
+        fields = f.read().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@pytest.mark.skipif(os.environ.get("KVASIR_FULL") != "yes", reason="long; KVASIR_FULL=yes")
+def test_a_conversation_of_32k_tokens_costs_what_its_window_costs():
+    """Turns of 900 tokens and answers of 100, past the cap and four times the trained length: what a token takes of memory and time stays."""
+    with Daemon("--kv-memory", 160 * PAGE, "--context", 33000, "--context-policy", "streaming", "--max-cache-size", 2048,
+                "--session-heartbeat", "1h", "--session-ttl", "1h") as d:
+        sid, ids, took, kept, rss = post(d, "/v1/sessions", {})["id"], [], [], [], []
+        for turn in range(32):
+            ids += [((turn * 900 + i) * 7919) % 40000 + 1000 for i in range(900)]
+            answer, before = [], 0.0
+            body = {"prompt": ids, "max_tokens": 100, "temperature": 0, "ignore_eos": True, "return_token_ids": True, "session_id": sid,
+                    "stream": True, "kv_cache": {"policy": "streaming", "max_cache_size": 2048}}
+            with httpx.stream("POST", d.url + "/v1/completions", json=body, timeout=600 * SLOW) as r:
+                for line in r.iter_lines():
+                    if not line.startswith("data: {"):
+                        continue
+                    chunk = json.loads(line[6:])
+                    before = before or processor_s(d)
+                    for choice in chunk.get("choices", []):
+                        answer += choice.get("token_ids") or []
+                    kept += [chunk["kv_cache"]] if "kv_cache" in chunk else []
+            assert len(answer) == 100
+            ids += answer
+            took.append((processor_s(d) - before) / 99)
+            rss.append(d.rss_bytes())
+        capped = [k for k in kept if k["evicted_tokens"] > 0]
+        assert kept[-1]["tokens_logical"] > 31900 and kept[-1]["start_moved"] > 31900 - 8192
+        assert max(k["bytes"] for k in capped) <= 128 * PAGE
+        assert max(k["bytes"] for k in capped) - min(k["bytes"] for k in capped) <= 16 * PAGE, "all between two jumps of the window"
+        first, end = sorted(took[3:6])[1], sorted(took[-3:])[1]
+        print(f"ms of processor time a token at 4k {first * 1e3:.2f}, at 32k {end * 1e3:.2f}; MiB resident {rss[3] >> 20}, {rss[-1] >> 20}")
+        assert rss[-1] - rss[3] < 32 << 20
+        assert end < 1.1 * first, took
 
 
 # ---- Whole turns ----

@@ -2,7 +2,7 @@
 import http.server
 import json
 import os
-import socket
+import signal
 import subprocess
 import sys
 import threading
@@ -245,7 +245,7 @@ def test_a_real_tracking_server(tmp_path):
     log = open(tmp_path / "mlflow.log", "w")
     server = subprocess.Popen([mlflow, "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1", "--backend-store-uri",
                                f"sqlite:///{tmp_path}/mlflow.db", "--artifacts-destination", str(tmp_path / "artifacts")],
-                              stdout=log, stderr=log, cwd=tmp_path)
+                              stdout=log, stderr=log, cwd=tmp_path, start_new_session=True)
     try:
         def healthy():
             try:
@@ -267,6 +267,6 @@ def test_a_real_tracking_server(tmp_path):
         assert sorted(m["value"] for m in history["metrics"]) == sorted(a["usage"]["prompt_tokens"] for a in answers)
         assert [m["step"] for m in sorted(history["metrics"], key=lambda m: m["step"])] == [0, 1, 2]
     finally:
-        server.terminate()
+        os.killpg(server.pid, signal.SIGKILL)  # with its workers; nobody needs what it would still write
         server.wait(30)
         log.close()

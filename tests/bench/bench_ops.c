@@ -184,6 +184,11 @@ static void bench_attention(struct backend *b, const struct shape *s, enum kv_fo
 	if (form != KV_FORM_F16)
 		kv_layout_narrow(&a.layout, form);
 	must(b->ops->mem_alloc(b, a.layout.page_stride * PAGES, &a.kv), "kv");
+	struct kv_bounds bounds = {.n_pages = PAGES};
+	if (b->ops->page_bounds) {
+		must(b->ops->mem_alloc(b, kv_bounds_bytes(&a.layout) * PAGES, &bounds.slab), "bounds");
+		a.layout.bounds = &bounds;
+	}
 	must(b->ops->reserve(b, CHUNK, 0, &a.layout), "reserve");
 	float *k = random_rows((int64_t)CHUNK * s->n_head_kv * s->head_dim);
 	a.q = random_rows((int64_t)CHUNK * s->n_head * s->head_dim);
@@ -201,28 +206,36 @@ static void bench_attention(struct backend *b, const struct shape *s, enum kv_fo
 	}
 	const struct {
 		const char *name;
-		int32_t at, n;
-	} cases[] = {{"1 row at 256", 256, 1}, {"1 row at 4096", DEPTH, 1}, {"512 rows at 0", 0, CHUNK}, {"512 rows at 4096", DEPTH, CHUNK}};
+		int32_t at, n, chosen;
+	} cases[] = {{"1 row at 256", 256, 1, 0}, {"1 row at 4096", DEPTH, 1, 0}, {"... reads a quarter", DEPTH, 1, DEPTH / KV_PAGE_TOKENS / 4},
+	             {"512 rows at 0", 0, CHUNK, 0}, {"512 rows at 4096", DEPTH, CHUNK, 0}};
+	if (b->ops->page_bounds)
+		must(b->ops->page_bounds(b, a.kv, &a.layout, table, PAGES), "page_bounds");
 	double token_bytes = (double)a.layout.page_bytes / LAYERS / KV_PAGE_TOKENS;
-	printf("%-18s %10s %10s %10s\n", "attention", "us", "GB/s", "GMAC/s");
+	printf("%-20s %10s %10s %10s\n", "attention", "us", "GB/s", "GMAC/s");
 	for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
 		seq.first_position = cases[i].at;
 		seq.n_rows = batch.n_rows = cases[i].n;
+		seq.choice = (struct page_choice){0, cases[i].chosen, 1, 1};
+		if (cases[i].chosen && !b->ops->page_bounds)
+			continue;
 		must(b->ops->step_begin(b, &batch), "step");
 		double t = best_of(run_attention, &a);
 		must(b->ops->step_end(b), "step");
 		double seen = cases[i].n * (cases[i].at + (cases[i].n + 1) / 2.0);
 		double bytes = (double)(cases[i].at + cases[i].n) * token_bytes;
-		printf("%-18s %10.1f %10.1f %10.1f\n", cases[i].name, t * 1e6, bytes / t * 1e-9,
+		printf("%-20s %10.1f %10.1f %10.1f\n", cases[i].name, t * 1e6, bytes / t * 1e-9,
 		       seen * s->n_head * s->head_dim * 2 / t * 1e-9);
 	}
 	struct reading r = {.b = b, .p = a.kv, .size = a.layout.page_stride * PAGES};
 	r.bytes = (size_t)(DEPTH * token_bytes) & ~(size_t)4095;
 	if (b->ops->scan) {
 		double t = best_of(run_reading, &r);
-		printf("%-18s %10.1f %10.1f\n", "plain reading", t * 1e6, (double)r.bytes / t * 1e-9);
+		printf("%-20s %10.1f %10.1f\n", "plain reading", t * 1e6, (double)r.bytes / t * 1e-9);
 	}
 	b->ops->mem_free(b, a.kv, a.layout.page_stride * PAGES);
+	if (bounds.slab)
+		b->ops->mem_free(b, bounds.slab, kv_bounds_bytes(&a.layout) * PAGES);
 	free((void *)a.q);
 	free(a.out);
 	free(k);

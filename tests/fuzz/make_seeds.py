@@ -113,6 +113,10 @@ BODIES = [
     {"tokens": [104, 105], "content": "<s>hi", "parse_special": True, "id": "one", "ttl": 1.5, "heartbeat_timeout": 2},
     {"type": "response.cancel", "response_id": "resp_1", "stream_id": "a"},
     {"type": "response.create", "stream_id": "a.b", "input": "hello", "previous_response_id": "resp_1", "generate": False},
+    {"type": "session.update", "context_events": True, "session_id": "tea"},
+    {"type": "response.create", "context_management": [{"type": "compaction", "compact_threshold": 128, "max_output_tokens": 16, "keep_turns": 1}],
+     "input": [{"type": "compaction", "encrypted_content": "{\"turns\":1,\"messages\":2,\"window\":[{\"role\":\"user\",\"content\":\"a\"}]}"},
+               {"role": "user", "content": "b"}], "store": True},
     [1e308, -0.0, 18446744073709551615, {"a": {"b": [[[]]]}}, "\u0000\ud800\"\\/"],
 ]
 

@@ -1,5 +1,5 @@
 /*
- * A backend that has memory and page copies and nothing else: what tests of the KV rooms need. Calling any other operation
+ * A backend that has memory, page copies and bounds, and nothing else: what tests of the KV rooms need. Calling any other operation
  * crashes, by design.
  */
 #pragma once
@@ -14,6 +14,7 @@ struct memory_backend {
 	int64_t allocated; /* bytes now */
 	bool fail_alloc;
 	uint64_t n_copied; /* pages */
+	uint64_t n_bounded; /* pages: the bounds of each are its first bytes */
 };
 
 static inline enum status memory_alloc(struct backend *b, size_t bytes, void **out)
@@ -56,6 +57,15 @@ static inline enum status memory_page_copy(struct backend *b, void *kv, const st
 	return STATUS_OK;
 }
 
+static inline enum status memory_page_bounds(struct backend *b, const void *kv, const struct kv_layout *layout, const int32_t *pages, int32_t n)
+{
+	((struct memory_backend *)b)->n_bounded += (uint64_t)n;
+	for (int32_t i = 0; i < n; i++)
+		memcpy((char *)layout->bounds->slab + kv_bounds_offset(layout, 0, 0, pages[i]), (const char *)kv + (size_t)pages[i] * layout->page_stride,
+		       kv_bounds_bytes(layout));
+	return STATUS_OK;
+}
+
 static inline void memory_backend_init(struct memory_backend *m)
 {
 	static const struct backend_ops ops = {
@@ -64,6 +74,7 @@ static inline void memory_backend_init(struct memory_backend *m)
 	        .mem_read = memory_read,
 	        .mem_write = memory_write,
 	        .page_copy = memory_page_copy,
+	        .page_bounds = memory_page_bounds,
 	};
 	memset(m, 0, sizeof *m);
 	m->base.ops = &ops;

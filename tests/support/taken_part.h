@@ -10,6 +10,10 @@
 static inline bool take_part(struct sched *s, const struct step_part *part, int32_t token)
 {
 	struct request *r = part->request;
+	if (part->moves) {
+		sched_moved(part);
+		return false;
+	}
 	r->kv.n_tokens += part->n_rows;
 	sched_index(s, r);
 	if (request_pending(r) > 0)

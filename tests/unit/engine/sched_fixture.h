@@ -204,13 +204,30 @@ static inline int32_t run_step(struct fixture *f)
 	const struct batch *b = &f->sched.batch;
 	int32_t rows = 0;
 	assert_in_range(b->n_rows, 1, STEP);
-	assert_in_range(b->n_seqs, 1, MAX_RUNNING);
+	assert_in_range(b->n_seqs, 1, 2 * MAX_RUNNING);
 	for (int32_t i = 0; i < b->n_seqs; i++) {
 		const struct batch_seq *q = &b->seq[i];
 		const struct step_part *part = &f->sched.part[i];
 		struct request *r = part->request;
 		assert_int_equal(q->first_row, rows);
 		assert_true(q->n_pages * PAGE >= q->first_position + q->n_rows);
+		for (int32_t k = 0; part->moves && k < q->n_rows; k++, rows++) {
+			int32_t place = q->first_position + k, page = q->block_table[place / PAGE];
+			assert_true(place < r->policy.first_pages * PAGE && r->kv.moved > 0);
+			assert_int_equal(b->position[rows], r->kv.moved + place);
+			assert_int_equal(b->token[rows], r->tokens.ids[place]);
+			assert_int_equal(kv_pool_refs(f->pool, page), 1);
+			cell(f, page, place)[0] = b->token[rows];
+			cell(f, page, place)[1] = r->kv.moved + place + LOSSY;
+		}
+		if (part->moves)
+			continue;
+		/* Rows that choose do so from pages that earlier steps have filled. */
+		if (q->choice.n_pages > 0 && q->first_position + q->n_rows > q->choice.from) {
+			assert_true(q->first_position >= q->choice.from && q->choice.from >= r->n_prompt);
+			assert_int_equal(q->first_position / PAGE, (q->first_position + q->n_rows - 1) / PAGE);
+		}
+		assert_int_equal(q->choice.n_pages, r->policy.kind == KV_POLICY_QUEST ? r->policy.most_pages : 0);
 		for (int32_t k = 0; k < q->n_rows; k++, rows++) {
 			int32_t place = q->first_position + k, p = r->kv.n_tokens + k, page = q->block_table[place / PAGE];
 			assert_int_equal(position_at(r, p, place), p);
@@ -219,15 +236,23 @@ static inline int32_t run_step(struct fixture *f)
 			/* Nobody else may see a page that is written, the index included. */
 			assert_int_equal(kv_pool_refs(f->pool, page), 1);
 			cell(f, page, place)[0] = b->token[rows];
-			cell(f, page, place)[1] = p < kv_policy_exact_tokens(&r->policy) ? p : p + LOSSY;
+			cell(f, page, place)[1] = p < request_exact(r) ? p : p + LOSSY;
 			/* A row sees what its policy says, and no other row of the step more or less than by itself. */
 			assert_int_equal(position_at(r, p, 0), position_at(r, r->kv.n_tokens, 0));
 			assert_int_equal(position_at(r, p, place), position_at(r, r->kv.n_tokens, place));
 		}
+		/* What a device would tell of its rows' attention. */
+		assert_true(!q->mass || (r->policy.by_mass && r->kv.n_tokens >= kv_policy_weighs_from(&r->policy)));
+		for (int32_t page = 0; q->mass && page < q->n_pages; page++)
+			q->mass[page] += (uint64_t)((b->token[q->first_row] + page) % 7);
 		for (int32_t place = 0; place < q->first_position + q->n_rows; place++) {
 			int32_t p = position_at(r, r->kv.n_tokens, place);
 			assert_int_equal(cell(f, q->block_table[place / PAGE], place)[0], r->tokens.ids[p]);
+			p += place < r->policy.first_pages * PAGE ? r->kv.moved : 0;
 			assert_int_equal(cell(f, q->block_table[place / PAGE], place)[1] % LOSSY, p);
+			/* Nobody looks back further than is allowed, nor sees two positions in another order. */
+			assert_true(r->policy.reach_pages == 0 || r->kv.n_tokens + q->n_rows - p <= r->policy.reach_pages * PAGE);
+			assert_true(place == 0 || p > cell(f, q->block_table[(place - 1) / PAGE], place - 1)[1] % LOSSY);
 		}
 	}
 	assert_int_equal(rows, b->n_rows);

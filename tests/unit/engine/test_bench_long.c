@@ -62,6 +62,7 @@ static const struct engine_long_policy policies[] = {
         {"streaming", {.policy = "streaming", .start_size = -1}},
         {"norms", {.policy = "evict", .start_size = -1}},
         {"recency", {.policy = "evict", .start_size = -1, .by_age = true}},
+        {"quest", {.policy = "quest", .start_size = -1}},
 };
 static const int32_t lengths[] = {256, 400};
 
@@ -199,6 +200,26 @@ static void a_policy_that_refuses_leaves_the_others_their_rows(void **state)
 	assert_string_equal(seen.rows[1].policy, "streaming");
 }
 
+/* Quest keeps all, and reads what max_cache_size says: with all of it, it is exact. */
+static void quest_costs_no_memory_and_nothing_with_all_of_it(void **state)
+{
+	(void)state;
+	struct engine_long_params p = params();
+	struct seen part, whole;
+	p.policy = &policies[4];
+	p.n_policies = 1;
+	p.n_lengths = 1;
+	measured(&p, &part);
+	p.cache_permille = 2000;
+	measured(&p, &whole);
+	if (part.n_left_out)
+		fail_msg("%s", part.left_out[0].why);
+	assert_int_equal(part.n_rows, 1);
+	assert_int_equal(part.rows[0].tokens_resident, part.rows[0].tokens_logical);
+	assert_true(part.rows[0].kl_recall > 0);
+	assert_true(whole.rows[0].kl_text == 0 && whole.rows[0].kl_recall == 0 && whole.rows[0].agreement == 1);
+}
+
 /* A stretched context is measured as far as it reaches. */
 static void stretching_reaches_further(void **state)
 {
@@ -214,6 +235,23 @@ static void stretching_reaches_further(void **state)
 	assert_int_equal(seen.info.n_ctx, 2 * CONTEXT);
 	assert_string_equal(seen.info.rope.scaling, "linear");
 	assert_int_equal(seen.n_rows, 1);
+}
+
+/* On a clock that stands while the process waits. */
+static void the_processors_time_can_be_counted(void **state)
+{
+	(void)state;
+	struct engine_long_params p = params();
+	struct seen wall, cpu;
+	p.n_lengths = 1;
+	measured(&p, &wall);
+	p.cpu_time = true;
+	measured(&p, &cpu);
+	assert_int_equal(cpu.n_rows, 4);
+	for (size_t i = 0; i < 4; i++) {
+		assert_true(cpu.rows[i].ttft_s > 0 && cpu.rows[i].tokens_per_s > 0);
+		assert_true(cpu.rows[i].kl_text == wall.rows[i].kl_text && cpu.rows[i].agreement == wall.rows[i].agreement);
+	}
 }
 
 static void speed_alone_asks_nothing(void **state)
@@ -257,6 +295,10 @@ static void what_makes_no_sense_is_refused_by_name(void **state)
 	p.text_tokens = 0;
 	refuses(&p, "tail");
 	p = params();
+	p.cpu_time = true;
+	p.n_threads = 2;
+	refuses(&p, "threads");
+	p = params();
 	p.rope_scaling = "warp:9";
 	refuses(&p, "rope-scaling");
 }
@@ -292,7 +334,9 @@ int main(void)
 		cmocka_unit_test(figures_do_not_depend_on_what_else_is_measured),
 		cmocka_unit_test(what_does_not_fit_is_left_out_with_a_reason),
 		cmocka_unit_test(a_policy_that_refuses_leaves_the_others_their_rows),
+		cmocka_unit_test(quest_costs_no_memory_and_nothing_with_all_of_it),
 		cmocka_unit_test(stretching_reaches_further),
+		cmocka_unit_test(the_processors_time_can_be_counted),
 		cmocka_unit_test(speed_alone_asks_nothing),
 		cmocka_unit_test(what_makes_no_sense_is_refused_by_name),
 		cmocka_unit_test(keys_and_text_are_the_same_for_a_seed),

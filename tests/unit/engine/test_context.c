@@ -1,6 +1,9 @@
 /* Context policies from the request to the answer, over a tiny model and the reference backend. */
 #include "tests/unit/engine/engine_fixture.h"
 
+#include <math.h>
+
+#include "engine/drift.h"
 #include "engine/request.h"
 #include "engine/truncate.h"
 
@@ -40,6 +43,19 @@ static struct engine_context evicting(int32_t most, int32_t permille)
 	        .policy = "evict", .start_size = 4, .recent_size = 32, .max_cache_size = most, .by_share = permille > 0, .shrink_permille = permille};
 }
 
+/* By attention; 0: half of the conversation. */
+static struct engine_context weighing(int32_t most)
+{
+	struct engine_context c = evicting(most, most ? 0 : 500);
+	c.by_mass = true;
+	return c;
+}
+
+static struct engine_context choosing(int32_t most)
+{
+	return (struct engine_context){.policy = "quest", .start_size = -1, .recent_size = 16, .max_cache_size = most};
+}
+
 static struct answer run_and_drop_text(struct engine *e, struct engine_request *r)
 {
 	struct answer a = run(e, r);
@@ -69,6 +85,15 @@ static void a_window_as_long_as_the_conversation_changes_nothing(void **state)
 	c = (struct engine_context){.policy = "evict", .start_size = -1, .by_share = true};
 	a = run_and_drop_text(e, ask(e, 150, 40, &c));
 	assert_string_equal(a.usage.context.policy, "evict");
+	same_tokens(&a, &full);
+	engine_destroy(e);
+	/* Nor does reading all there is to read. */
+	o.kv_bounds = true;
+	e = start(&o);
+	c = choosing(192);
+	a = run_and_drop_text(e, ask(e, 150, 40, &c));
+	assert_string_equal(a.usage.context.policy, "quest");
+	assert_int_equal(a.usage.context.tokens_read, 189);
 	same_tokens(&a, &full);
 	engine_destroy(e);
 }
@@ -102,20 +127,24 @@ static void what_is_kept_is_told_to_the_byte(void **state)
 static void an_answer_does_not_depend_on_steps_company_or_what_was_known(void **state)
 {
 	(void)state;
-	const struct engine_context contexts[] = {streaming(4, 32, 0), evicting(112, 0), streaming(20, 160, 0), evicting(0, 600)};
+	const struct engine_context contexts[] = {streaming(4, 32, 0), evicting(112, 0), streaming(20, 160, 0), evicting(0, 600),
+	                                          weighing(112), weighing(0), choosing(96)};
 	enum { N = sizeof contexts / sizeof *contexts };
 	static struct answer alone[N], again[N], full;
 	struct engine_options o = defaults();
+	o.kv_bounds = true;
 	struct engine *e = start(&o);
 	for (int i = 0; i < N; i++) {
 		alone[i] = run_and_drop_text(e, ask(e, 260, 60, &contexts[i]));
-		assert_true(alone[i].usage.context.evicted_tokens > 0);
+		const struct engine_context_usage *u = &alone[i].usage.context;
+		assert_true(u->chooses ? u->tokens_read == 96 && u->tokens_resident == 319 : u->evicted_tokens > 0);
 		/* What it left in the index is exact, so it serves itself and others. */
 		again[i] = run_and_drop_text(e, ask(e, 260, 60, &contexts[i]));
 		assert_true(again[i].usage.cached_tokens >= 2 * PAGE);
 		same_tokens(&again[i], &alone[i]);
 	}
 	full = run_and_drop_text(e, ask(e, 260, 60, NULL));
+	assert_memory_not_equal(alone[N - 1].logprobs, full.logprobs, 60 * sizeof *full.logprobs);
 	engine_destroy(e);
 	/* In short steps; in long ones beside others; in a pool that holds a fraction of them. */
 	for (int variant = 0; variant < 3; variant++) {
@@ -123,11 +152,12 @@ static void an_answer_does_not_depend_on_steps_company_or_what_was_known(void **
 		static struct answer together[N + 1];
 		memset(together, 0, sizeof together);
 		o = defaults();
+		o.kv_bounds = true;
 		o.max_running = 8;
 		if (variant == 0)
 			o.step_tokens = 8;
 		if (variant == 2)
-			o.kv_bytes = 22 * 4096;
+			o.kv_bytes = 23 * 4096;
 		e = start(&o);
 		for (int i = 0; i <= N; i++) {
 			struct engine_request *r = ask(e, 260, 60, i > 0 ? &contexts[i - 1] : NULL);
@@ -188,6 +218,102 @@ static void a_session_goes_on_as_if_all_were_computed_again(void **state)
 	engine_destroy(e);
 }
 
+static void diagnostics_change_nothing_and_tell_how_far_it_is_from_exact(void **state)
+{
+	(void)state;
+	struct engine_options o = defaults();
+	o.kv_bounds = true;
+	struct engine *e = start(&o);
+	struct engine_context c = choosing(96);
+	struct answer plain = run_and_drop_text(e, ask(e, 260, 60, &c));
+	assert_false(plain.usage.context.diagnostics.wanted);
+	c.diagnostics = true;
+	struct answer told = run_and_drop_text(e, ask(e, 260, 60, &c));
+	const struct engine_diagnostics *d = &told.usage.context.diagnostics;
+	same_tokens(&told, &plain);
+	assert_true(d->wanted && d->n_rows > 0 && d->n_rows % 59 == 0);
+	assert_int_equal(d->n_samples, (59 + DRIFT_EVERY - 1) / DRIFT_EVERY);
+	assert_true(d->drift > 0 && d->drift <= d->drift_most && d->drift_most < 0.6932);
+	assert_true(d->entropy > 0 && d->entropy <= log(96) && d->largest >= 1.0 / 96 && d->largest < 1);
+	/* What reads all is exact; other policies have nothing to compare with. */
+	c.max_cache_size = 512;
+	told = run_and_drop_text(e, ask(e, 260, 60, &c));
+	assert_int_equal(d->n_samples, 0);
+	assert_true(d->entropy > 0);
+	c = streaming(4, 64, 0);
+	c.diagnostics = true;
+	told = run_and_drop_text(e, ask(e, 260, 60, &c));
+	assert_true(d->n_samples == 0 && d->entropy > 0 && d->entropy <= log(80));
+	c = (struct engine_context){.policy = "full", .start_size = -1, .diagnostics = true};
+	told = run_and_drop_text(e, ask(e, 260, 60, &c));
+	assert_true(d->n_rows > 0 && d->n_samples == 0);
+	engine_destroy(e);
+}
+
+static void divergence_is_symmetric_and_bounded(void **state)
+{
+	(void)state;
+	const float p[] = {0.5f, 0.5f, 0, 0}, q[] = {0, 0, 0.25f, 0.75f}, r[] = {0.25f, 0.25f, 0.5f, 0};
+	assert_true(drift_divergence(p, p, 4) == 0);
+	assert_true(fabs(drift_divergence(p, q, 4) - log(2)) < 1e-12);
+	/* 0.5 (ln 4/3) + 0.5 (0.5 ln 2/3 + 0.5 ln 2) */
+	assert_true(fabs(drift_divergence(p, r, 4) - 0.5 * (log(4.0 / 3) + 0.5 * log(2.0 / 3) + 0.5 * log(2))) < 1e-12);
+	assert_true(fabs(drift_divergence(r, p, 4) - drift_divergence(p, r, 4)) < 1e-15);
+}
+
+static void beyond_the_trained_length_the_first_tokens_move(void **state)
+{
+	(void)state;
+	const struct engine_context c = streaming(20, 96, 0);
+	static struct answer once, again;
+	struct engine_options o = defaults();
+	o.context_tokens = 4 * CONTEXT;
+	o.kv_bytes = 20 * 4096;
+	o.context_policy = "streaming";
+	o.max_cache_size = 128;
+	struct engine *e = start(&o);
+	/* As long as it is not: nothing moves. */
+	once = run_and_drop_text(e, ask(e, CONTEXT - 40, 8, &c));
+	assert_int_equal(once.usage.context.moved, 0);
+	once = run_and_drop_text(e, ask(e, 3 * CONTEXT, 60, &c));
+	assert_int_equal(once.usage.context.tokens_logical, 3 * CONTEXT + 59);
+	assert_true(once.usage.context.moved >= 3 * CONTEXT + 60 - CONTEXT);
+	assert_true(once.usage.context.tokens_resident <= 128);
+	for (int32_t i = 0; i < 60; i++)
+		assert_true(isfinite(once.logprobs[i]));
+	engine_destroy(e);
+	/* In short steps, beside others, and in two turns of a session. */
+	o.step_tokens = 8;
+	o.max_running = 4;
+	e = start(&o);
+	uint64_t ids[3];
+	static struct answer together[3];
+	memset(together, 0, sizeof together);
+	for (int i = 0; i < 3; i++) {
+		struct engine_request *r = ask(e, 3 * CONTEXT, 60, &c);
+		ids[i] = r->id;
+		engine_submit(e, r);
+	}
+	await(e, ids, together, 3);
+	for (int i = 0; i < 3; i++) {
+		same_tokens(&together[i], &once);
+		buf_free(&together[i].text);
+	}
+	make_session(e, "s");
+	for (int32_t n = 2 * CONTEXT; n <= 3 * CONTEXT; n += CONTEXT) {
+		struct engine_request *r = ask(e, n, n == 3 * CONTEXT ? 60 : 0, &c);
+		strcpy(r->session, "s");
+		again = run_and_drop_text(e, r);
+	}
+	assert_int_equal(again.usage.cached_tokens, 2 * CONTEXT);
+	same_tokens(&again, &once);
+	uint64_t id = engine_next_id(e);
+	engine_session_delete(e, id, 0, "s");
+	engine_event_free(reply(e, id));
+	assert_at_rest(e);
+	engine_destroy(e);
+}
+
 static void all_is_kept_up_to_the_trigger(void **state)
 {
 	(void)state;
@@ -225,6 +351,12 @@ static void evict_removes_the_share_that_was_asked_for(void **state)
 	assert_int_equal(a.usage.context.tokens_resident, b.usage.context.tokens_resident);
 	assert_memory_not_equal(a.logprobs, b.logprobs, 60 * sizeof *a.logprobs);
 	same_tokens(&b, &s);
+	/* By attention is a third. */
+	struct engine_context mass = weighing(272);
+	s = run_and_drop_text(e, ask(e, 400, 60, &mass));
+	assert_int_equal(s.usage.context.tokens_resident, a.usage.context.tokens_resident);
+	assert_memory_not_equal(a.logprobs, s.logprobs, 60 * sizeof *a.logprobs);
+	assert_memory_not_equal(b.logprobs, s.logprobs, 60 * sizeof *a.logprobs);
 	engine_destroy(e);
 }
 
@@ -239,7 +371,11 @@ static void what_cannot_be_weighed_goes_by_age(void **state)
 	struct answer a = run(e, ask(e, 200, 10, &c));
 	assert_int_equal(a.error.status, STATUS_INVALID);
 	assert_string_equal(a.error.param, "kv_cache.aggregation");
+	assert_non_null(strstr(a.error.message, "attention_mass"));
 	c.by_age = true;
+	a = run_and_drop_text(e, ask(e, 200, 10, &c));
+	assert_true(a.usage.context.evicted_tokens > 0);
+	c = weighing(128);
 	a = run_and_drop_text(e, ask(e, 200, 10, &c));
 	assert_true(a.usage.context.evicted_tokens > 0);
 	engine_destroy(e);
@@ -343,6 +479,18 @@ static void what_cannot_be_is_refused_with_what_can(void **state)
 	refused(e, streaming(4, 0, 0), "kv_cache.max_cache_size", "needs");
 	refused(e, streaming(4, 0, 4096), "kv_cache.max_cache_size", "640");
 	refused(e, (struct engine_context){.policy = "evict", .start_size = -1}, "kv_cache.max_cache_size", "cache_length_shrink_ratio");
+	refused(e, choosing(64), "kv_cache.policy", "--kv-bounds");
+	engine_destroy(e);
+	o.kv_bounds = true;
+	e = start(&o);
+	refused(e, choosing(0), "kv_cache.max_cache_size", "needs");
+	refused(e, choosing(32), "kv_cache.max_cache_size", "16 and 16");
+	struct engine_context q = choosing(64);
+	q.trigger_tokens = 48;
+	refused(e, q, "kv_cache.trigger.tokens", "64");
+	q.trigger_tokens = 0;
+	q.by_age = true;
+	refused(e, q, "kv_cache.aggregation", "evict");
 	engine_destroy(e);
 	struct error err;
 	o.context_policy = "streaming";
@@ -502,6 +650,9 @@ int main(void)
 	        cmocka_unit_test(what_is_kept_is_told_to_the_byte),
 	        cmocka_unit_test(an_answer_does_not_depend_on_steps_company_or_what_was_known),
 	        cmocka_unit_test(a_session_goes_on_as_if_all_were_computed_again),
+	        cmocka_unit_test(diagnostics_change_nothing_and_tell_how_far_it_is_from_exact),
+	        cmocka_unit_test(divergence_is_symmetric_and_bounded),
+	        cmocka_unit_test(beyond_the_trained_length_the_first_tokens_move),
 	        cmocka_unit_test(all_is_kept_up_to_the_trigger),
 	        cmocka_unit_test(a_conversation_is_longer_than_the_cache),
 	        cmocka_unit_test(what_cannot_be_is_refused_with_what_can),

@@ -156,6 +156,94 @@ static void what_sessions_have_parked_makes_room(void **state)
 	teardown(&f);
 }
 
+static void the_first_pages_move_after_rows_that_would_look_too_far_back(void **state)
+{
+	(void)state;
+	struct fixture f;
+	static int32_t prompt[3000];
+	struct kv_policy policy = kv_policy_streaming(2, 8, 10);
+	assert_true(kv_policy_keep_within(&policy, 16 * PAGE));
+	setup(&f, 30);
+	count_up(prompt, 3000, 0);
+	/* Two that share their beginning, so that the first to move finds its pages shared, and one that is in the way. */
+	struct request *a = add_under(&f, tenant_find(&f.tenants, 0), NULL, prompt, 700, 300, policy);
+	struct request *b = add_under(&f, tenant_find(&f.tenants, 0), NULL, prompt, 900, 200, policy);
+	add_fresh(&f, NULL, 100, 40);
+	uint64_t ids[] = {a->id, b->id};
+	int32_t moved = 0, steps = 0;
+	while (sched_find(&f.sched, ids[0]) || sched_find(&f.sched, ids[1])) {
+		assert_true(run_step(&f) > 0);
+		a = sched_find(&f.sched, ids[0]);
+		moved = a && a->kv.moved > moved ? a->kv.moved : moved;
+		audit(&f);
+		assert_index_exact(&f);
+		assert_true(++steps < 20000);
+	}
+	assert_true(moved >= 999 - 16 * PAGE && moved < 999 - 13 * PAGE);
+	run_all(&f);
+	teardown(&f);
+}
+
+/* Rows of pages that move take turns with those of others, however few a step has. */
+static void moving_takes_what_a_step_leaves(void **state)
+{
+	(void)state;
+	struct fixture f;
+	static int32_t prompt[3000];
+	struct kv_policy policy = kv_policy_streaming(6, 3, 9);
+	assert_true(kv_policy_keep_within(&policy, 10 * PAGE));
+	setup(&f, 70);
+	for (int i = 0; i < MAX_RUNNING; i++) {
+		count_up(prompt, 200, i * 1000);
+		add_under(&f, tenant_find(&f.tenants, 0), NULL, prompt, 200, 100 + i, policy);
+	}
+	/* In the middle of it one leaves, and its session keeps nothing half done. */
+	struct session *s = make_session(&f, "s");
+	count_up(prompt, 200, 9000);
+	struct request *r = add_under(&f, s->tenant, s, prompt, 200, 100, policy);
+	while (r->n_moving == 0 || r->n_moving == 6 * PAGE)
+		assert_true(run_step(&f) > 0);
+	finish(&f, r);
+	assert_null(s->parked);
+	run_all(&f);
+	audit(&f);
+	teardown(&f);
+}
+
+static void what_rows_that_chose_have_left_is_computed_again(void **state)
+{
+	(void)state;
+	struct fixture f;
+	static int32_t turn[400];
+	const struct kv_policy policy = kv_policy_quest(1, 1, 4, 4);
+	setup(&f, 60);
+	struct session *s = make_session(&f, "s");
+	count_up(turn, 400, 0);
+	struct request *r = add_under(&f, s->tenant, s, turn, 100, 60, policy);
+	while (r->state != REQUEST_DECODE || r->tokens.n < 150)
+		run_step(&f);
+	memcpy(turn, r->tokens.ids, 150 * sizeof *turn);
+	run_all(&f);
+	assert_index_exact(&f);
+	assert_null(s->parked);
+	/* The next turn, and anybody else, finds the prompt and not a token more. */
+	r = add_under(&f, s->tenant, s, turn, 200, 2, policy);
+	run_step(&f);
+	assert_int_equal(r->usage.cached_tokens, 100);
+	run_all(&f);
+	r = add(&f, NULL, turn, 300, 2);
+	run_step(&f);
+	assert_int_equal(r->usage.cached_tokens, 200);
+	run_all(&f);
+	/* What needed no choice is exact. */
+	count_up(turn, 400, 10000);
+	r = add_under(&f, s->tenant, s, turn, 20, 30, policy);
+	run_all(&f);
+	assert_int_equal(session_tokens(&f, s), 49);
+	assert_index_exact(&f);
+	teardown(&f);
+}
+
 /* Sessions under all kinds of policies beside exact ones, in a pool that is too small for them. */
 static void random_mixes_leave_nothing_lossy_in_the_index(void **state)
 {
@@ -164,19 +252,25 @@ static void random_mixes_leave_nothing_lossy_in_the_index(void **state)
 	struct session *s[6];
 	uint64_t rng = 777;
 	const struct kv_policy policies[] = {{0}, kv_policy_evict(1, 4, 12, 0, 12, 1), kv_policy_streaming(1, 2, 3), kv_policy_streaming(1, 5, 9),
-	                                     kv_policy_evict(1, 2, INT32_MAX, 600, 7, 4), kv_policy_streaming(2, 16, 18)};
-	setup(&f, 56);
+	                                     kv_policy_evict(1, 2, INT32_MAX, 600, 7, 4), kv_policy_streaming(2, 16, 18), kv_policy_quest(1, 2, 6, 6),
+	                                     kv_policy_evict(1, 3, 10, 0, 10, 2)};
+	struct kv_policy moving[8];
+	memcpy(moving, policies, sizeof moving);
+	moving[7].by_mass = true;
+	assert_true(kv_policy_keep_within(&moving[2], 5 * PAGE));
+	assert_true(kv_policy_keep_within(&moving[5], 24 * PAGE));
+	setup(&f, 60);
 	for (int i = 0; i < 6; i++) {
 		char id[8];
 		snprintf(id, sizeof id, "s%d", i);
 		s[i] = make_session(&f, id);
 	}
-	for (int round = 0; round < 8000; round++) {
+	for (int round = 0; round < 12000; round++) {
 		if (unit_rand(&rng) % 4 == 0 && f.sched.n_waiting < 6) {
 			static int32_t prompt[1500];
 			int who = (int)(unit_rand(&rng) % 7);
-			struct kv_policy policy = policies[unit_rand(&rng) % 8 == 0 ? (int)(unit_rand(&rng) % 6) : who % 6];
-			int32_t most = policy.kind == KV_POLICY_FULL || policy.most_pages == INT32_MAX ? 300 : 600, n = 1 + (int32_t)(unit_rand(&rng) % (uint64_t)most);
+			struct kv_policy policy = moving[unit_rand(&rng) % 8 == 0 ? (int)(unit_rand(&rng) % 8) : who];
+			int32_t most = policy.kind == KV_POLICY_FULL || policy.kind == KV_POLICY_QUEST || policy.most_pages == INT32_MAX ? 300 : 600, n = 1 + (int32_t)(unit_rand(&rng) % (uint64_t)most);
 			int32_t family = who < 6 ? who / 2 : (int32_t)(unit_rand(&rng) % 3), cut = (int32_t)(unit_rand(&rng) % 700);
 			for (int32_t i = 0; i < n; i++)
 				prompt[i] = i < cut ? family * 1000 + i : (int32_t)(unit_rand(&rng) % 1000) + 10000;
@@ -219,4 +313,7 @@ UNIT_MAIN(cmocka_unit_test(a_long_conversation_fits_a_small_pool),
           cmocka_unit_test(the_exact_beginning_is_shared_both_ways_and_nothing_else),
           cmocka_unit_test(the_next_turn_goes_on_where_the_session_ended),
           cmocka_unit_test(what_sessions_have_parked_makes_room),
+          cmocka_unit_test(the_first_pages_move_after_rows_that_would_look_too_far_back),
+          cmocka_unit_test(moving_takes_what_a_step_leaves),
+          cmocka_unit_test(what_rows_that_chose_have_left_is_computed_again),
           cmocka_unit_test(random_mixes_leave_nothing_lossy_in_the_index))

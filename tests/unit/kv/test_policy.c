@@ -58,6 +58,55 @@ static void full_keeps_everything(void **state)
 	assert_int_equal(kv_policy_due(&full, &s), 0);
 }
 
+/* What a row looks back on, and where its first pages stand, over long conversations. */
+static void the_first_pages_stay_within_reach(void **state)
+{
+	(void)state;
+	const struct {
+		int32_t first, window, acts, reach;
+	} all[] = {{1, 8, 9, 16}, {1, 126, 127, 512}, {4, 60, 64, 65}, {1, 2, 3, 4}, {0, 8, 8, 20}, {1, 8, 30, 32}};
+	for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+		struct kv_policy p = kv_policy_streaming(all[i].first, all[i].window, all[i].acts);
+		int32_t reach = all[i].reach * PAGE, last = 0, n_moves = 0;
+		assert_int_equal(kv_policy_moved(&p, 100000), 0);
+		assert_true(kv_policy_keep_within(&p, reach + 5));
+		for (int32_t at = 0; at < 20 * reach; at++) {
+			int32_t moved = kv_policy_moved(&p, at), begin = kv_policy_next(&p, at) - all[i].window * PAGE;
+			assert_true(at - moved < reach && moved % PAGE == 0 && moved >= last);
+			if (moved > 0)
+				assert_true(moved + all[i].first * PAGE <= begin);
+			/* Nothing moves while there is no need, nor but where the policy acts. */
+			assert_true(moved == 0 || at + p.jump_pages * PAGE >= reach);
+			if (moved != last)
+				assert_int_equal(kv_policy_next(&p, at - 1), at);
+			n_moves += moved != last;
+			last = moved;
+		}
+		assert_true(n_moves > 0 && (reach < 256 || n_moves <= 20 * 16));
+	}
+	struct kv_policy p = kv_policy_streaming(1, 8, 9);
+	assert_false(kv_policy_keep_within(&p, 9 * PAGE));
+	p = kv_policy_streaming(1, 8, 20);
+	assert_false(kv_policy_keep_within(&p, 19 * PAGE));
+	assert_int_equal(kv_policy_moved(&p, 100000), 0);
+	p = kv_policy_evict(1, 2, 9, 0, 9, 1);
+	assert_false(kv_policy_keep_within(&p, 100 * PAGE));
+}
+
+static void quest_keeps_everything_and_is_exact_while_that_is_read(void **state)
+{
+	(void)state;
+	const struct kv_policy p = kv_policy_quest(1, 2, 8, 10);
+	struct kv_seq s = {.n_tokens = 1 << 20};
+	assert_int_equal(kv_policy_exact_tokens(&p), 10 * PAGE);
+	assert_int_equal(kv_policy_next(&p, 1 << 20), INT32_MAX);
+	assert_int_equal(kv_policy_max_pages(&p, 1000 * PAGE + 1), 1001);
+	assert_int_equal(kv_policy_due(&p, &s), 0);
+	assert_true(kv_policy_same(&p, &p));
+	assert_false(kv_policy_same(&p, &(struct kv_policy){0}));
+	assert_string_equal(kv_policy_name(p.kind), "quest");
+}
+
 /* Grows a sequence by random chunks, none beyond where the policy acts, and looks at it after each. */
 static void grow(const struct kv_policy *policy, int32_t length, uint64_t seed)
 {
@@ -187,6 +236,7 @@ static void policies_have_names(void **state)
 	assert_false(kv_policy_find("Full", &kind));
 }
 
-UNIT_MAIN(cmocka_unit_test(pages_leave_the_middle_and_the_table_closes), cmocka_unit_test(full_keeps_everything),
+UNIT_MAIN(cmocka_unit_test(pages_leave_the_middle_and_the_table_closes), cmocka_unit_test(full_keeps_everything), cmocka_unit_test(the_first_pages_stay_within_reach),
+          cmocka_unit_test(quest_keeps_everything_and_is_exact_while_that_is_read),
           cmocka_unit_test(streaming_keeps_the_first_pages_and_a_window), cmocka_unit_test(evict_keeps_what_is_worth_most),
           cmocka_unit_test(policies_have_names))

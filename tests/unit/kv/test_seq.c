@@ -237,7 +237,61 @@ static void the_last_full_page_stays(void **state)
 	kv_pool_destroy(p);
 }
 
-UNIT_MAIN(cmocka_unit_test(pages_before_the_window_are_given_back), cmocka_unit_test(the_last_full_page_stays),
+static char bound_of(struct kv_pool *p, int32_t page)
+{
+	const struct kv_layout *l = kv_pool_layout(p);
+	return *((char *)l->bounds->slab + kv_bounds_offset(l, 0, 0, page));
+}
+
+static void bounds_are_computed_once_for_what_stands_in_a_page(void **state)
+{
+	(void)state;
+	struct kv_pool *p = make_pool(6);
+	struct kv_seq s = KV_SEQ_INIT, other = KV_SEQ_INIT;
+	struct kv_wide_counts counts;
+	int32_t first;
+	assert_int_equal(kv_pool_bound(p, &first, 0), STATUS_UNSUPPORTED);
+	assert_int_equal(kv_pool_add_bounds(p), STATUS_OK);
+	assert_int_equal(mem.allocated, 6 * (64 + (int64_t)kv_bounds_bytes(kv_pool_layout(p))));
+	kv_seq_prepare(p, &s, 48);
+	compute(p, &s, 48, 'a');
+	first = s.pages[0];
+	assert_int_equal(kv_pool_bound(p, s.pages, 2), STATUS_OK);
+	assert_int_equal(kv_pool_bound(p, s.pages, 3), STATUS_OK);
+	assert_int_equal(mem.n_bounded, 3);
+	/* Another holder finds them. */
+	assert_int_equal(kv_seq_share(p, &other, &s, 48), STATUS_OK);
+	assert_int_equal(kv_pool_bound(p, other.pages, 3), STATUS_OK);
+	assert_int_equal(mem.n_bounded, 3);
+	/* One who writes it anew has a copy without, */
+	kv_seq_truncate(p, &other, 20);
+	assert_int_equal(kv_seq_prepare(p, &other, 12), STATUS_OK);
+	compute(p, &other, 12, 'b');
+	assert_int_equal(kv_pool_bound(p, other.pages, 2), STATUS_OK);
+	assert_int_equal(mem.n_bounded, 4);
+	/* and whoever writes behind the end of what is left of a page loses them. */
+	kv_seq_truncate(p, &s, 16);
+	kv_seq_truncate(p, &other, 17);
+	assert_int_equal(kv_seq_prepare(p, &other, 15), STATUS_OK);
+	compute(p, &other, 15, 'c');
+	assert_int_equal(kv_pool_bound(p, other.pages, 2), STATUS_OK);
+	assert_int_equal(mem.n_bounded, 5);
+	kv_seq_release(p, &s);
+	kv_seq_release(p, &other);
+	/* A page that comes back is another one. */
+	kv_seq_prepare(p, &s, 96);
+	compute(p, &s, 96, 'd');
+	assert_int_equal(kv_pool_bound(p, s.pages, 6), STATUS_OK);
+	assert_int_equal(mem.n_bounded, 11);
+	assert_int_equal(bound_of(p, first), 'd');
+	kv_pool_wide_counts(p, &counts);
+	assert_int_equal(counts.n_bounded, 11);
+	kv_seq_release(p, &s);
+	assert_int_equal(kv_pool_destroy(p), STATUS_OK);
+	assert_int_equal(mem.allocated, 0);
+}
+
+UNIT_MAIN(cmocka_unit_test(bounds_are_computed_once_for_what_stands_in_a_page), cmocka_unit_test(pages_before_the_window_are_given_back), cmocka_unit_test(the_last_full_page_stays),
           cmocka_unit_test(an_account_is_charged_for_every_reference),
           cmocka_unit_test(prepare_takes_the_pages_that_are_missing), cmocka_unit_test(a_fork_copies_the_tail_on_write_only),
           cmocka_unit_test(truncating_into_a_shared_page_copies_it_before_the_next_write),

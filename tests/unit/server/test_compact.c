@@ -239,6 +239,37 @@ static void a_summary_of_nothing_fails_nothing(void **state)
 	assert_json(http_fake_body(x), "error.code", "\"context_length_exceeded\"");
 }
 
+static void one_that_takes_too_long_fails_nothing(void **state)
+{
+	struct fake_server *s = *state;
+	size_t before = fake_engine_n_submitted(s->engine);
+	struct http_exchange *x = http_fake_request(s, HTTP_POST, "/v1/responses", NULL,
+						    "{\"store\":false,\"timeout\":10," COMPACT(600) ",\"input\":[" OLD "," MESSAGE("user", "now") "]}");
+	for (int i = 0; i < 2; i++)
+		fake_server_step(s);
+	/* It has half of the time. */
+	assert_in_range(fake_engine_submitted(s->engine, before)->timeout_ms, 1, 5000);
+	fake_engine_fail(s->engine, STATUS_TIMEOUT, "that took too long");
+	fake_server_run(s);
+	assert_int_equal(http_fake_status(x), 200);
+	assert_json(http_fake_body(x), "output.0.type", "\"message\"");
+	assert_json(http_fake_body(x), "usage.compaction.failed", "\"that took too long\"");
+	assert_true(has(prompt(s, 0), LONG "1"));
+	/* And the answer has what is left of it. */
+	assert_in_range(fake_engine_submitted(s->engine, before + 1)->timeout_ms, 5000, 10000);
+}
+
+/* Where turns may be left out as well, the summary is none of them. */
+static void truncation_keeps_the_summary(void **state)
+{
+	struct fake_server *s = *state;
+	post(s, "{\"truncation\":\"auto\"," COMPACT(600) ",\"input\":[" OLD "," MESSAGE("user", "now") "]}");
+	const struct engine_request *r = fake_engine_submitted(s->engine, fake_engine_n_submitted(s->engine) - 1);
+	static const int32_t of[] = {-1, -1, -1, 0};
+	assert_int_equal(r->n_turn_of, 4);
+	assert_memory_equal(r->turn_of, of, sizeof of);
+}
+
 /* A conversation far beyond the context is summarised piece by piece. */
 static void what_is_far_too_long_is_folded(void **state)
 {
@@ -393,7 +424,7 @@ static void compaction_on_its_own(void **state)
 UNIT_MAIN(T(responses_are_stored_and_continued), T(store_false_is_not_stored), T(input_items_come_in_parts),
 	  T(old_turns_become_a_summary), T(what_is_short_enough_stays_as_it_is),
 	  T(the_item_sent_back_stands_for_all_before_it), T(a_stream_shows_it_first),
-	  T(a_summary_of_nothing_fails_nothing), T(what_is_far_too_long_is_folded),
+	  T(a_summary_of_nothing_fails_nothing), T(one_that_takes_too_long_fails_nothing), T(truncation_keeps_the_summary), T(what_is_far_too_long_is_folded),
 	  T(a_client_that_leaves_ends_the_summary), T(a_conversation_near_the_threshold_is_summarised_while_it_idles),
 	  T(an_older_response_goes_on_from_the_full_text), T(nothing_begins_in_the_background_while_draining),
 	  T(impossible_ones_are_refused_with_what_is_possible), T(compaction_on_its_own))

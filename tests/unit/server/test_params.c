@@ -103,7 +103,9 @@ static void wrong_values_name_their_parameter(void **state)
 		{"\"truncation\":true", "truncation"},
 		{"\"kv_cache\":5", "kv_cache"},
 		{"\"kv_cache\":{\"policy\":\"some\"}", "kv_cache.policy"},
-		{"\"kv_cache\":{\"policy\":\"quest\"}", "kv_cache.policy"},
+		{"\"kv_cache\":{\"policy\":\"merge\"}", "kv_cache.policy"},
+		{"\"kv_cache\":{\"policy\":\"Quest\"}", "kv_cache.policy"},
+		{"\"kv_cache\":{\"diagnostics\":1}", "kv_cache.diagnostics"},
 		{"\"kv_cache\":{\"cache_length_shrink_ratio\":0.96}", "kv_cache.cache_length_shrink_ratio"},
 		{"\"kv_cache\":{\"cache_length_shrink_ratio\":\"0\"}", "kv_cache.cache_length_shrink_ratio"},
 		{"\"kv_cache\":{\"aggregation\":\"sum\"}", "kv_cache.aggregation"},
@@ -360,7 +362,14 @@ static void what_is_to_be_kept_reaches_the_engine_and_every_choice(void **state)
 	r = last(s);
 	assert_string_equal(r->context.policy, "evict");
 	assert_int_equal(r->context.shrink_permille, 400);
-	assert_true(r->context.by_age);
+	assert_true(r->context.by_age && !r->context.by_mass && !r->context.diagnostics);
+	assert_int_equal(http_fake_status(post_chat(s, "\"kv_cache\":{\"aggregation\":\"attention_mass\",\"diagnostics\":true}")), 200);
+	r = last(s);
+	assert_true(r->context.by_mass && !r->context.by_age && r->context.diagnostics);
+	assert_int_equal(http_fake_status(post_chat(s, "\"kv_cache\":{\"policy\":\"quest\",\"diagnostics\":null}")), 200);
+	r = last(s);
+	assert_string_equal(r->context.policy, "quest");
+	assert_false(r->context.diagnostics);
 }
 
 UNIT_MAIN(T(what_is_to_be_kept_reaches_the_engine_and_every_choice), T(wrong_values_name_their_parameter), T(what_cannot_be_done_says_so), T(nulls_and_unknown_fields_are_fine),
