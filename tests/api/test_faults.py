@@ -169,7 +169,7 @@ def websocket(d, watched=False):
                 ws.send(1, json.dumps({"type": "session.update", "context_events": True}).encode())
             for i in range(2):
                 ws.send(1, json.dumps({"type": "response.create", "input": "The engine reads", "max_output_tokens": 3, "temperature": 0,
-                                       "previous_response_id": previous}).encode())
+                                       "previous_response_id": previous, "store": False}).encode())
                 while True:
                     op, data = ws.frame()
                     if op == 8:
