@@ -242,6 +242,49 @@ enum status config_kv_disk(const struct config *c, size_t *dir_n, int64_t *bytes
 	return STATUS_OK;
 }
 
+bool config_key_fits_header(struct str key)
+{
+	for (size_t i = 0; i < key.n; i++) {
+		unsigned char c = (unsigned char)key.p[i];
+		if (c < 0x20 || c == 0x7f || (c == ' ' && (i == 0 || i + 1 == key.n)))
+			return false;
+	}
+	return true;
+}
+
+/* scheme://host or scheme://host:port, as browsers send it in Origin (RFC 6454, 6.2): without a path, not even "/". */
+static bool is_origin(struct str s)
+{
+	const char *colon = memchr(s.p, ':', s.n);
+	size_t scheme = colon ? (size_t)(colon - s.p) : 0;
+	if (str_is(s, "null"))
+		return true;
+	if (scheme == 0 || s.n > 255 || s.n - scheme < 4 || memcmp(colon, "://", 3) != 0)
+		return false;
+	for (size_t i = 0; i < s.n; i++) {
+		char c = s.p[i];
+		bool plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' || c == '.';
+		if (!plain && (i < scheme ? c != '+' : i >= scheme + 3 && (!c || !strchr("_:[]", c))))
+			return false;
+	}
+	return true;
+}
+
+static enum status check_origins(const char *list, struct error *err)
+{
+	if (strcmp(list, "*") == 0)
+		return STATUS_OK;
+	for (const char *p = list + strspn(list, ", "); *p; p += strspn(p, ", ")) {
+		struct str origin = {p, strcspn(p, ", ")};
+		if (!is_origin(origin))
+			return error_set_param(err, STATUS_INVALID, "cors-origin",
+			                       "cors-origin: \"%.*s\" is no origin; expected * alone, or origins such as https://chat.example and http://localhost:3000",
+			                       (int)(origin.n < 100 ? origin.n : 100), origin.p);
+		p += origin.n;
+	}
+	return STATUS_OK;
+}
+
 enum status config_check(const struct config *c, struct error *err)
 {
 	enum log_level level;
@@ -254,6 +297,11 @@ enum status config_check(const struct config *c, struct error *err)
 		return error_set(err, STATUS_INVALID, "transfer-key: expected a secret of at least 16 characters, such as `openssl rand -hex 32` gives");
 	if (c->kv_disk && config_kv_disk(c, &dir_n, &bytes, err) != STATUS_OK)
 		return STATUS_INVALID;
+	if (c->cors_origin && check_origins(c->cors_origin, err) != STATUS_OK)
+		return STATUS_INVALID;
+	if (c->api_key && !config_key_fits_header(str_from(c->api_key)))
+		return error_set_param(err, STATUS_INVALID, "api-key",
+		                       "api-key: a header cannot carry it: there is a line break or another control character in it, or a space at its end");
 	if (!*c->host)
 		return error_set_param(err, STATUS_INVALID, "host", "host: expected an address such as 127.0.0.1 or 0.0.0.0");
 	if (c->step_tokens < c->max_running)

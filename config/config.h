@@ -48,13 +48,15 @@ enum status config_load(struct config *c, int argc, char **argv, char **envp, st
 /* What no single option can tell: values that contradict each other or name something unknown. */
 enum status config_check(const struct config *c, struct error *err);
 
-/* Appends the options with their defaults and help, one a line, for --help. */
 /*
  * kv-disk, "DIR:SIZE", in its parts: *dir_n bytes of c->kv_disk name the directory. INVALID for any other form. Not called when
  * c->kv_disk is NULL.
  */
 enum status config_kv_disk(const struct config *c, size_t *dir_n, int64_t *bytes, struct error *err);
+/* Whether an HTTP header can carry an API key: no control character, and no space at either end, which would be cut off. */
+bool config_key_fits_header(struct str key);
 
+/* Appends the options with their defaults and help, one a line, for --help. */
 void config_help(struct buf *out);
 /* Appends the effective configuration as JSON; secrets are shown as "***". */
 void config_dump(const struct config *c, struct buf *out);

@@ -30,6 +30,7 @@ struct bench {
 	struct meter *meter;
 	struct backend *backend; /* the meter's */
 	struct model *model;
+	struct rope_choice rope;
 	struct kv_layout layout;
 	void *kv;
 	size_t kv_bytes;
@@ -258,7 +259,7 @@ static enum status measure(struct bench *b, bool is_prefill, int32_t tokens, int
 
 static bool fits(const struct bench *b, int32_t tokens, int32_t depth)
 {
-	return (int64_t)tokens + depth <= model_params(b->model)->n_ctx_train;
+	return (int64_t)tokens + depth <= model_params(b->model)->n_ctx;
 }
 
 static enum status run_tests(struct bench *b)
@@ -344,8 +345,7 @@ static enum status prepare_kv(struct bench *b, struct error *err)
 		b->n_seqs = p->batch[i] > b->n_seqs ? p->batch[i] : b->n_seqs;
 	b->n_pages = kv_pages_for(longest(b));
 	if (b->n_pages == 0)
-		return error_set_param(err, STATUS_INVALID, "depth", "no test fits the %" PRId32 " tokens the model was trained with",
-		                       m->n_ctx_train);
+		return error_set_param(err, STATUS_INVALID, "depth", "no test fits the model's context of %" PRId32 " tokens", m->n_ctx);
 	if (kv_layout_for(b->backend, &b->layout, m->n_layer, m->n_head_kv, m->head_dim) != STATUS_OK)
 		return error_set(err, STATUS_UNSUPPORTED, "the model's KV geometry is not supported");
 	if (kv.form != KV_FORM_F16)
@@ -374,6 +374,7 @@ static void report_info(struct bench *b)
 	struct engine_bench_info info = {.memory_bytes = b->memory_bytes, .cache_bytes = b->memory ? CACHE_BYTES : 0};
 	b->backend->ops->info(b->backend, &device);
 	snprintf(info.backend, sizeof info.backend, "%s", device.name);
+	engine_rope_describe(model_params(b->model), &b->rope, &info.rope);
 	snprintf(info.detail, sizeof info.detail, "%s", device.detail);
 	info.n_threads = device.n_threads;
 	info.memory_bytes_per_s = read_speed(b, b->memory_bytes, MEMORY_SCANS);
@@ -412,7 +413,9 @@ enum status engine_bench(const struct engine_bench_params *params, const struct 
 	b->sink = sink;
 	b->clock = clock_system();
 	const struct backend_options device = {.device = params->device, .n_threads = params->n_threads};
-	st = gguf_open(params->model_path, &b->gguf, err);
+	st = rope_choice_parse(params->rope_scaling, &b->rope, err);
+	if (st == STATUS_OK)
+		st = gguf_open(params->model_path, &b->gguf, err);
 	if (st == STATUS_OK)
 		st = backend_create(&device, &b->device, err);
 	if (st != STATUS_OK)
@@ -423,7 +426,7 @@ enum status engine_bench(const struct engine_bench_params *params, const struct 
 		goto out;
 	}
 	b->backend = meter_backend(b->meter);
-	st = model_load(b->gguf, b->backend, &b->model, err);
+	st = model_load_stretched(b->gguf, b->backend, &b->rope, &b->model, err);
 	if (st == STATUS_OK)
 		st = prepare_kv(b, err);
 	if (st != STATUS_OK)

@@ -190,7 +190,7 @@ enum status context_check_diagnostics(const struct context_bounds *bounds, const
 	return error_set_param(err, STATUS_INVALID, "kv_cache.diagnostics", "the device of this server does not tell how its rows attend");
 }
 
-void context_describe(const struct kv_policy *policy, const struct kv_seq *kv, size_t page_bytes, struct engine_context_usage *out)
+void context_describe(const struct kv_policy *policy, const struct kv_seq *kv, const struct kv_pool *pool, struct engine_context_usage *out)
 {
 	*out = (struct engine_context_usage){
 	        .policy = kv_policy_name(policy->kind),
@@ -199,7 +199,9 @@ void context_describe(const struct kv_policy *policy, const struct kv_seq *kv, s
 	        .evicted_tokens = kv->n_tokens - kv_seq_places(kv),
 	        .pages = kv_pages_for(kv_seq_places(kv)),
 	};
-	out->bytes = (uint64_t)out->pages * page_bytes;
+	out->bytes = (uint64_t)out->pages * kv_pool_layout(pool)->page_stride;
+	for (int32_t i = kv->n_gone; i < kv->n_pages; i++)
+		out->fallback_pages += kv_pool_fell_back(pool, kv->pages[i]);
 	out->moved = kv->moved;
 	if (policy->kind != KV_POLICY_QUEST)
 		return;

@@ -27,4 +27,4 @@ bool context_is_bounded(const struct engine_options *o, const struct engine_cont
 /* INVALID when diagnostics are wanted of a device that has none. */
 enum status context_check_diagnostics(const struct context_bounds *bounds, const struct engine_context *asked, struct error *err);
 /* What is left of a sequence under a policy. */
-void context_describe(const struct kv_policy *policy, const struct kv_seq *kv, size_t page_bytes, struct engine_context_usage *out);
+void context_describe(const struct kv_policy *policy, const struct kv_seq *kv, const struct kv_pool *pool, struct engine_context_usage *out);

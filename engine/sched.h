@@ -17,6 +17,9 @@
  * and what has to go then goes in front of the next one. Pages that go may be shared, so each stretch asks for
  * room as a decoding request does.
  *
+ * Work in the background, which nobody waits for, comes last in every order: it is admitted while nothing else runs or waits, goes on
+ * beside what comes then, and is set back first, for a prompt that lacks room as well.
+ *
  * Nothing is decided once and for all: each step estimates afresh what a waiting request lacks and what could be had for it, and takes
  * nothing from anybody while the estimate says that it would not be enough.
  */
@@ -87,6 +90,8 @@ void sched_free(struct sched *s);
 void sched_let_go(struct sched *s, struct request *r);
 /* Puts a new request into the queue, behind those of its tenant; its tenant is set, and its session, if any. */
 void sched_add(struct sched *s, struct request *r);
+/* A request in the background gets a place among the others. */
+void sched_hurry(struct sched *s, struct request *r);
 /*
  * Takes a request out, wherever it stands, and leaves what it computed to the index. The caller destroys it.
  */

@@ -25,10 +25,12 @@ static void end_request(struct worker *w, struct request *r)
 {
 	struct engine_event *last = r->last;
 	int32_t tenant = r->tenant->id;
+	bool in_flight = !r->spec->background;
 	r->last = NULL;
 	sched_remove(&w->sched, r);
 	request_destroy(r);
-	flight_end(w->e, tenant);
+	if (in_flight)
+		flight_end(w->e, tenant);
 	list_push_back(&w->out, &last->link);
 }
 
@@ -75,9 +77,11 @@ void worker_finish_request(struct worker *w, struct request *r, enum engine_fini
 	}
 	if (!r->started_ns)
 		r->usage.queue_ns = now - r->submitted_ns;
-	context_describe(&r->policy, &r->kv, w->e->layout.page_stride, &r->usage.context);
+	context_describe(&r->policy, &r->kv, w->e->pool, &r->usage.context);
 	describe_diagnostics(r, &r->usage.context.diagnostics);
 	w->stats.context_requests[r->policy.kind]++;
+	w->stats.context_merged[r->policy.kind] += (uint64_t)r->usage.context.merged_tokens;
+	w->stats.context_fallback[r->policy.kind] += (uint64_t)r->usage.context.fallback_pages;
 	ev->usage = r->usage;
 	switch (finish) {
 	case ENGINE_FINISH_STOP:
@@ -102,6 +106,7 @@ void worker_end_session(struct worker *w, struct session *s, const char *detail)
 		if (r->session == s)
 			worker_finish_request(w, r, ENGINE_FINISH_CANCELLED, detail);
 	}
+	session_watches_end(&w->watches, s, &w->out);
 	session_remove(&w->sessions, s);
 }
 
@@ -185,6 +190,11 @@ static int64_t sleep_ns(const struct worker *w)
 	struct kv_tiers *tiers = w->e->tiers;
 	if (tiers && kv_tiers_ready(tiers))
 		return 0;
+	int64_t due_ms = session_watches_due_ms(&w->watches);
+	if (due_ms != INT64_MAX) {
+		int64_t ms = due_ms - clock_now_ms(w->e->clock);
+		return ms <= 0 ? 0 : w->e->clock != clock_system() ? 2000000 : ms * 1000000;
+	}
 	/* The disk wakes us; a look now and then finds out that it does not. */
 	if (tiers && kv_tiers_busy(tiers))
 		return TIERS_NS;
@@ -205,7 +215,7 @@ static int64_t sleep_ns(const struct worker *w)
 /* A question leaves everything as it is, so that asking often costs no census. */
 static bool only_looks(enum command_type type)
 {
-	return type == COMMAND_SESSION_GET || type == COMMAND_SESSION_LIST || type == COMMAND_KV_REPORT || type == COMMAND_SESSION_HEARTBEAT;
+	return type == COMMAND_SESSION_GET || type == COMMAND_SESSION_WATCH || type == COMMAND_SESSION_LIST || type == COMMAND_KV_REPORT || type == COMMAND_SESSION_HEARTBEAT;
 }
 
 static void take_commands(struct worker *w, bool idle)
@@ -268,6 +278,9 @@ static void serve(struct worker *w)
 		collect_when_due(w);
 		end_overdue(w);
 		idle = !sched_build(&w->sched);
+		/* What was evicted for the step is told before it. */
+		if (session_watches_tell(&w->watches, clock_now_ms(e->clock), &w->out))
+			publish(w);
 		if (!idle) {
 			worker_run_step(w);
 			w->census_stale = true;
@@ -275,8 +288,10 @@ static void serve(struct worker *w)
 			look_at_device(w);
 		}
 		worker_continue_exports(w);
+		session_watches_tell(&w->watches, clock_now_ms(e->clock), &w->out);
 		publish(w);
 	}
+	session_watches_free(&w->watches);
 	if (w->lost)
 		give_up(w);
 	for (struct list *l; (l = w->sched.running.next) != &w->sched.running;)
@@ -355,6 +370,7 @@ static enum status start(struct worker *w, struct error *err)
 		if (o->kv_disk_dir)
 			restart_load(o->kv_disk_dir, &e->identity, &w->sessions, &w->restart);
 	}
+	session_watches_init(&w->watches, &w->sessions, e->pool, &w->sched.parking);
 	w->next_gc_ms = clock_now_ms(e->clock) + o->session_gc_ms;
 	return STATUS_OK;
 }

@@ -7,9 +7,11 @@
 #include "config/config.h"
 #include "engine/engine.h"
 #include "server/http.h"
+#include "server/mlflow.h"
 #include "server/ws.h"
 
 struct app;
+struct metrics_gauges;
 
 /* Called by server.c. The engine and the config must outlive the app. */
 enum status app_create(const struct config *config, struct engine *engine, struct app **out);
@@ -28,9 +30,11 @@ void app_handle_events(struct app *a);
  * (service restart) now, any other when its last response has ended.
  */
 void app_start_drain(struct app *a);
+/* Who is told the figures of each generation that has ended; may be NULL. */
+void app_set_mlflow(struct app *a, struct mlflow *m);
 /* Generations in flight. */
 int app_active(const struct app *a);
 /* Cancels everything in flight: the drain deadline has passed. */
 void app_cancel_all(struct app *a);
 /* Where the listener's figures for /metrics come from; may be NULL. */
-void app_set_listener(struct app *a, void *listener, void (*figures)(void *listener, int32_t *connections, int32_t *websockets));
+void app_set_listener(struct app *a, void *listener, void (*figures)(void *listener, struct metrics_gauges *g));

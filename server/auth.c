@@ -5,6 +5,7 @@
 #include <string.h>
 #include <strings.h>
 
+#include "config/config.h"
 #include "config/option.h"
 #include "server/json.h"
 
@@ -140,6 +141,9 @@ static enum status read_secret(const struct json *entry, uint8_t digest[SHA256_B
 	if (json_has(&key)) {
 		if (!s.p || s.n == 0)
 			return json_fail(&key, STATUS_INVALID, err, "must be a string that is not empty.");
+		if (!config_key_fits_header(s))
+			return json_fail(&key, STATUS_INVALID, err,
+					 "cannot be carried by a header: there is a control character in it, or a space at its end.");
 		digest_of(s, digest);
 		return STATUS_OK;
 	}

@@ -10,20 +10,34 @@
 
 #include "engine/engine.h"
 
+/* One line, whatever is quoted in it: file names and values may hold line ends and a terminal's control characters. */
+static void complain(const char *text)
+{
+	fputs("kvasir: ", stderr);
+	for (const char *p = text; *p; p++) {
+		unsigned char c = (unsigned char)*p;
+		if (c < 0x20 || c == 0x7f)
+			fprintf(stderr, "\\x%02x", c);
+		else
+			fputc(c, stderr);
+	}
+	fputc('\n', stderr);
+}
+
 int cli_fail(const struct error *err)
 {
-	fprintf(stderr, "kvasir: %s\n", err->message);
+	complain(err->message);
 	return CLI_FAILED;
 }
 
 int cli_misuse(const char *fmt, ...)
 {
+	char text[1024];
 	va_list args;
-	fputs("kvasir: ", stderr);
 	va_start(args, fmt);
-	vfprintf(stderr, fmt, args);
+	vsnprintf(text, sizeof text, fmt, args);
 	va_end(args);
-	fputc('\n', stderr);
+	complain(text);
 	return CLI_USAGE;
 }
 
@@ -160,4 +174,33 @@ void cli_error_line(const struct error *err, struct buf *out)
 	buf_puts(out, "{\"error\":");
 	buf_json_string(out, err->message, strlen(err->message));
 	buf_putc(out, '}');
+}
+
+enum status cli_read_numbers(const char *name, const char *text, struct cli_numbers *out, struct error *err)
+{
+	const char *p = text;
+	while (*p) {
+		char *end;
+		long n = strtol(p, &end, 10);
+		if (end == p || (*p < '0' || *p > '9') || n > INT32_MAX || (*end && *end != ',') || (*end == ',' && !end[1]))
+			return error_set_param(err, STATUS_INVALID, name, "%s: \"%.64s\" is no list of numbers with commas between them",
+			                       name, text);
+		if (out->n == CLI_NUMBERS_MAX)
+			return error_set_param(err, STATUS_INVALID, name, "%s: more than %d numbers", name, CLI_NUMBERS_MAX);
+		out->item[out->n++] = (int32_t)n;
+		p = *end ? end + 1 : end;
+	}
+	return STATUS_OK;
+}
+
+void cli_json_number(struct buf *out, const char *key, double x)
+{
+	buf_printf(out, ",\"%s\":", key);
+	buf_json_number(out, x);
+}
+
+void cli_json_string(struct buf *out, const char *key, const char *text)
+{
+	buf_printf(out, ",\"%s\":", key);
+	buf_json_string(out, text, strlen(text));
 }

@@ -11,6 +11,7 @@
 #include "config/config.h"
 #include "engine/engine.h"
 #include "server/auth.h"
+#include "server/mlflow.h"
 #include "server/server.h"
 #include "server/tls.h"
 
@@ -61,6 +62,8 @@ static enum status check(const struct config *c, struct error *err)
 		return error_set_param(err, STATUS_INVALID, "model", "no model is named; give --model FILE");
 	if (access(c->model, R_OK) != 0)
 		return error_set_param(err, STATUS_IO, "model", "model: %.300s cannot be read", c->model);
+	if (c->mlflow && c->mlflow[0] && mlflow_check_url(c->mlflow, err) != STATUS_OK)
+		return err->status;
 	if (c->chat_template)
 		st = cli_chat_template(c->chat_template, &template, err);
 	buf_free(&template);
@@ -83,11 +86,12 @@ static enum status check_template(const struct config *c, struct error *err)
 	return st;
 }
 
-/* Numbers that only fit some models. */
+/* What only fits some models. */
 static enum status check_sizes(const struct config *c, struct error *err)
 {
 	const struct engine_plan_params params = {.model_path = c->model,
 	                                          .context_tokens = (int32_t)c->context,
+	                                          .rope_scaling = c->rope_scaling,
 	                                          .n_sessions = 1,
 	                                          .step_tokens = (int32_t)c->step_tokens,
 	                                          .max_running = (int32_t)c->max_running};
@@ -116,20 +120,6 @@ static enum status check_host(const char *host, struct error *err)
 	return STATUS_OK;
 }
 
-static enum status check_context(const struct config *c, struct error *err)
-{
-	size_t i = 0;
-	while (engine_context_policy(i) && strcmp(engine_context_policy(i), c->context_policy) != 0)
-		i++;
-	if (!engine_context_policy(i))
-		return error_set_param(err, STATUS_INVALID, "context-policy", "context-policy: there is no context policy \"%.64s\"",
-				       c->context_policy);
-	if (i > 0 && c->max_cache_size == 0)
-		return error_set_param(err, STATUS_INVALID, "max-cache-size", "context-policy: \"%s\" needs max-cache-size: how many tokens to keep",
-				       c->context_policy);
-	return STATUS_OK;
-}
-
 /*
  * --check: also what takes a moment. When serving, the same is found on the way, and a model that fails to load is told by
  * readiness.
@@ -137,15 +127,15 @@ static enum status check_context(const struct config *c, struct error *err)
 static enum status check_deeply(const struct config *c, struct error *err)
 {
 	struct buf facts = BUF_INIT;
+	struct engine_options options;
 	enum status st = check(c, err);
+	server_engine_options(c, &options);
 	if (st == STATUS_OK && c->tls_cert)
 		st = check_tls(c, err);
 	if (st == STATUS_OK)
 		st = check_host(c->host, err);
-	if (st == STATUS_OK && !engine_kv_policy_find(c->kv_policy))
-		st = error_set_param(err, STATUS_INVALID, "kv-policy", "kv-policy: there is no eviction policy \"%.64s\"", c->kv_policy);
 	if (st == STATUS_OK)
-		st = check_context(c, err);
+		st = engine_options_check(&options, err);
 	if (st == STATUS_OK && c->chat_template)
 		st = check_template(c, err);
 	if (st == STATUS_OK)

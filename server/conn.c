@@ -69,6 +69,8 @@ void conn_set_state(struct conn *c, enum conn_state state)
 {
 	bool was = c->state == CONN_BODY || c->state == CONN_WAIT;
 	bool is = state == CONN_BODY || state == CONN_WAIT;
+	if (c->state == CONN_WS && state != CONN_WS)
+		conn_park_leave(c);
 	c->host->n_exchanges += is - was;
 	c->state = state;
 }
@@ -84,6 +86,7 @@ static void release(struct conn *c)
 	buf_free(&c->in);
 	buf_free(&c->up.bytes);
 	buf_free(&c->down.bytes);
+	meter_set(&host->meter, &c->metered, 0);
 	tls_free(c->tls);
 	free(c);
 	if (host->n_conns == 0 && host->empty)
@@ -105,12 +108,17 @@ static void on_pair_closed(uv_handle_t *handle)
 bool conn_open_pair(struct conn *c, int *theirs)
 {
 	int fds[2];
+	struct conn_host *host = c->host;
+	if (host->n_pairs >= host->max_pairs)
+		conn_park_make_room(host);
+	if (host->n_pairs >= host->max_pairs)
+		return false;
 	struct conn_pair *p = calloc(1, sizeof *p);
 	if (!p || socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds) != 0) {
 		free(p);
 		return false;
 	}
-	if (uv_poll_init(c->host->loop, &p->poll, fds[0]) != 0) {
+	if (uv_poll_init(host->loop, &p->poll, fds[0]) != 0) {
 		close(fds[0]);
 		close(fds[1]);
 		free(p);
@@ -123,25 +131,32 @@ bool conn_open_pair(struct conn *c, int *theirs)
 	p->fd = fds[0];
 	c->pair = p;
 	c->n_handles++;
+	host->n_pairs++;
 	*theirs = fds[1];
 	return true;
+}
+
+void conn_give_back_pair(struct conn *c)
+{
+	struct conn_pair *p = c->pair;
+	if (!p)
+		return;
+	c->pair = NULL;
+	c->host->n_pairs--;
+	/* libuv forgets a descriptor by its number, so it must do so before the number can be used again. */
+	uv_close((uv_handle_t *)&p->poll, on_pair_closed);
+	close(p->fd);
 }
 
 void conn_close_pair(struct conn *c)
 {
 	struct http_link *link = c->link;
 	struct ws_conn *ws = c->ws;
-	struct conn_pair *p = c->pair;
 	c->link = NULL;
 	c->ws = NULL;
-	c->pair = NULL;
 	buf_free(&c->up.bytes);
 	c->up.at = 0;
-	if (p) {
-		/* libuv forgets a descriptor by its number, so it must do so before the number can be used again. */
-		uv_close((uv_handle_t *)&p->poll, on_pair_closed);
-		close(p->fd);
-	}
+	conn_give_back_pair(c);
 	if (link)
 		http_link_close(link);
 	if (ws)
@@ -273,9 +288,10 @@ static void poll_for(uv_poll_t *poll, int *now, int events, uv_poll_cb cb)
 		uv_poll_stop(poll);
 }
 
-/* Polls for what this state can use; called at the end of everything that may have changed it. */
-static void update_polls(struct conn *c)
+void conn_update(struct conn *c)
 {
+	meter_set(&c->host->meter, &c->metered,
+		  sizeof *c + (c->pair ? sizeof *c->pair : 0) + c->in.cap + c->up.bytes.cap + c->down.bytes.cap);
 	if (c->state == CONN_CLOSED)
 		return;
 	int events = 0;
@@ -317,7 +333,8 @@ bool conn_pump(struct conn *c)
 		if (last)
 			return false;
 		drained = (size_t)n < sizeof c->host->scratch;
-		if (!conn_send(c->fd, c->tls, &c->down, p, (size_t)n)) {
+		size_t skip = c->state == CONN_WS ? conn_park_filter(c, p, (size_t)n) : 0;
+		if (!conn_send(c->fd, c->tls, &c->down, p + skip, (size_t)n - skip)) {
 			conn_drop(c);
 			return false;
 		}
@@ -447,7 +464,7 @@ static void on_client(uv_poll_t *handle, int status, int events)
 		read_client(c);
 	else if (c->state != CONN_CLOSED && events & polled & UV_DISCONNECT)
 		client_ended(c);
-	update_polls(c);
+	conn_update(c);
 }
 
 static void on_pair(uv_poll_t *handle, int status, int events)
@@ -474,7 +491,7 @@ static void on_pair(uv_poll_t *handle, int status, int events)
 			conn_http_advance(c);
 	}
 	pump(c);
-	update_polls(c);
+	conn_update(c);
 }
 
 static void on_deadline(uv_timer_t *handle)
@@ -490,7 +507,7 @@ static void on_deadline(uv_timer_t *handle)
 		conn_http_idle(c);
 	else
 		conn_drop(c);
-	update_polls(c);
+	conn_update(c);
 }
 
 /* ---- For the libraries' side ---- */
@@ -513,7 +530,7 @@ void conn_event(struct conn *c, unsigned events)
 		c->answered = true;
 		pump(c);
 	}
-	update_polls(c);
+	conn_update(c);
 }
 
 void conn_ws_ended(struct conn *c, bool reset)
@@ -530,6 +547,8 @@ void conn_host_init(struct conn_host *host, uv_loop_t *loop, const struct config
 {
 	host->loop = loop;
 	host->config = config;
+	host->meter.most = config->max_client_memory;
+	conn_park_host_init(host);
 	list_init(&host->conns);
 	for (int i = 0; i < CONN_SITE_SLOTS; i++)
 		list_init(&host->by_site[i]);
@@ -605,7 +624,7 @@ enum status conn_open(struct conn_host *host, int fd, const struct conn_peer *fr
 		conn_set_deadline(c, host->config->header_timeout);
 		host->stats.accepted++;
 	}
-	update_polls(c);
+	conn_update(c);
 	return STATUS_OK;
 }
 
@@ -632,7 +651,7 @@ void conn_close_idle(struct conn_host *host)
 		if (c->state != CONN_HEAD || is_expected(c) || recv(c->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) > 0)
 			continue;
 		conn_linger(c);
-		update_polls(c);
+		conn_update(c);
 	}
 }
 

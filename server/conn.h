@@ -16,7 +16,8 @@
  * - a client that leaves is noticed in the loop iteration in which its FIN or RST arrives, whatever its request does;
  * - a WebSocket can be opened by any request of a connection.
  *
- * It costs two more descriptors per connection and one copy in the kernel. Back pressure passes through: while the
+ * It costs two more descriptors per connection that has work in progress, and one copy in the kernel; an idle one gives them back
+ * (KEEP_LINK_MS, conn_park.h). Back pressure passes through: while the
  * client does not read, the pair is not drained, libmicrohttpd is not asked for more, and the exchange's bounded queue
  * fills (stream.h).
  *
@@ -30,7 +31,9 @@
 
 #include "server/http_mhd.h"
 #include "server/listener.h"
+#include "server/meter.h"
 
+struct clock;
 struct tls_context;
 struct ws_server;
 
@@ -52,9 +55,17 @@ struct conn_host {
 	struct list conns;
 	struct list by_site[CONN_SITE_SLOTS]; /* the same by a hash of the peer's site */
 	int32_t n_conns;     /* in the list */
+	int32_t n_pairs, max_pairs; /* socket pairs between us and the libraries; as many as there are descriptors for */
+	struct list awake, to_wake, waking; /* WebSockets by their state (conn_park.h), the longest in it first */
+	int32_t n_parked;
+	uv_timer_t park_timer;
+	uv_prepare_t park_turns;
+	uint32_t turn; /* of the loop */
+	const struct clock *clock; /* for parking */
 	int32_t n_exchanges; /* requests whose head is there and whose answer is not delivered */
 	bool draining;
 	struct listener_stats stats;	       /* the counters; the gauges are computed */
+	struct meter meter;
 	void (*empty)(struct conn_host *host); /* the last connection's memory is free; may be NULL */
 	char scratch[65536];
 };

@@ -7,6 +7,7 @@
 #include <sys/socket.h>
 
 #include "server/conn.h"
+#include "server/conn_park.h"
 #include "server/frame.h"
 #include "server/tls.h"
 
@@ -64,7 +65,10 @@ struct conn {
 			struct head head;
 			struct body body;
 		};
-		struct frame_check frames; /* in CONN_WS */
+		struct { /* in CONN_WS */
+			struct frame_check frames;
+			struct park park;
+		};
 	};
 	struct buf in;	     /* read, and not yet passed on */
 	struct backlog up;   /* checked, for the pair */
@@ -75,6 +79,7 @@ struct conn {
 	bool streamed;	     /* the body is taken as it comes: it has no limit */
 	bool half_closed;    /* the client sends no more */
 	bool shut;	     /* we send no more */
+	size_t metered;	     /* bytes of this that the host's meter knows of */
 	struct conn_peer peer;
 };
 
@@ -88,10 +93,14 @@ bool conn_send(int fd, struct tls *tls, struct backlog *b, const char *p, size_t
 /* Sends from the backlog; false when the socket is broken. */
 bool conn_send_backlog(int fd, struct tls *tls, struct backlog *b);
 void conn_set_state(struct conn *c, enum conn_state state);
+/* Polls for what the connection can use now, and counts its memory: at the end of everything that may have changed it. */
+void conn_update(struct conn *c);
 /* (Re)starts the connection's one timer; negative: none. */
 void conn_set_deadline(struct conn *c, int64_t ms);
 /* Makes a socket pair and polls one end; *theirs is the other. False: no descriptors or memory. */
 bool conn_open_pair(struct conn *c, int *theirs);
+/* Closes our end of it, and nothing else. */
+void conn_give_back_pair(struct conn *c);
 /* Lets go of the library behind the pair: the exchange's on_close, or the WebSocket's closed, runs in here. */
 void conn_close_pair(struct conn *c);
 /* Closes everything now. The memory stays until the handles are closed. */

@@ -25,6 +25,7 @@
 	X(NO_PREVIOUS, 400, "invalid_request_error", "previous_response_not_found", 0)                                 \
 	X(STREAM_ID, 400, "invalid_request_error", "invalid_stream_id", 0)                                             \
 	X(STREAM_LIMIT, 400, "invalid_request_error", "websocket_stream_limit_reached", 0)                             \
+	X(ENCODING, 415, "invalid_request_error", "unsupported_content_encoding", 0)                                   \
 	X(EXISTS, 409, "invalid_request_error", "already_exists", 0)                                                   \
 	X(LIMIT, 429, "rate_limit_error", "rate_limit_exceeded", 1)                                                    \
 	X(INTERNAL, 500, "server_error", "internal_error", 0)                                                          \

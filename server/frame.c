@@ -4,7 +4,7 @@
 
 #include "engine/base/utf8.h"
 
-enum { OP_CONTINUATION = 0, OP_TEXT = 1, OP_BINARY = 2, OP_CLOSE = 8, OP_PING = 9, OP_PONG = 10 };
+enum { OP_CONTINUATION = 0, OP_TEXT = 1, OP_BINARY = 2 };
 enum { FIN = 0x80, RESERVED = 0x70, MASKED = 0x80, MASK_BYTES = 4 };
 
 void frame_check_init(struct frame_check *f, uint64_t max)
@@ -45,9 +45,9 @@ static bool check_start(struct frame_check *f, struct frame_error *err)
 	if (!(f->header[1] & MASKED))
 		return bad(f, err, WS_PROTOCOL_ERROR, "A frame is not masked.");
 	switch (op) {
-	case OP_CLOSE:
-	case OP_PING:
-	case OP_PONG:
+	case FRAME_CLOSE:
+	case FRAME_PING:
+	case FRAME_PONG:
 		if (!fin)
 			return bad(f, err, WS_PROTOCOL_ERROR, "A control frame is fragmented.");
 		if (length > FRAME_MAX_CONTROL)
@@ -104,8 +104,10 @@ static bool end_frame(struct frame_check *f, struct frame_error *err)
 {
 	f->in_payload = false;
 	f->n_header = 0;
+	f->quiet = false;
 	f->frames++;
-	if (opcode(f) != OP_CLOSE)
+	f->pongs += opcode(f) == FRAME_PONG;
+	if (opcode(f) != FRAME_CLOSE)
 		return true;
 	f->closed = true;
 	if (f->n_control == 1)
@@ -120,7 +122,7 @@ static bool end_frame(struct frame_check *f, struct frame_error *err)
 static size_t take_payload(struct frame_check *f, const uint8_t *p, size_t n)
 {
 	size_t take = f->left < n ? (size_t)f->left : n;
-	if (opcode(f) == OP_CLOSE) {
+	if (opcode(f) == FRAME_CLOSE) {
 		const uint8_t *mask = f->header + 2;
 		for (size_t i = 0; i < take; i++, f->n_control++)
 			f->control[f->n_control] = p[i] ^ mask[f->n_control & 3];
@@ -153,4 +155,60 @@ bool frame_check_feed(struct frame_check *f, const uint8_t *p, size_t n, size_t 
 			return false;
 	}
 	return true;
+}
+
+bool frame_check_quiet(struct frame_check *f, const uint8_t *p, size_t n, size_t *used, struct frame_error *err)
+{
+	size_t i = 0;
+	*used = 0;
+	while (i < n && !f->closed && (!f->in_payload || f->quiet)) {
+		if (f->in_payload) {
+			i += take_payload(f, p + i, n - i);
+		} else {
+			uint8_t first = f->n_header ? f->header[0] : p[i];
+			if (first != (FIN | FRAME_PONG) && first != (FIN | FRAME_CLOSE))
+				break;
+			f->header[f->n_header++] = p[i++];
+			if (f->n_header == 2 && !check_start(f, err))
+				return false;
+			*used = i;
+			if (f->n_header < 2 || f->n_header < header_size(f))
+				continue;
+			if (!check_header(f, err))
+				return false;
+			f->quiet = true;
+		}
+		*used = i;
+		if (f->left == 0 && !end_frame(f, err))
+			return false;
+	}
+	return true;
+}
+
+bool frame_check_at_rest(const struct frame_check *f)
+{
+	return !f->n_header && !f->in_payload && !f->in_message && !f->closed;
+}
+
+size_t frame_put_control(uint8_t out[2 + FRAME_MAX_CONTROL], int op, const void *payload, size_t n)
+{
+	out[0] = (uint8_t)(FIN | op);
+	out[1] = (uint8_t)n;
+	if (n)
+		memcpy(out + 2, payload, n);
+	return 2 + n;
+}
+
+size_t frame_put_close(uint8_t out[2 + FRAME_MAX_CONTROL], int code, const char *reason)
+{
+	uint8_t payload[FRAME_MAX_CONTROL] = {(uint8_t)(code >> 8), (uint8_t)code};
+	size_t n = reason ? strlen(reason) : 0, most = sizeof payload - 2;
+	if (n > most) {
+		/* Cut inside a code point? A close reason must be valid UTF-8. */
+		for (n = most; n && ((unsigned char)reason[n] & 0xC0) == 0x80;)
+			n--;
+	}
+	if (n)
+		memcpy(payload + 2, reason, n);
+	return frame_put_control(out, FRAME_CLOSE, payload, 2 + n);
 }

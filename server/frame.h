@@ -22,15 +22,19 @@ enum {
 	WS_INVALID_PAYLOAD = 1007,
 	WS_TOO_BIG = 1009,
 	WS_INTERNAL_ERROR = 1011,
+	WS_TRY_AGAIN_LATER = 1013, /* of the IANA registry */
 };
 
 enum { FRAME_MAX_HEADER = 14, FRAME_MAX_CONTROL = 125 };
+
+/* Opcodes of control frames (RFC 6455, 11.8). */
+enum { FRAME_CLOSE = 8, FRAME_PING = 9, FRAME_PONG = 10 };
 
 struct frame_check {
 	uint64_t max;			  /* bytes a message may have */
 	uint64_t message;		  /* bytes of the message so far announced */
 	uint64_t left;			  /* payload bytes of the current frame still to come */
-	uint64_t frames;		  /* frames whose payload is complete */
+	uint64_t frames, pongs;		  /* frames whose payload is complete, and the pongs among them */
 	uint8_t header[FRAME_MAX_HEADER]; /* of the current frame; not passed on before it is whole and checked */
 	uint8_t n_header;
 	uint8_t held[FRAME_MAX_HEADER];
@@ -38,6 +42,7 @@ struct frame_check {
 	uint8_t n_control;
 	bool in_payload;
 	bool in_message; /* between the first fragment and the last */
+	bool quiet;	 /* the current frame is one that frame_check_quiet() takes */
 	bool closed;	 /* a close frame came, or a rule was broken: nothing may follow */
 };
 
@@ -54,3 +59,16 @@ void frame_check_init(struct frame_check *f, uint64_t max);
  */
 bool frame_check_feed(struct frame_check *f, const uint8_t *p, size_t n, size_t *n_held, size_t *used,
 		      struct frame_error *err);
+/*
+ * The same for a connection with nobody behind it (see conn_park.h): takes pongs and a close frame, which are not passed on.
+ * *used bytes were theirs; it stops at the first byte of any other frame, for frame_check_feed(). After a close frame
+ * f->closed is set and f->control[0..f->n_control) is its payload. Between frames, or while f->quiet.
+ */
+bool frame_check_quiet(struct frame_check *f, const uint8_t *p, size_t n, size_t *used, struct frame_error *err);
+/* No frame, and no message of several, has begun and not ended. */
+bool frame_check_at_rest(const struct frame_check *f);
+
+/* Writes a server's control frame, n <= FRAME_MAX_CONTROL bytes of payload, to out; returns its size. */
+size_t frame_put_control(uint8_t out[2 + FRAME_MAX_CONTROL], int opcode, const void *payload, size_t n);
+/* A close frame. The reason is cut, between code points, to what fits; NULL: none. */
+size_t frame_put_close(uint8_t out[2 + FRAME_MAX_CONTROL], int code, const char *reason);

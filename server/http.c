@@ -75,6 +75,11 @@ struct http_exchange *http_exchange_create(struct http_link *l, enum http_method
 	return x;
 }
 
+void http_exchange_measure(struct http_exchange *x)
+{
+	meter_set(http_server_meter(x->link->server), &x->metered, x->body.cap + x->out.pending + x->reply_bytes);
+}
+
 static void free_pairs(struct http_pair *p)
 {
 	while (p) {
@@ -92,6 +97,7 @@ void http_exchange_free(struct http_exchange *x)
 	http_response_free(x->response, x->link->server);
 	stream_clear(&x->out);
 	buf_free(&x->body);
+	meter_set(http_server_meter(x->link->server), &x->metered, 0);
 	free_pairs(x->params);
 	free_pairs(x->headers);
 	free(x);
@@ -280,6 +286,8 @@ void http_reply(struct http_exchange *x, int status, const char *content_type, s
 		r = MHD_create_response_from_buffer(0, (void *)"", MHD_RESPMEM_PERSISTENT);
 	if (!r)
 		free(data);
+	x->reply_bytes = r ? n : 0;
+	http_exchange_measure(x);
 	begin(x, status, n || data ? content_type : NULL, r);
 }
 
@@ -302,6 +310,7 @@ static ssize_t read_stream(void *cls, uint64_t pos, char *out, size_t max)
 	if (x->gone)
 		return MHD_CONTENT_READER_END_WITH_ERROR;
 	size_t n = stream_take(&x->out, out, max);
+	http_exchange_measure(x);
 	if (n)
 		return (ssize_t)n;
 	if (x->ended)
@@ -340,6 +349,7 @@ enum status http_stream_write(struct http_exchange *x, const void *data, size_t 
 	if (x->method == HTTP_HEAD)
 		return STATUS_OK;
 	enum status status = stream_push(&x->out, data, n);
+	http_exchange_measure(x);
 	if (status == STATUS_LIMIT) {
 		x->gone = true;
 		http_link_post(x->link, LINK_SLOW);

@@ -30,6 +30,8 @@ struct http_server {
 	uv_loop_t *loop;
 	const struct config *config;
 	const struct http_app *app;
+	struct meter *meter;
+	size_t pool_bytes; /* what libmicrohttpd takes for a connection */
 	struct MHD_Daemon *daemon;
 	struct MHD_Response *out_of_memory; /* made beforehand: what is said when nothing else can be */
 	uv_poll_t poll;	      /* its epoll descriptor */
@@ -53,6 +55,11 @@ const struct http_app *http_server_app(const struct http_server *s)
 bool http_server_draining(const struct http_server *s)
 {
 	return s->draining;
+}
+
+struct meter *http_server_meter(const struct http_server *s)
+{
+	return s->meter;
 }
 
 void http_server_drain(struct http_server *s)
@@ -187,6 +194,7 @@ static void on_connection(void *cls, struct MHD_Connection *mhd, void **context,
 		return;
 	l->mhd = NULL;
 	*context = NULL;
+	meter_set(s->meter, &l->metered, 0);
 	if (l->conn)
 		return; /* conn.c sees the end of the pair, and then calls http_link_close() */
 	list_remove(&l->event_node);
@@ -249,6 +257,12 @@ static bool check_websocket(struct http_exchange *x, const struct head *head)
 	return false;
 }
 
+static void refuse_for_memory(struct http_exchange *x)
+{
+	http_set_header(x, "Retry-After", "1");
+	http_exchange_refuse(x, 503, "server_overloaded", "The server has no room for a request of this size now.");
+}
+
 /* The head is there. */
 static enum MHD_Result on_head(struct http_server *s, struct http_link *l, const char *url, struct http_exchange **out)
 {
@@ -268,6 +282,9 @@ static enum MHD_Result on_head(struct http_server *s, struct http_link *l, const
 		http_link_post(l, LINK_UPGRADE);
 		return MHD_NO;
 	}
+	if (x->route && !x->answered && !(x->route->flags & ROUTE_STREAMED) && head->framing == HEAD_SIZED &&
+	    !meter_allows(s->meter, head->content_length, head->content_length))
+		refuse_for_memory(x);
 	/*
 	 * Refused already, and the client waits for a 100 or has much to send: answer now. libmicrohttpd then closes
 	 * the connection; it does so properly for these two methods only.
@@ -306,8 +323,11 @@ static enum MHD_Result on_request(void *cls, struct MHD_Connection *mhd, const c
 		return MHD_YES;
 	}
 	if (*size) {
+		if (!x->answered && !meter_allows(s->meter, x->body.len + *size, *size))
+			refuse_for_memory(x);
 		if (!x->answered)
 			buf_append(&x->body, data, *size);
+		http_exchange_measure(x);
 		*size = 0;
 		if (x->body.failed)
 			http_exchange_refuse(x, 503, "out_of_memory", "There is no memory for the request body.");
@@ -374,6 +394,7 @@ struct http_link *http_link_open(struct http_server *s, int fd, struct conn *con
 		return NULL;
 	}
 	s->n_links++;
+	meter_set(s->meter, &l->metered, s->pool_bytes);
 	return l;
 }
 
@@ -423,7 +444,7 @@ static struct MHD_Response *make_out_of_memory(void)
 	return r;
 }
 
-enum status http_server_create(uv_loop_t *loop, const struct config *config, const struct http_app *app,
+enum status http_server_create(uv_loop_t *loop, const struct config *config, const struct http_app *app, struct meter *meter,
 			       struct http_server **out, struct error *err)
 {
 	struct http_server *s = calloc(1, sizeof *s);
@@ -432,18 +453,19 @@ enum status http_server_create(uv_loop_t *loop, const struct config *config, con
 	s->loop = loop;
 	s->config = config;
 	s->app = app;
+	s->meter = meter;
 	list_init(&s->events);
 
 	/*
 	 * A head up to max_header must fit, a copy of its cookies, a record for each of its fields, and room for
 	 * output: conn.c has refused what is larger. The limit of connections is conn.c's business, too.
 	 */
-	size_t pool = (size_t)config->max_header * 2 + HEAD_MAX_FIELDS * 128 + OUTPUT_ROOM;
+	s->pool_bytes = (size_t)config->max_header * 2 + HEAD_MAX_FIELDS * 128 + OUTPUT_ROOM;
 	unsigned limit = (unsigned)config->max_connections * 2 + 1024;
 	s->daemon = MHD_start_daemon(
 		MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_NO_LISTEN_SOCKET | MHD_USE_ERROR_LOG, 0, NULL, NULL,
 		on_request, s, MHD_OPTION_EXTERNAL_LOGGER, on_log, NULL, MHD_OPTION_NOTIFY_CONNECTION, on_connection, s,
-		MHD_OPTION_NOTIFY_COMPLETED, on_completed, s, MHD_OPTION_CONNECTION_MEMORY_LIMIT, pool,
+		MHD_OPTION_NOTIFY_COMPLETED, on_completed, s, MHD_OPTION_CONNECTION_MEMORY_LIMIT, s->pool_bytes,
 		MHD_OPTION_CONNECTION_LIMIT, limit, MHD_OPTION_CONNECTION_TIMEOUT, 0u, MHD_OPTION_END);
 	s->out_of_memory = make_out_of_memory();
 	const union MHD_DaemonInfo *info = s->daemon && s->out_of_memory ? MHD_get_daemon_info(s->daemon, MHD_DAEMON_INFO_EPOLL_FD) : NULL;

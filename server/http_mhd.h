@@ -12,6 +12,7 @@
 #include "engine/base/list.h"
 #include "server/head.h"
 #include "server/http.h"
+#include "server/meter.h"
 #include "server/stream.h"
 
 struct MHD_Connection;
@@ -27,6 +28,7 @@ struct http_link {
 	struct http_exchange *x; /* the one in progress, or NULL */
 	struct list event_node;	 /* in server->events while events != 0 */
 	unsigned events;
+	size_t metered; /* libmicrohttpd's memory for it */
 	int32_t principal; /* of the request in progress */
 	char peer[72]; /* for http_peer(), also in on_close */
 };
@@ -38,7 +40,8 @@ enum link_event {
 	LINK_FAILED = 8,   /* no memory, or the like: drop it */
 };
 
-enum status http_server_create(uv_loop_t *loop, const struct config *config, const struct http_app *app,
+/* All pointers must outlive the server. */
+enum status http_server_create(uv_loop_t *loop, const struct config *config, const struct http_app *app, struct meter *meter,
 			       struct http_server **out, struct error *err);
 /* All connections must have been closed. `closed` runs from the loop when the last handle is gone and *s is freed. */
 void http_server_close(struct http_server *s, void (*closed)(void *arg), void *arg);
@@ -97,6 +100,8 @@ struct http_exchange {
 	struct MHD_Response *response; /* ready to be queued, or NULL */
 	int status;
 	struct stream out; /* of a streamed answer */
+	size_t reply_bytes; /* of another */
+	size_t metered;
 	bool handled;	   /* the handler was called, and what takes the body knows of its end */
 	bool answered;	   /* it has begun an answer */
 	bool streaming, ended;
@@ -107,6 +112,8 @@ struct http_exchange {
 };
 
 struct http_exchange *http_exchange_create(struct http_link *l, enum http_method method, const char *url);
+/* Tells the meter what it holds. */
+void http_exchange_measure(struct http_exchange *x);
 /* Runs on_close, once. */
 void http_exchange_close(struct http_exchange *x);
 void http_exchange_free(struct http_exchange *x);
@@ -119,3 +126,4 @@ void http_link_post(struct http_link *l, unsigned event);
 struct MHD_Response *http_server_out_of_memory(const struct http_server *s);
 void http_response_free(struct MHD_Response *r, const struct http_server *s); /* NULL is allowed */
 bool http_server_draining(const struct http_server *s);
+struct meter *http_server_meter(const struct http_server *s);

@@ -181,7 +181,7 @@ enum status json_parse(struct str text, struct json_doc **doc, struct json *root
 		enum json_error_code code = json_error_code(&je);
 		locate(text, je.position > 0 ? (size_t)je.position : 0, path, sizeof path);
 		if (code == json_error_numeric_overflow)
-			status = error_set_param(err, STATUS_INVALID, path, "%s is a number out of range.", path);
+			status = error_set_param(err, STATUS_INVALID, path, "%s is a number out of range.", path[0] ? path : "The body");
 		else if (code == json_error_duplicate_key)
 			status = error_set_param(err, STATUS_INVALID, path, "%s occurs twice in one object.", path);
 		else

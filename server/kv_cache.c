@@ -2,6 +2,8 @@
 
 #include <strings.h>
 
+#include "server/compact.h"
+
 #define TRY(expr)                                                                                                      \
 	do {                                                                                                           \
 		enum status try_status = (expr);                                                                       \
@@ -140,21 +142,23 @@ static void write_diagnostics(struct buf *out, const struct engine_diagnostics *
 	buf_printf(out, "\"drift_samples\":%d}", d->n_samples);
 }
 
-void kv_cache_write(struct buf *out, const struct engine_context_usage *u, bool asked)
+void kv_cache_write(struct buf *out, const struct engine_context_usage *u, const struct compacted *compacted, bool asked)
 {
 	if (!u->policy || (!asked && u->policy == engine_context_policy(0)))
 		return;
 	buf_printf(out,
 		   ",\"kv_cache\":{\"policy\":\"%s\",\"tokens_logical\":%d,\"tokens_resident\":%d,\"evicted_tokens\":%d,"
-		   "\"shrink_ratio\":%.6g,\"pages_by_tier\":{\"device\":%d},\"bytes\":%llu",
-		   u->policy, u->tokens_logical, u->tokens_resident, u->evicted_tokens,
-		   u->tokens_logical > 0 ? (double)u->evicted_tokens / u->tokens_logical : 0.0, u->pages,
-		   (unsigned long long)u->bytes);
+		   "\"merged_tokens\":%d,\"shrink_ratio\":%.6g,\"bytes\":%llu,\"fallback_pages\":%d",
+		   u->policy, u->tokens_logical, u->tokens_resident, u->evicted_tokens, u->merged_tokens,
+		   u->tokens_logical > 0 ? (double)u->evicted_tokens / u->tokens_logical : 0.0, (unsigned long long)u->bytes, u->fallback_pages);
+	write_pages_by_tier(u->pages, u->pages_tier, 0, out);
 	if (u->moved)
 		buf_printf(out, ",\"start_moved\":%d", u->moved);
 	if (u->chooses)
 		buf_printf(out, ",\"tokens_read\":%d", u->tokens_read);
 	if (u->diagnostics.wanted)
 		write_diagnostics(out, &u->diagnostics);
-	buf_puts(out, "}");
+	if (compacted)
+		compacted_write(compacted, out);
+	buf_putc(out, '}');
 }

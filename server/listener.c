@@ -13,6 +13,7 @@
 
 #include "engine/base/log.h"
 #include "server/conn.h"
+#include "server/conn_park.h"
 #include "server/tls.h"
 #include "server/ws_server.h"
 
@@ -22,6 +23,7 @@ enum {
 	ACCEPT_ROUNDS = 64, /* connections accepted before others have their turn */
 	PAUSE_MS = 100,	    /* when descriptors have run out */
 	SPARE_CONNS = 64,   /* connections over the limit that are told so; more are just closed */
+	OTHER_FILES = 1024, /* descriptors that are not connections' */
 };
 
 struct listener {
@@ -31,6 +33,7 @@ struct listener {
 		int fd;
 	} sockets[MAX_SOCKETS];
 	int n_sockets;
+	int32_t most; /* connections that there are descriptors for */
 	int port;
 	uv_timer_t pause;
 	bool accepting, paused, exhausted;
@@ -100,6 +103,10 @@ static bool accept_some(struct listener *l, int fd, int rounds)
 	for (int i = 0; i < rounds && l->accepting && !l->paused; i++) {
 		struct sockaddr_storage address;
 		socklen_t n = sizeof address;
+		if (open_connections(l) >= l->most) {
+			pause_accepting(l, EMFILE);
+			return true;
+		}
 		int client = accept4(fd, (struct sockaddr *)&address, &n, SOCK_NONBLOCK | SOCK_CLOEXEC);
 		if (client < 0) {
 			if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)
@@ -149,21 +156,46 @@ static void poll_sockets(struct listener *l, bool on)
 int listener_allow_descriptors(const struct config *config)
 {
 	struct rlimit limit;
-	rlim_t want = (rlim_t)config->max_connections * 3 + 1024;
+	rlim_t want = (rlim_t)config->max_connections * 3 + OTHER_FILES;
+	int32_t connections, pairs;
 	rlim_t most = want > (1 << 20) ? want : (1 << 20);
 	if (getrlimit(RLIMIT_NOFILE, &limit) != 0)
 		return (int)want;
 	if (limit.rlim_cur < want || limit.rlim_cur > most) {
 		limit.rlim_cur = limit.rlim_cur < want ? want : most;
 		if (limit.rlim_max != RLIM_INFINITY && limit.rlim_cur > limit.rlim_max) {
-			log_msg(LOG_WARN, "descriptors", "%lld connections need %lld descriptors, but the hard limit is %lld",
-				(long long)config->max_connections, (long long)want, (long long)limit.rlim_max);
+			listener_share_descriptors(config, (int64_t)limit.rlim_max, &connections, &pairs);
+			log_msg(LOG_WARN, "descriptors",
+				"%lld connections at work need %lld descriptors, and the hard limit is %lld: room for %d connections, %d of them at work",
+				(long long)config->max_connections, (long long)want, (long long)limit.rlim_max, connections, pairs);
 			limit.rlim_cur = limit.rlim_max;
 		}
 		if (setrlimit(RLIMIT_NOFILE, &limit) != 0)
 			getrlimit(RLIMIT_NOFILE, &limit);
 	}
 	return (int)(limit.rlim_cur < want ? limit.rlim_cur : want);
+}
+
+void listener_share_descriptors(const struct config *config, int64_t descriptors, int32_t *connections, int32_t *pairs)
+{
+	int64_t others = descriptors / 4 < OTHER_FILES ? descriptors / 4 : OTHER_FILES;
+	int64_t all = descriptors - others;
+	int64_t n = config->max_connections < all * 2 / 3 ? config->max_connections : all * 2 / 3;
+	int64_t n_pairs = (all - n) / 2;
+	*connections = (int32_t)n;
+	*pairs = (int32_t)(n_pairs < n ? n_pairs : n);
+}
+
+static void share_descriptors(struct listener *l)
+{
+	struct rlimit limit;
+	l->most = INT32_MAX;
+	/* Those over the configured limit are accepted, to be told so. */
+	if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= (rlim_t)l->host.config->max_connections * 3 + OTHER_FILES)
+		return;
+	listener_share_descriptors(l->host.config, (int64_t)limit.rlim_cur, &l->most, &l->host.max_pairs);
+	if (l->most == l->host.config->max_connections)
+		l->most = INT32_MAX;
 }
 
 static enum status bind_one(struct listener *l, const struct addrinfo *a, bool only_v6, struct error *err)
@@ -257,7 +289,8 @@ enum status listener_start(uv_loop_t *loop, const struct config *config, const s
 	conn_host_init(&l->host, loop, config);
 	uv_timer_init(loop, &l->pause);
 	l->pause.data = l;
-	l->pending = 2;
+	l->pending = 2 + PARK_HANDLES;
+	share_descriptors(l);
 
 	enum status status = listener_reload_tls(l, err);
 	if (status != STATUS_OK)
@@ -265,10 +298,10 @@ enum status listener_start(uv_loop_t *loop, const struct config *config, const s
 	status = bind_all(l, config->host ? config->host : "", config->port, err);
 	if (status != STATUS_OK)
 		goto fail;
-	status = http_server_create(loop, config, http, &l->host.http, err);
+	status = http_server_create(loop, config, http, &l->host.meter, &l->host.http, err);
 	if (status != STATUS_OK)
 		goto fail;
-	status = ws_server_create(loop, config, ws, &l->host.stats, &l->host.ws, err);
+	status = ws_server_create(loop, config, ws, &l->host.stats, &l->host.meter, &l->host.ws, err);
 	if (status != STATUS_OK)
 		goto fail;
 	l->accepting = true;
@@ -306,6 +339,8 @@ void listener_stats(const struct listener *l, struct listener_stats *out)
 	*out = l->host.stats;
 	out->websockets = ws_server_count(l->host.ws);
 	out->connections = open_connections(l);
+	out->parked = l->host.n_parked;
+	out->client_bytes = l->host.meter.bytes;
 }
 
 /* ---- Stopping ---- */
@@ -378,6 +413,7 @@ void listener_close(struct listener *l, void (*closed)(void *arg), void *arg)
 	l->closed_arg = arg;
 	close_sockets(l);
 	uv_close((uv_handle_t *)&l->pause, on_handle_closed);
+	conn_park_host_close(&l->host, on_handle_closed); /* the host is the listener's first member */
 	if (l->host.n_conns) {
 		l->pending++;
 		l->host.empty = on_empty;

@@ -15,15 +15,23 @@ struct listener;
 
 struct listener_stats {
 	int32_t connections, websockets; /* open now */
+	int32_t parked;			 /* of the WebSockets; see conn_park.h */
+	int64_t client_bytes;		 /* see meter.h */
 	uint64_t accepted, refused, dropped_slow;
 };
 
 /*
- * A connection needs up to three descriptors: the client's, and a pair between us and the library behind it. Raises the soft limit,
- * which often is 1024, as far as the hard limit allows, and lowers one in the billions, as containers have it: libwebsockets allocates
- * by it. Returns how many descriptors there will be at most. Before the first thread.
+ * A connection needs one descriptor while it is idle, and three while it has work in progress: the client's, and a pair between us and
+ * the library behind it. Raises the soft limit, which often is 1024, as far as the hard limit allows, and lowers one in the billions, as
+ * containers have it: libwebsockets allocates by it. Where that is not enough for three each, says what there is room for. Returns how
+ * many descriptors there will be at most. Before the first thread.
  */
 int listener_allow_descriptors(const struct config *config);
+/*
+ * How so many descriptors are shared out: connections that are accepted at most, and pairs at most, each for one with work in progress.
+ * Some are kept for files and the like. Connections come before pairs as long as a quarter of them can have work at once.
+ */
+void listener_share_descriptors(const struct config *config, int64_t descriptors, int32_t *connections, int32_t *pairs);
 /* Listens on config.host:config.port. Errors name the address. The config must outlive the listener. */
 enum status listener_start(uv_loop_t *loop, const struct config *config, const struct http_app *http,
 			   const struct ws_app *ws, struct listener **out, struct error *err);

@@ -1,5 +1,6 @@
 #include "server/params.h"
 
+#include "server/compact.h"
 #include "server/kv_cache.h"
 
 #include <errno.h>
@@ -138,7 +139,7 @@ static enum status read_limits(struct params *p, const struct json *body, enum p
 	if (api != PARAMS_RESPONSE)
 		TRY(json_read_int(&newer, -1, INT32_MAX, &v, err));
 	if (v == 0 && api != PARAMS_COMPLETION)
-		return json_fail(&max, STATUS_INVALID, err, "must be at least 1.");
+		return json_fail(api != PARAMS_RESPONSE && json_has(&newer) ? &newer : &max, STATUS_INVALID, err, "must be at least 1.");
 	p->has_max_tokens = v >= 0;
 	p->proto->max_tokens = (int32_t)v;
 	TRY(json_read_number(&timeout, 0.001, 2592000, &seconds, err));
@@ -342,6 +343,10 @@ enum status params_parse(struct params *p, struct engine *e, int32_t tenant, con
 	TRY(read_session(p, body, session_header, err));
 	TRY(read_cache_salt(p, body, err));
 	TRY(read_truncation(p, body, api, err));
+	if (api == PARAMS_CHAT)
+		TRY(compact_refuse(body, "here \"truncation\": \"auto\" leaves out the oldest turns", err));
+	if (api == PARAMS_COMPLETION)
+		TRY(compact_refuse(body, "a raw prompt has no turns", err));
 	TRY(kv_cache_read(body, engine_info(e), &p->proto->context, &p->tell_kv_cache, err));
 	return read_form(p, e, body, api, err);
 }

@@ -1,6 +1,7 @@
 #include "server/routes.h"
 
 #include <stdio.h>
+#include <strings.h>
 
 #include "server/api.h"
 
@@ -16,9 +17,13 @@ static const struct route routes[] = {
 	{HTTP_GET, "/v1/models/{id*}", api_model, 0},
 	{HTTP_POST, "/v1/completions", api_completions, 0},
 	{HTTP_POST, "/v1/chat/completions", api_chat, 0},
+	{HTTP_POST, "/v1/chunk", api_chunk, 0},
 	{HTTP_POST, "/v1/responses", api_responses, 0},
 	{HTTP_GET, "/v1/responses", api_responses_plain_get, ROUTE_WEBSOCKET},
+	{HTTP_POST, "/v1/responses/compact", api_responses_compact, 0},
 	{HTTP_GET, "/v1/responses/{id}", api_response_get, 0},
+	{HTTP_DELETE, "/v1/responses/{id}", api_response_delete, 0},
+	{HTTP_GET, "/v1/responses/{id}/input_items", api_response_input, 0},
 	{HTTP_POST, "/v1/tokenize", api_tokenize, 0},
 	{HTTP_POST, "/v1/detokenize", api_detokenize, 0},
 	{HTTP_GET, "/v1/tokenizer_info", api_tokenizer_info, 0},
@@ -160,6 +165,20 @@ static void reply_options(struct http_exchange *x, const struct config *config, 
 
 /* ---- Dispatch ---- */
 
+/* Bodies are read as they are: one that is compressed would only be said to be no JSON. */
+static bool takes_encoding(struct http_exchange *x)
+{
+	struct str encoding = http_header(x, "content-encoding");
+	struct failure f;
+	if (encoding.n == 0 || (encoding.n == 8 && strncasecmp(encoding.p, "identity", 8) == 0))
+		return true;
+	http_set_header(x, "Accept-Encoding", "identity");
+	failure_set(&f, FAILURE_ENCODING, NULL, "The Content-Encoding '%.*s' is not supported: the body must be sent as it is.",
+		    (int)(encoding.n < 40 ? encoding.n : 40), encoding.p);
+	reply_failure(x, &f);
+	return false;
+}
+
 /* The methods of a path, "GET, HEAD, OPTIONS"; false when it has none. */
 static bool allowed_methods(struct str path, char *out, size_t cap)
 {
@@ -193,6 +212,10 @@ const struct route *routes_dispatch(struct http_exchange *x, void *app)
 	char allow[64], name[32];
 
 	set_cors(x, a->config);
+	if (method == HTTP_OPTIONS && str_is(path, "*")) { /* the server as a whole (RFC 9110, 9.3.7) */
+		reply_options(x, a->config, "GET, HEAD, POST, DELETE, OPTIONS");
+		return NULL;
+	}
 	for (size_t i = 0; i < sizeof routes / sizeof *routes && !found; i++) {
 		if (routes[i].method == method && match_route(&routes[i], path, &m)) {
 			found = &routes[i];
@@ -224,6 +247,8 @@ const struct route *routes_dispatch(struct http_exchange *x, void *app)
 		}
 		http_set_principal(x, tenant);
 	}
+	if (method == HTTP_POST && !takes_encoding(x))
+		return NULL;
 	/* Refused before the upgrade, a WebSocket is tried elsewhere by whatever balances; afterwards it could only be closed. */
 	if (found->flags & ROUTE_WEBSOCKET && http_header(x, "upgrade").p && !app_accepts(a, &f)) {
 		reply_failure(x, &f);

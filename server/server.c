@@ -23,6 +23,7 @@
 #include "server/cli.h"
 #include "server/listener.h"
 #include "server/loop.h"
+#include "server/metrics.h"
 #include "server/notify.h"
 #include "server/ws.h"
 
@@ -43,6 +44,7 @@ struct server {
 	uv_signal_t sigterm, sigint, sighup;
 	struct engine *engine;
 	struct app *app;
+	struct mlflow *mlflow;
 	struct listener *listener;
 	bool listener_closed;
 	struct loop_timer *drain_timer, *watchdog_timer;
@@ -76,7 +78,10 @@ static void announce(struct server *s)
 	           s->config->model_name ? s->config->model_name : info->file_name, info->arch, info->quantization,
 	           (double)info->n_params / 1e6);
 	show_size(&b, info->file_bytes);
-	buf_printf(&b, ")\n  context    %d tokens (trained for %d)\n", info->n_ctx, info->n_ctx_train);
+	buf_printf(&b, ")\n  context    %d tokens (trained for %d", info->n_ctx, info->n_ctx_train);
+	if (info->rope.chosen)
+		buf_printf(&b, "; %s:%g, base %g, reaches %d", info->rope.scaling, (double)info->rope.factor, (double)info->rope.freq_base, info->rope.reach);
+	buf_puts(&b, ")\n");
 	buf_printf(&b, "  compute    %s, %d thread%s\n", info->backend, info->n_threads, info->n_threads == 1 ? "" : "s");
 	buf_printf(&b, "  KV cache   %lld tokens in ", (long long)info->n_pages * info->page_tokens);
 	show_size(&b, info->kv_bytes);
@@ -232,36 +237,28 @@ static void on_reload(uv_signal_t *handle, int signo)
 		log_msg(LOG_INFO, "reload", "SIGHUP: there is nothing to read again");
 }
 
-static void listener_figures(void *listener, int32_t *connections, int32_t *websockets)
+static void listener_figures(void *listener, struct metrics_gauges *g)
 {
 	struct listener_stats stats;
 	listener_stats(listener, &stats);
-	*connections = stats.connections;
-	*websockets = stats.websockets;
+	g->connections = stats.connections;
+	g->websockets = stats.websockets;
+	g->websockets_parked = stats.parked;
+	g->client_bytes = stats.client_bytes;
 }
 
-static enum status start_engine(struct server *s, const char *chat_template)
+void server_engine_options(const struct config *c, struct engine_options *out)
 {
-	const struct config *c = s->config;
-	size_t dir_n = 0;
-	int64_t disk_bytes = 0;
-	if (c->kv_disk && config_kv_disk(c, &dir_n, &disk_bytes, s->err) != STATUS_OK)
-		return s->err->status;
-	char *dir = c->kv_disk ? strndup(c->kv_disk, dir_n) : NULL;
-	if (c->kv_disk && !dir)
-		return error_set(s->err, STATUS_NOMEM, "out of memory");
-	const struct engine_options options = {
+	*out = (struct engine_options){
 		.model_path = c->model,
-		.chat_template = chat_template,
 		.device = c->device,
 		.n_threads = (int32_t)c->threads,
 		.context_tokens = (int32_t)c->context,
+		.rope_scaling = c->rope_scaling,
 		.kv_bytes = (uint64_t)c->kv_memory,
 		.kv_type = c->kv_dtype,
 		.kv_ram_bytes = (uint64_t)c->kv_ram,
 		.kv_ram_type = c->kv_ram_dtype,
-		.kv_disk_dir = dir,
-		.kv_disk_bytes = (uint64_t)disk_bytes,
 		.kv_disk_write_bytes_per_s = (uint64_t)c->kv_disk_rate,
 		.kv_policy = c->kv_policy,
 		.context_policy = c->context_policy,
@@ -279,12 +276,48 @@ static enum status start_engine(struct server *s, const char *chat_template)
 		.session_tokens = (int32_t)c->session_tokens,
 		.session_requests = (int32_t)c->session_requests,
 		.request_timeout_ms = c->request_timeout,
-		.wake = wake_loop,
-		.wake_arg = s,
 	};
+}
+
+static enum status start_engine(struct server *s, const char *chat_template)
+{
+	const struct config *c = s->config;
+	struct engine_options options;
+	size_t dir_n = 0;
+	int64_t disk_bytes = 0;
+	if (c->kv_disk && config_kv_disk(c, &dir_n, &disk_bytes, s->err) != STATUS_OK)
+		return s->err->status;
+	char *dir = c->kv_disk ? strndup(c->kv_disk, dir_n) : NULL;
+	if (c->kv_disk && !dir)
+		return error_set(s->err, STATUS_NOMEM, "out of memory");
+	server_engine_options(c, &options);
+	options.chat_template = chat_template;
+	options.kv_disk_dir = dir;
+	options.kv_disk_bytes = (uint64_t)disk_bytes;
+	options.wake = wake_loop;
+	options.wake_arg = s;
 	enum status st = engine_create(&options, &s->engine, s->err);
 	free(dir);
 	return st;
+}
+
+/* Figures of ended requests go to a tracking server, if there is to be one. */
+static enum status start_mlflow(struct server *s, struct error *err)
+{
+	const struct mlflow_options options = {.url = s->config->mlflow, .experiment = s->config->mlflow_experiment};
+	if (!options.url || !options.url[0])
+		return STATUS_OK;
+	const char *file = strrchr(s->config->model, '/');
+	enum status st = mlflow_create(&options, &s->mlflow, err);
+	if (st != STATUS_OK)
+		return st;
+	mlflow_set_param(s->mlflow, "version", KVASIR_VERSION);
+	mlflow_set_param(s->mlflow, "model", s->config->model_name ? s->config->model_name : file ? file + 1 : s->config->model);
+	mlflow_set_param(s->mlflow, "device", s->config->device);
+	mlflow_set_param(s->mlflow, "kv_policy", s->config->kv_policy);
+	mlflow_set_param(s->mlflow, "context_policy", s->config->context_policy);
+	app_set_mlflow(s->app, s->mlflow);
+	return STATUS_OK;
 }
 
 static enum status start_signals(struct server *s)
@@ -386,7 +419,9 @@ enum status server_run(const struct config *config, struct error *err)
 		error_set(err, s.status, "cannot start the application: %s", status_text(s.status));
 		goto close_loop;
 	}
-	s.status = read_keys(&s, err);
+	s.status = start_mlflow(&s, err);
+	if (s.status == STATUS_OK)
+		s.status = read_keys(&s, err);
 	if (s.status != STATUS_OK)
 		goto close_loop;
 	s.status = listener_start(&s.loop, config, app_http(s.app), app_ws(s.app), &s.listener, err);
@@ -409,6 +444,7 @@ close_loop:
 	/* The app lets go of the engine, and the engine of `wake`, before the handles close. */
 	app_destroy(s.app);
 	engine_destroy(s.engine);
+	mlflow_destroy(s.mlflow);
 	uv_walk(&s.loop, close_handle, NULL);
 	uv_run(&s.loop, UV_RUN_DEFAULT);
 	rc = uv_loop_close(&s.loop);

@@ -7,10 +7,10 @@
 enum status turns_read(struct turns *t, const struct json *messages, struct error *err)
 {
 	int32_t last = -1;
-	*t = (struct turns){.n = json_len(messages)};
-	t->of = malloc((t->n + 1) * sizeof *t->of);
+	*t = (struct turns){.of = malloc((json_len(messages) + 1) * sizeof *t->of)};
 	if (!t->of)
 		return error_set(err, STATUS_NOMEM, "There is no memory for the request.");
+	t->n = json_len(messages);
 	for (size_t i = 0; i < t->n; i++) {
 		struct json message = json_at(messages, i), role = json_get(&message, "role");
 		struct str name = json_text(&role);
@@ -20,6 +20,12 @@ enum status turns_read(struct turns *t, const struct json *messages, struct erro
 		t->of[i] = stays ? -1 : last;
 	}
 	return STATUS_OK;
+}
+
+void turns_keep_first(struct turns *t)
+{
+	for (size_t i = 0; i < t->n; i++)
+		t->of[i] -= t->of[i] >= 0;
 }
 
 void turns_free(struct turns *t)

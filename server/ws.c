@@ -21,6 +21,11 @@ enum {
 	SEND_ROUNDS = 16, /* messages sent before other connections have their turn */
 	RX_CHUNK = 4096,  /* libwebsockets hands over this much of a message at a time */
 	REASON_MAX = 123, /* bytes of a close reason (RFC 6455, 5.5) */
+	/*
+	 * What libwebsockets 4.1.6 holds for a connection that is open: about 5 KiB, of which RX_CHUNK is the buffer of
+	 * frames. It does not tell, so the meter takes this for it.
+	 */
+	LWS_BYTES = RX_CHUNK + 1024,
 };
 
 struct ws_conn {
@@ -28,14 +33,16 @@ struct ws_conn {
 	struct list doomed_node;
 	struct ws_server *server;
 	struct conn *conn; /* NULL once it has let go */
-	struct lws *wsi;
+	struct lws *wsi; /* NULL while parked */
 	void *user;
 	struct stream out;
 	struct buf in;	    /* the message so far */
 	int64_t ping_ms;    /* the last ping */
 	int64_t closing_ms; /* since when */
+	size_t metered;
 	int close_code;
 	bool open;		  /* `opened` was called, `closed` was not */
+	bool linked;		  /* wsi is an open WebSocket */
 	bool ping_due, ping_open; /* a ping is to be sent; was sent and not answered */
 	bool closing;		  /* ws_close was called, or the peer broke the rules */
 	bool close_sent;
@@ -51,6 +58,7 @@ struct ws_server {
 	const struct config *config;
 	const struct ws_app *app;
 	struct listener_stats *stats;
+	struct meter *meter;
 	struct lws_context *context;
 	struct lws_vhost *vhost;
 	struct list conns;
@@ -71,6 +79,11 @@ static int64_t now_ms(void)
 }
 
 /* ---- Sending and closing ---- */
+
+static void measure(struct ws_conn *c)
+{
+	meter_set(c->server->meter, &c->metered, sizeof *c + (c->wsi ? LWS_BYTES : 0) + c->in.cap + c->out.pending);
+}
 
 static void on_reap(uv_timer_t *handle);
 
@@ -99,8 +112,16 @@ enum status ws_send(struct ws_conn *c, const char *text, size_t n)
 		}
 		return status;
 	}
-	lws_callback_on_writable(c->wsi);
+	measure(c);
+	conn_ws_active(c->conn);
+	if (c->linked)
+		lws_callback_on_writable(c->wsi);
 	return STATUS_OK;
+}
+
+size_t ws_unread(const struct ws_conn *c)
+{
+	return c->out.pending;
 }
 
 void ws_close(struct ws_conn *c, int code, const char *reason)
@@ -115,7 +136,13 @@ void ws_close(struct ws_conn *c, int code, const char *reason)
 	size_t n = strlen(c->close_reason);
 	while (n && reason && reason[n] != '\0' && ((unsigned char)reason[n] & 0xC0) == 0x80)
 		c->close_reason[--n] = '\0';
-	lws_callback_on_writable(c->wsi);
+	if (c->linked) {
+		lws_callback_on_writable(c->wsi);
+	} else if (conn_ws_is_parked(c->conn)) {
+		c->close_sent = true;
+		if (!conn_ws_close(c->conn, code, c->close_reason))
+			doom(c);
+	}
 }
 
 void ws_set_user(struct ws_conn *c, void *user)
@@ -145,15 +172,10 @@ const char *ws_peer(const struct ws_conn *c)
  */
 static int send_close(struct ws_conn *c)
 {
-	unsigned char frame[LWS_PRE + 4 + REASON_MAX], *p = frame + LWS_PRE;
-	size_t n = strlen(c->close_reason);
-	p[0] = 0x88; /* the last fragment of a close frame */
-	p[1] = (unsigned char)(n + 2);
-	p[2] = (unsigned char)(c->close_code >> 8);
-	p[3] = (unsigned char)c->close_code;
-	memcpy(p + 4, c->close_reason, n);
+	unsigned char frame[LWS_PRE + 2 + FRAME_MAX_CONTROL];
+	size_t n = frame_put_close(frame + LWS_PRE, c->close_code, c->close_reason);
 	c->close_sent = true;
-	if (lws_write(c->wsi, p, n + 4, LWS_WRITE_RAW) < 0)
+	if (lws_write(c->wsi, frame + LWS_PRE, n, LWS_WRITE_RAW) < 0)
 		return -1;
 	/* Nothing of a peer that broke the rules is read any more, so there is no answer to wait for. */
 	return c->refused ? -1 : 0;
@@ -170,6 +192,7 @@ void ws_conn_refuse(struct ws_conn *c, int code, const char *reason)
 	}
 	/* A close that waits for its queue gives way. */
 	stream_clear(&c->out);
+	measure(c);
 	c->closing = false;
 	ws_close(c, code, reason);
 }
@@ -195,7 +218,10 @@ static int on_writable(struct ws_conn *c)
 		if (lws_write(c->wsi, (unsigned char *)text, n, LWS_WRITE_TEXT) < (int)n)
 			return -1;
 		stream_consume(&c->out, n);
+		if (!c->out.pending && !c->closing && c->server->app->drained)
+			c->server->app->drained(c, c->server->app->app);
 	}
+	measure(c);
 	if (c->closing && !c->out.pending && !lws_send_pipe_choked(c->wsi))
 		return send_close(c);
 	if (c->closing || c->out.pending)
@@ -217,7 +243,14 @@ static int on_receive(struct ws_conn *c, const char *p, size_t n)
 {
 	if (c->closing || c->doomed)
 		return 0; /* the peer may still be sending what it had begun */
+	if (!meter_allows(c->server->meter, c->in.len + n, n)) {
+		buf_free(&c->in);
+		measure(c);
+		ws_close(c, WS_TRY_AGAIN_LATER, "The server has no room for a message of this size now.");
+		return 0;
+	}
 	buf_append(&c->in, p, n);
+	measure(c);
 	if (c->in.failed) {
 		ws_close(c, WS_INTERNAL_ERROR, "There is no memory for the message.");
 		return 0;
@@ -228,6 +261,7 @@ static int on_receive(struct ws_conn *c, const char *p, size_t n)
 	struct buf message = c->in;
 	c->in = BUF_INIT;
 	c->server->app->message(c, buf_str(&message), c->server->app->app);
+	measure(c);
 	buf_free(&message);
 	return 0;
 }
@@ -235,6 +269,11 @@ static int on_receive(struct ws_conn *c, const char *p, size_t n)
 static void on_established(struct ws_conn *c)
 {
 	struct ws_server *s = c->server;
+	c->linked = true;
+	if (c->open) { /* it was parked */
+		lws_callback_on_writable(c->wsi);
+		return;
+	}
 	c->open = true;
 	c->ping_ms = now_ms();
 	list_push_back(&s->conns, &c->node);
@@ -242,15 +281,38 @@ static void on_established(struct ws_conn *c)
 	s->app->opened(c, s->app->app);
 }
 
+static void release(struct ws_conn *c)
+{
+	stream_clear(&c->out);
+	buf_free(&c->in);
+	meter_set(c->server->meter, &c->metered, 0);
+	free(c);
+}
+
 static void on_gone(struct ws_conn *c)
 {
 	if (!c->open)
 		return;
+	c->open = false;
 	list_remove(&c->node);
 	list_remove(&c->doomed_node);
 	c->server->n_conns--;
 	c->server->app->closed(c, c->server->app->app);
-	c->open = false;
+}
+
+/* libwebsockets is done with the connection; whoever else has it keeps it. */
+static void on_destroyed(struct ws_conn *c)
+{
+	if (c->open && !c->linked) { /* it was to wake */
+		c->wsi = NULL;
+		measure(c);
+		conn_ws_unlinked(c->conn);
+		return;
+	}
+	on_gone(c);
+	if (c->conn)
+		conn_ws_ended(c->conn, false);
+	release(c);
 }
 
 static int on_event(struct lws *wsi, enum lws_callback_reasons reason, void *user, void *in, size_t n)
@@ -287,13 +349,8 @@ static int on_event(struct lws *wsi, enum lws_callback_reasons reason, void *use
 		return 0;
 	case LWS_CALLBACK_WSI_DESTROY:
 		if (c) {
-			on_gone(c);
 			lws_set_opaque_user_data(wsi, NULL);
-			if (c->conn)
-				conn_ws_ended(c->conn, false);
-			stream_clear(&c->out);
-			buf_free(&c->in);
-			free(c);
+			on_destroyed(c);
 		}
 		return 0;
 	case LWS_CALLBACK_HTTP:
@@ -320,7 +377,26 @@ void ws_conn_drop(struct ws_conn *c)
 {
 	c->conn = NULL;
 	on_gone(c); /* now, whatever libwebsockets thinks has still to be done */
-	lws_set_timeout(c->wsi, PENDING_TIMEOUT_USER_OK, LWS_TO_KILL_SYNC);
+	if (c->wsi)
+		lws_set_timeout(c->wsi, PENDING_TIMEOUT_USER_OK, LWS_TO_KILL_SYNC);
+	else
+		release(c);
+}
+
+bool ws_conn_is_silent(const struct ws_conn *c)
+{
+	return c->linked && !c->closing && !c->doomed && !c->out.pending && !c->in.len && !c->ping_due && !lws_send_pipe_choked(c->wsi);
+}
+
+void ws_conn_unlink(struct ws_conn *c)
+{
+	struct lws *wsi = c->wsi;
+	c->wsi = NULL;
+	c->linked = false;
+	lws_set_opaque_user_data(wsi, NULL); /* its callbacks find nobody */
+	lws_set_timeout(wsi, PENDING_TIMEOUT_USER_OK, LWS_TO_KILL_SYNC);
+	buf_free(&c->in);
+	measure(c);
 }
 
 /* ---- The server ---- */
@@ -341,6 +417,8 @@ static void on_sweep(uv_timer_t *handle)
 		if (c->closing) {
 			if (now - c->closing_ms >= CLOSE_MS)
 				doom(c);
+		} else if (!c->linked && !conn_ws_is_parked(c->conn)) {
+			c->ping_ms = now; /* it is waking, and its client not read meanwhile */
 		} else if (c->ping_open) {
 			if (now - c->ping_ms >= s->config->ws_ping_timeout) {
 				log_msg(LOG_INFO, "websocket", "%s did not answer a ping and was dropped", c->peer);
@@ -348,9 +426,14 @@ static void on_sweep(uv_timer_t *handle)
 			}
 		} else if (now - c->ping_ms >= s->config->ws_ping_interval) {
 			/* A ping that cannot even be sent counts as unanswered. */
-			c->ping_due = c->ping_open = true;
+			c->ping_open = true;
 			c->ping_ms = now;
-			lws_callback_on_writable(c->wsi);
+			if (c->linked) {
+				c->ping_due = true;
+				lws_callback_on_writable(c->wsi);
+			} else if (!conn_ws_ping(c->conn)) {
+				doom(c);
+			}
 		}
 	}
 }
@@ -395,7 +478,7 @@ static int pin_plugin(struct dl_phdr_info *info, size_t size, void *arg)
 }
 
 enum status ws_server_create(uv_loop_t *loop, const struct config *config, const struct ws_app *app,
-			     struct listener_stats *stats, struct ws_server **out, struct error *err)
+			     struct listener_stats *stats, struct meter *meter, struct ws_server **out, struct error *err)
 {
 	struct ws_server *s = calloc(1, sizeof *s);
 	if (!s)
@@ -404,6 +487,7 @@ enum status ws_server_create(uv_loop_t *loop, const struct config *config, const
 	s->config = config;
 	s->app = app;
 	s->stats = stats;
+	s->meter = meter;
 	list_init(&s->conns);
 	list_init(&s->doomed);
 
@@ -452,22 +536,41 @@ enum status ws_server_create(uv_loop_t *loop, const struct config *config, const
 	return STATUS_OK;
 }
 
-struct ws_conn *ws_server_adopt(struct ws_server *s, int fd, struct conn *conn, const char *peer, const char *key,
-				int32_t principal)
+/*
+ * Gives fd to libwebsockets. It gets a request of our own with all that matters: it has then nothing to misread, no h2c to offer, no
+ * extension to agree to, and no cookie that does not fit. False: fd is closed. *owned says whether c was known to libwebsockets then, so that
+ * WSI_DESTROY has dealt with it.
+ */
+static bool adopt(struct ws_conn *c, int fd, const char *key, bool *owned)
 {
-	struct ws_conn *c = calloc(1, sizeof *c);
+	struct ws_server *s = c->server;
 	struct buf head = BUF_INIT;
-	/*
-	 * libwebsockets gets a request of our own with all that matters: it has then nothing to misread, no h2c to
-	 * offer, no extension to agree to, and no cookie that does not fit.
-	 */
+	struct lws *wsi = NULL;
+	*owned = false;
 	buf_printf(&head,
 		   "GET / HTTP/1.1\r\nHost: kvasir\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
 		   "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: %s\r\n\r\n",
 		   key);
-	if (!c || head.failed || s->closing) {
+	if (head.failed || s->closing) {
 		close(fd);
-		goto fail;
+	} else {
+		s->adopting = c; /* until on_event() takes it */
+		wsi = lws_adopt_socket_vhost_readbuf(s->vhost, fd, head.data, head.len); /* on failure it closes fd */
+		*owned = s->adopting != c;
+		s->adopting = NULL;
+	}
+	buf_free(&head);
+	return wsi != NULL;
+}
+
+struct ws_conn *ws_server_adopt(struct ws_server *s, int fd, struct conn *conn, const char *peer, const char *key,
+				int32_t principal)
+{
+	struct ws_conn *c = calloc(1, sizeof *c);
+	bool owned;
+	if (!c) {
+		close(fd);
+		return NULL;
 	}
 	c->server = s;
 	c->conn = conn;
@@ -476,22 +579,22 @@ struct ws_conn *ws_server_adopt(struct ws_server *s, int fd, struct conn *conn, 
 	list_init(&c->node);
 	list_init(&c->doomed_node);
 	stream_init(&c->out, (size_t)s->config->stream_buffer, LWS_PRE);
-	/* on_event() takes s->adopting, and from then on WSI_DESTROY frees it. On failure libwebsockets closes fd. */
-	s->adopting = c;
-	struct lws *wsi = lws_adopt_socket_vhost_readbuf(s->vhost, fd, head.data, head.len);
-	if (!wsi) {
-		if (s->adopting != c)
-			c = NULL;
-		s->adopting = NULL;
-		goto fail;
+	if (!adopt(c, fd, key, &owned)) {
+		if (!owned)
+			release(c);
+		return NULL;
 	}
-	buf_free(&head);
+	measure(c);
 	return c;
+}
 
-fail:
-	free(c);
-	buf_free(&head);
-	return NULL;
+bool ws_conn_link(struct ws_conn *c, int fd)
+{
+	static const char any_key[] = "AAAAAAAAAAAAAAAAAAAAAA=="; /* nobody looks at the answer to it */
+	bool owned;
+	bool linked = adopt(c, fd, any_key, &owned);
+	measure(c);
+	return linked;
 }
 
 int32_t ws_server_count(const struct ws_server *s)

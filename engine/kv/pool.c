@@ -413,6 +413,11 @@ bool kv_pool_is_sound(const struct kv_pool *p, int32_t page)
 	return !(p->watch.mark[page] & KV_MARK_UNSOUND);
 }
 
+bool kv_pool_fell_back(const struct kv_pool *p, int32_t page)
+{
+	return p->layout.form != KV_FORM_F16 && (p->watch.mark[page] & KV_MARK_ASKED) && p->wide.slot[page] >= 0;
+}
+
 void kv_pool_wide_counts(const struct kv_pool *p, struct kv_wide_counts *out)
 {
 	*out = p->wide_counts;

@@ -101,6 +101,9 @@ void kv_pool_unbound(struct kv_pool *p, int32_t page);
  */
 bool kv_pool_is_sound(const struct kv_pool *p, int32_t page);
 
+/* Whether a narrow page has a wide copy because of a value without a narrow form. */
+bool kv_pool_fell_back(const struct kv_pool *p, int32_t page);
+
 struct kv_wide_counts {
 	int32_t n_slots, n_used;
 	uint64_t refused;      /* pages that found no room for a copy */

@@ -122,6 +122,9 @@ struct kv_tier_remote_options {
 	void *wake_arg;
 };
 
+/* What can be told of an address without asking it: INVALID, or UNSUPPORTED in a build without hiredis. */
+enum status kv_tier_remote_check(const char *address, struct error *err);
+
 /*
  * A tier in the memory of a Valkey or Redis server, under chain keys, which say all that a page depends on: so daemons of one model share
  * pages, and those of others never meet. Each value ends in an HMAC under the secret. UNSUPPORTED in a build without hiredis; INVALID;

@@ -474,13 +474,23 @@ static void destroy(struct kv_tier *t)
 
 /* ---- Beginning ---- */
 
-static enum status set_address(struct remote *r, const char *address, struct error *err)
+enum status kv_tier_remote_check(const char *address, struct error *err)
 {
 	const char *colon = strrchr(address, ':');
-	if (strlen(address) >= sizeof r->address || (address[0] != '/' && (!colon || atoi(colon + 1) <= 0)))
+	char *end = NULL;
+	long port = colon ? strtol(colon + 1, &end, 10) : 0;
+	bool is_port = colon > address && colon[1] >= '0' && colon[1] <= '9' && !*end && port > 0 && port <= UINT16_MAX;
+	if (strlen(address) >= sizeof((struct remote *)0)->address || (address[0] != '/' && !is_port))
 		return error_set_param(err, STATUS_INVALID, "kv-remote", "kv-remote: \"%.200s\" is neither HOST:PORT nor the path of a socket", address);
-	snprintf(r->address, sizeof r->address, "%s", address);
 	return STATUS_OK;
+}
+
+static enum status set_address(struct remote *r, const char *address, struct error *err)
+{
+	enum status st = kv_tier_remote_check(address, err);
+	if (st == STATUS_OK)
+		snprintf(r->address, sizeof r->address, "%s", address);
+	return st;
 }
 
 /* A connection on which the server answers, in place of the one there was. */
@@ -550,13 +560,18 @@ enum status kv_tier_remote_create(const struct kv_tier_device *device, const str
 
 #else
 
+enum status kv_tier_remote_check(const char *address, struct error *err)
+{
+	return error_set_param(err, STATUS_UNSUPPORTED, "kv-remote", "kv-remote: this build has no hiredis to reach %.200s with", address);
+}
+
 enum status kv_tier_remote_create(const struct kv_tier_device *device, const struct clock *clock, const struct kv_tier_remote_options *o,
                                   struct kv_tier **out, struct error *err)
 {
 	(void)device;
 	(void)clock;
 	(void)out;
-	return error_set_param(err, STATUS_UNSUPPORTED, "kv-remote", "kv-remote: this build has no hiredis to reach %.200s with", o->address);
+	return kv_tier_remote_check(o->address, err);
 }
 
 #endif

@@ -143,8 +143,13 @@ async def sse(d, c, rng, session):
 async def websocket(d, c, rng, session):
     async with websockets.asyncio.client.connect(d.ws_url, open_timeout=60 * SLOW) as ws:
         previous = None
-        for _ in range(rng.randint(1, 3)):
+        if rng.random() < 0.3:
+            await ws.send(json.dumps({"type": "session.update", "context_events": True}))
+        compaction = [{"type": "compaction", "compact_threshold": 128, "max_output_tokens": 16, "keep_turns": 1}] if rng.random() < 0.4 else None
+        for _ in range(rng.randint(1, 5 if compaction else 3)):
             body = {"type": "response.create", "input": prompt(rng), "max_output_tokens": rng.choice([4, 16, 1000])}
+            if compaction:
+                body["context_management"] = compaction
             if previous:
                 body["previous_response_id"] = previous
             await ws.send(json.dumps(body))
@@ -244,7 +249,7 @@ def main():
     if not broken:
         print(f"SKIP soak-memory: {LIBRARY} is not built, or TSan does not take it")
     # A small pool: the warm-up fills it with what the prefix index keeps, so that memory grows no more for that reason.
-    with (FaultyDaemon if broken else Daemon)("--log-level", "off", "--kv-memory", "128M") as d:
+    with (FaultyDaemon if broken else Daemon)("--log-level", "off", "--kv-memory", "128M", "--response-store", "32K") as d:
         start_pages, start_files = d.pages(), d.n_files()
         warm = until(args.minutes * 60 / 8) if args.minutes else iter(range(max(args.requests // 4, 50)))
         asyncio.run(run(d, warm, rng, broken))  # the memory of a warm daemon is the measure

@@ -50,6 +50,10 @@ def test_whoever_does_not_ask_is_not_told(daemon):
     kept = j["kv_cache"]
     assert kept["policy"] == "full" and kept["evicted_tokens"] == 0 and kept["shrink_ratio"] == 0
     assert kept["tokens_logical"] == kept["tokens_resident"] == j["usage"]["total_tokens"] - 1
+    assert set(kept) == {"policy", "tokens_logical", "tokens_resident", "evicted_tokens", "merged_tokens", "shrink_ratio", "bytes", "fallback_pages", "pages_by_tier"}
+    pages = (kept["tokens_resident"] + 15) // 16
+    assert kept["pages_by_tier"] == {"device": pages, "ram": 0, "disk": 0, "remote": 0, "lost": 0}
+    assert kept["merged_tokens"] == kept["fallback_pages"] == 0
 
 
 def test_a_window_as_long_as_the_conversation_gives_the_same_answer(daemon):

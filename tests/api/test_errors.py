@@ -107,6 +107,29 @@ RAW = {
 }
 
 
+@pytest.mark.parametrize("path", [CHAT, TEXT, "/tokenize", "/v1/responses", "/v1/sessions"])
+def test_a_body_that_is_compressed_is_told_so(http, path):
+    for encoding in ("gzip", "br, gzip", "identity, gzip"):
+        r = http.post(path, content=b"\x1f\x8b", headers={"content-encoding": encoding})
+        assert r.status_code == 415 and r.json()["error"]["code"] == "unsupported_content_encoding", encoding
+        assert r.headers["accept-encoding"] == "identity"
+    assert http.post("/tokenize", json={"content": "x"}, headers={"content-encoding": "Identity"}).status_code == 200
+
+
+def test_the_server_as_a_whole_has_options(http):
+    with socket.create_connection((http.base_url.host, http.base_url.port)) as s:
+        s.settimeout(10 * SLOW)
+        s.sendall(b"OPTIONS * HTTP/1.1\r\nHost: a\r\n\r\n")
+        head = s.recv(4096)
+        assert head.startswith(b"HTTP/1.1 204 ") and b"Allow: GET, HEAD, POST, DELETE, OPTIONS\r\n" in head
+
+
+@pytest.mark.parametrize("body,param", [({"max_completion_tokens": 0}, "max_completion_tokens"), ({"max_tokens": 0}, "max_tokens")])
+def test_the_field_that_was_given_is_named(http, body, param):
+    r = http.post(CHAT, json={"messages": HI["messages"], **body})
+    assert r.status_code == 400 and r.json()["error"]["param"] == param
+
+
 @pytest.mark.parametrize("name", RAW)
 def test_framing_that_makes_no_sense(daemon, name):
     answer = raw(daemon, RAW[name])

@@ -31,7 +31,7 @@ FAILURES = (500, 503)
 def faulty(tmp_path_factory):
     need_library()
     model = tiny_model(str(tmp_path_factory.mktemp("tiny")))
-    with FaultyDaemon("--kv-memory", "2M", "--threads", 1, "--session-heartbeat", "1h", "--session-ttl", "1h", model=model) as d:
+    with FaultyDaemon("--kv-memory", "2M", "--threads", 1, "--session-heartbeat", "1h", "--session-ttl", "1h", "--response-store", "8K", model=model) as d:
         yield d
 
 
@@ -112,6 +112,36 @@ def responses(d):
     return [o["content"][0]["text"] for o in r["output"]], r["usage"]
 
 
+def compaction(d):
+    """A summary that finds no memory is told as one that failed, and the answer comes all the same."""
+    talk = [m for i in range(5) for m in ({"role": "user", "content": f"{i} engines read {i} books. " * 4}, {"role": "assistant", "content": "I see."})]
+    r = ask_json(d, "POST", "/v1/responses", {
+        "input": talk + [{"role": "user", "content": "And?"}], "max_output_tokens": 2, "temperature": 0, "store": False,
+        "context_management": [{"type": "compaction", "compact_threshold": 128, "max_output_tokens": 16, "keep_turns": 1}]})
+    if r["status"] == "failed":
+        raise Failed(r["error"]["code"])
+    told, kinds = r["usage"]["compaction"], [o["type"] for o in r["output"]]
+    assert kinds == (["message"] if told["failed"] else ["compaction", "message"]), r
+    return "answered"
+
+
+def stored(d):
+    """Kept, shown, continued and deleted; without memory it is said to be stored only if it is."""
+    first = ask_json(d, "POST", "/v1/responses", {"input": "The engine reads", "max_output_tokens": 3, "temperature": 0})
+    if first["status"] == "failed" or not first["store"]:
+        raise Failed(first["error"] and first["error"]["code"] or "not stored")
+    try:
+        assert ask_json(d, "GET", f"/v1/responses/{first['id']}")["output"] == first["output"]
+        items = ask_json(d, "GET", f"/v1/responses/{first['id']}/input_items")["data"]
+        second = ask_json(d, "POST", "/v1/responses", {"input": "Go on.", "max_output_tokens": 3, "temperature": 0, "store": False,
+                                                       "previous_response_id": first["id"]})
+        if second["status"] == "failed":
+            raise Failed(second["error"]["code"])
+    finally:
+        ask(d, "DELETE", f"/v1/responses/{first['id']}")
+    return items[0]["content"], second["output"][-1]["content"][0]["text"]
+
+
 def session(d):
     """Made, used, kept alive and deleted; each of them may be what fails."""
     ask_json(d, "POST", "/v1/sessions", {"id": "s"})
@@ -176,6 +206,8 @@ KINDS = {
     "sampling": lambda d: chat(d, temperature=1, seed=7, top_p=0.9, stop=["zzz", "yyy"], frequency_penalty=0.5, logit_bias={"5": -3}),
     "responses": responses,
     "response stream": lambda d: response_stream(d),
+    "compaction": compaction,
+    "stored": stored,
     "session": session,
     "tokenize": lambda d: ask_json(d, "POST", "/tokenize", {"messages": HI["messages"]}),
     "tokenize text": lambda d: ask_json(d, "POST", "/tokenize", {"content": "The engine <|im_end|> reads", "return_pieces": True}),

@@ -167,6 +167,11 @@ def test_a_wrong_option_is_one_line_that_names_it(args, words):
     (["--kv-memory", "1K"], ["kv-memory", "1024"]),
     (["--api-keys", '{"keys":[{"name":"a","key":"b","kv_memory":"lots"}]}'], ["keys[0].kv_memory"]),
     (["--chat-template", "FILE"], ["line 1"]),
+    (["--kv-dtype", "q4"], ["kv-dtype", "q4"]), (["--kv-ram-dtype", "q4"], ["kv-ram-dtype", "q4"]),
+    (["--kv-dtype", "int8", "--kv-ram-dtype", "int8"], ["kv-ram-dtype"]),
+    (["--kv-remote", "nowhere"], ["kv-remote", "nowhere"]), (["--kv-remote", "nowhere:99999"], ["kv-remote"]),
+    (["--cors-origin", "https://a.example/"], ["cors-origin", "https://a.example/"]), (["--cors-origin", "a\nb: c"], ["cors-origin"]),
+    (["--api-key", "hush\n"], ["api-key"]), (["--api-keys", '{"keys":[{"name":"a","key":"hush "}]}'], ["keys[0].key"]),
 ], ids=lambda v: v[0])
 def test_check_finds_what_would_go_wrong_later(tmp_path, args, words):
     template = tmp_path / "broken.jinja"
@@ -296,7 +301,8 @@ def test_a_second_signal_ends_it_at_once():
     d.signal()
     eventually(lambda: httpx.get(d.url + "/health/ready").status_code == 503, 10, "readiness fails")
     d.signal()
-    assert d.wait(10) == -signal.SIGTERM
+    # A shell shows both alike. (TSan delivers a signal late, so that a program that raises one has ended by itself before.)
+    assert d.wait(10) in (-signal.SIGTERM, 128 + signal.SIGTERM)
     job.join(10)
 
 

@@ -66,3 +66,12 @@ def test_a_request_is_counted(http):
                               ("vllm:request_success", "vllm:request_success_total", 1),
                               ("vllm:e2e_request_latency_seconds", "vllm:e2e_request_latency_seconds_count", 1)):
         assert value(after, family, sample) - value(before, family, sample) == n, family
+
+
+def test_context_policies_have_a_series_each(http):
+    found = families(http)
+    for name in ("requests", "evicted_tokens", "merged_tokens", "fallback_pages"):
+        policies = {s.labels["policy"] for s in found[f"kvasir:context_{name}"].samples}
+        assert {"full", "streaming", "evict"} <= policies, name
+    when = {(s.labels["when"], s.labels["outcome"]) for s in found["kvasir:context_compactions"].samples}
+    assert when == {(w, o) for w in ("inline", "background") for o in ("done", "failed")}

@@ -134,6 +134,23 @@ def test_a_websocket(echo, trusting):
 
 
 @no_model
+def test_a_websocket_that_was_parked(pair, trusting):
+    """The TLS session stays with the client's socket: heartbeats, messages and the close go on over it."""
+    with Echo(tls_cert=pair[0], tls_key=pair[1], ws_park_after=50, ws_ping_interval=100, ws_ping_timeout=1000) as e:
+        before = e.fds()
+        with ws_connect(f"wss://localhost:{e.port}/v1/responses", ssl=trusting, sock=e.connect()) as ws:
+            for text in ("hello", "", "x" * 200000):
+                time.sleep(0.5)
+                eventually(lambda: e.fds() == before + 1, 5, "it takes one descriptor")
+                ws.send(text)
+                assert ws.recv() == (text or "(empty)")
+            time.sleep(1.5)  # some of its pings were answered, or it would be gone
+            eventually(lambda: e.fds() == before + 1, 5, "it takes one descriptor")
+            ws.close(4000, "enough")
+            assert ws.close_code == 4000
+
+
+@no_model
 def test_a_websocket_frame_behind_its_upgrade(echo, trusting):
     with dial(echo, trusting) as s:
         s.sendall(b"GET /v1/responses HTTP/1.1\r\nHost: a\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"

@@ -291,6 +291,52 @@ def test_body_limit():
         assert e.ask(POST + b"Transfer-Encoding: chunked\r\n\r\n" + chunk * 11)[0] == 413
 
 
+def sized(n, given=b"x"):
+    """A request that announces n bytes of body, and has sent some."""
+    return POST + b"Content-Length: %d\r\n\r\n" % n + given
+
+
+def test_memory_of_all_clients_together_is_bounded_and_counted():
+    with Echo(max_client_memory=3 << 20) as e:
+        before = e.stats()["client_bytes"]
+        assert before > 0
+        held = [e.connect() for _ in range(2)]
+        for s in held:
+            s.sendall(sized(1040000, b"x" * 1000000))
+        eventually(lambda: e.stats()["client_bytes"] - before > 2000000, 5, "what came of the bodies is counted")
+        # What is large has no room now, announced or not, and is told when to come again; what is small has.
+        large = 1100000
+        for data in (sized(large), POST + b"Content-Length: %d\r\nExpect: 100-continue\r\n\r\n" % large,
+                     POST + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n" % large + b"x" * large + b"\r\n0\r\n\r\n"):
+            status, headers, body = e.ask(data)
+            assert status == 503 and headers["retry-after"] == "1" and error_of(body)["code"] == "server_overloaded", data[:80]
+        assert e.ask(post(b"x" * 60000))[0] == 200
+        with Ws(e) as ws:
+            ws.send(TEXT, b"x" * 60000)
+            assert ws.frame() == (TEXT, b"x" * 60000)
+            ws.send(TEXT, b"x" * large)
+            assert ws.close_code() == 1013
+        for s in held:
+            s.sendall(b"x" * 40000)
+            assert read_answer(s)[0] == 200
+            s.close()
+        assert e.ask(post(b"x" * large))[0] == 200
+        eventually(lambda: e.stats()["client_bytes"] == before, 5, "nothing is left of it")
+
+
+def test_unread_output_is_counted():
+    with Echo(stream_buffer=1 << 20) as e:
+        before = e.stats()["client_bytes"]
+        with e.connect(receive_buffer=4096) as s:
+            s.sendall(b"GET /big?bytes=20000000 HTTP/1.1\r\nHost: a\r\n\r\n")
+            eventually(lambda: e.stats()["client_bytes"] - before > 19e6, 5, "the answer is counted")
+        eventually(lambda: e.stats()["client_bytes"] == before, 5, "and is gone with its client")
+        with Ws(e, receive_buffer=4096) as ws:
+            while e.stats()["client_bytes"] - before < 500000:
+                ws.send(TEXT, b"flood 1 50000")
+        eventually(lambda: e.stats()["client_bytes"] == before, 5, "and a WebSocket's as well")
+
+
 def test_head_limit():
     with Echo(max_header=2000) as e:
         assert e.ask(GET + b"X: " + b"y" * 1900 + b"\r\n\r\n")[0] == 200

@@ -1,7 +1,7 @@
 /*
  * Any bytes as a client's WebSocket frames. However they are cut, the verdict is the same and what is passed on is a
  * prefix of the input; and a plain reader of what was passed on finds nothing but masked frames in order, of bounded
- * size. The first byte of the input decides about the cuts.
+ * size. Taking pongs and closes quietly (frame_check_quiet()) changes nothing about it. The first byte of the input decides about the cuts.
  */
 #include <stdint.h>
 #include <stdlib.h>
@@ -43,6 +43,24 @@ static int run(const uint8_t *p, size_t n, size_t step, uint8_t *out, size_t *n_
 	return code;
 }
 
+/* The same as run() gives, when whatever frame_check_quiet() would take, between frames, is given to it first. */
+static int run_quietly(const uint8_t *p, size_t n, size_t step, uint64_t *frames)
+{
+	struct frame_check f;
+	struct frame_error err = {0};
+	frame_check_init(&f, MAX_MESSAGE);
+	for (size_t at = 0; at < n; at += step) {
+		size_t n_held, used = 0, more, take = step < n - at ? step : n - at;
+		if ((frame_check_at_rest(&f) || f.quiet) && !frame_check_quiet(&f, p + at, take, &used, &err))
+			break;
+		expect(used <= take && (used == take || f.closed || !f.quiet));
+		if (!frame_check_feed(&f, p + at + used, take - used, &n_held, &more, &err))
+			break;
+	}
+	*frames = f.frames;
+	return err.code;
+}
+
 static void check_passed(const uint8_t *p, size_t n)
 {
 	uint64_t message = 0;
@@ -81,13 +99,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		return 0;
 	size_t step = 1 + data[0] % 16, n = size - 1, n1, n2;
 	const uint8_t *p = data + 1;
-	uint64_t f1, f2;
+	uint64_t f1, f2, f3;
 	uint8_t *out = malloc(2 * n);
 	if (!out)
 		return 0;
 	int whole = run(p, n, n, out, &n1, &f1);
 	int cut = run(p, n, step, out + n, &n2, &f2);
 	expect(whole == cut && f1 == f2);
+	expect(run_quietly(p, n, step, &f3) == whole && f3 == f1);
 	expect(memcmp(out + n, p, n2) == 0);
 	/* All at once, a violation anywhere stops everything; cut, what came before it was passed on. */
 	if (!whole)

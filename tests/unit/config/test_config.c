@@ -186,6 +186,42 @@ static void contradictions_are_found(void **state)
 	assert_string_equal(err.message, "log-level: \"loud\" does not fit; expected debug, info, warn, error or off");
 }
 
+static void origins_are_what_browsers_send(void **state)
+{
+	static const char *const good[] = {"", "*", "null", "https://chat.example", "http://localhost:3000, https://a-b.example:8443", "http://[::1]:80",
+					   "chrome-extension://abcdefgh", ",https://a.example,"};
+	static const char *const bad[] = {"a.example", "https://a.example/", "https://a.example/path", "*, https://a.example", "https://a.example\nX-A: b",
+					  "https://", "://a", "https:/a", "https://a b", "https://\xc3\xa9.example", "https://*.example"};
+	struct config *c = *state;
+	struct error err;
+	for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
+		free(c->cors_origin);
+		c->cors_origin = strdup(good[i]);
+		assert_int_equal(config_check(c, &err), STATUS_OK);
+	}
+	for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+		free(c->cors_origin);
+		c->cors_origin = strdup(bad[i]);
+		assert_int_equal(config_check(c, &err), STATUS_INVALID);
+		assert_string_equal(err.param, "cors-origin");
+	}
+}
+
+static void keys_are_what_a_header_can_carry(void **state)
+{
+	static const char *const bad[] = {"sesame\n", " sesame", "sesame ", "ses\tame", "\x7f"};
+	struct config *c = *state;
+	struct error err;
+	c->api_key = strdup("open sesame \xc3\xa9!");
+	assert_int_equal(config_check(c, &err), STATUS_OK);
+	for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+		free(c->api_key);
+		c->api_key = strdup(bad[i]);
+		assert_int_equal(config_check(c, &err), STATUS_INVALID);
+		assert_string_equal(err.param, "api-key");
+	}
+}
+
 static void actions_are_told_from_values(void **state)
 {
 	struct config *c = *state;
@@ -228,4 +264,5 @@ static void the_dump_is_a_configuration_file_without_secrets(void **state)
 UNIT_MAIN(TEST(the_defaults_are_sound), TEST(a_later_source_wins), TEST(a_named_file_wins_over_the_variable),
           TEST(a_file_sets_every_kind), TEST(errors_in_a_file_name_the_line),
           TEST(errors_in_the_environment_name_the_variable), TEST(an_empty_text_is_not_set), TEST(contradictions_are_found),
+          TEST(origins_are_what_browsers_send), TEST(keys_are_what_a_header_can_carry),
           TEST(actions_are_told_from_values), TEST(the_dump_is_a_configuration_file_without_secrets))

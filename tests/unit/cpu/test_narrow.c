@@ -256,6 +256,8 @@ static void falls_back(struct backend *b, enum kv_form form, float bad, int n_to
 	/* Halves hold what is beyond them at their end, so only what is no number stays none. */
 	assert_int_equal(isfinite(got.out[BAD_DIM]) != 0, halves ? !isnan(bad) : number);
 	assert_int_equal(counts_of(&s).fallback, 1);
+	assert_true(kv_pool_fell_back(s.pool, PAGE));
+	assert_false(kv_pool_fell_back(exact.pool, PAGE));
 	assert_int_equal(counts_of(&s).n_not_finite, 0);
 	assert_int_equal(counts_of(&s).n_clamped, halves && number);
 	assert_int_equal(counts_of(&s).n_unsound, !number);

@@ -243,9 +243,130 @@ static void test_nothing_follows_a_close(void **state)
 	wire.n = 0;
 }
 
+/*
+ * What frame_check_quiet() takes of the wire, in pieces of `step`: bytes, or -code. Once a piece is not taken whole it is
+ * not asked again.
+ */
+static int quiet(struct frame_check *f, size_t step)
+{
+	struct frame_error err = {0};
+	size_t total = 0, used;
+	frame_check_init(f, MAX);
+	for (size_t at = 0; at < wire.n; at += step) {
+		size_t n = step < wire.n - at ? step : wire.n - at;
+		if (!frame_check_quiet(f, wire.p + at, n, &used, &err))
+			return -err.code;
+		total += used;
+		if (used < n)
+			break;
+	}
+	return (int)total;
+}
+
+static void test_pongs_and_closes_can_be_taken_quietly(void **state)
+{
+	(void)state;
+	struct frame_check f;
+	struct frame_error err;
+	size_t n_held, used;
+	put(0x8A, "", 0);
+	put_text(0x8A, "of some length");
+	size_t pongs = wire.n;
+	put_text(0x89, "a ping is for others");
+	size_t ping = wire.n - pongs;
+	for (size_t step = 1; step <= wire.n; step++) {
+		assert_int_equal(quiet(&f, step), pongs);
+		assert_int_equal(f.frames, 2);
+		assert_true(frame_check_at_rest(&f));
+		assert_true(frame_check_feed(&f, wire.p + pongs, ping, &n_held, &used, &err));
+		assert_int_equal(used, ping);
+	}
+	wire.n = pongs - 1;
+	assert_int_equal(quiet(&f, 1), pongs - 1);
+	assert_true(f.quiet && !frame_check_at_rest(&f));
+
+	/* A pong whose header has not all come can still be passed on. */
+	wire.n = 4;
+	assert_int_equal(quiet(&f, 1), 4);
+	assert_false(f.quiet);
+	assert_true(frame_check_feed(&f, wire.p + 4, pongs - 4, &n_held, &used, &err));
+	assert_int_equal(n_held, 4);
+	assert_memory_equal(f.held, wire.p, 4);
+	assert_int_equal(used, pongs - 4);
+
+	wire.n = 0;
+	put(0x8A, "", 0);
+	put(0x88, "\x03\xe9""bye", 5);
+	size_t closed = wire.n;
+	put_text(0x81, "not looked at");
+	for (size_t step = 1; step <= wire.n; step++) {
+		assert_int_equal(quiet(&f, step), closed);
+		assert_true(f.closed && !frame_check_at_rest(&f));
+		assert_int_equal(f.n_control, 5);
+		assert_memory_equal(f.control, "\x03\xe9""bye", 5);
+	}
+	wire.n = 0;
+}
+
+static void test_quiet_frames_have_the_same_rules(void **state)
+{
+	(void)state;
+	struct frame_check f;
+	static const struct {
+		const char *p;
+		size_t n;
+		int code;
+	} bad[] = {
+		{"\x8a\x00", 2, WS_PROTOCOL_ERROR},				/* not masked */
+		{"\x8a\xfe\x00\x7e", 4, WS_PROTOCOL_ERROR},			/* too long */
+		{"\x88\x81\0\0\0\0\x03", 7, WS_PROTOCOL_ERROR},		/* half a code */
+		{"\x88\x82\0\0\0\0\x03\xed", 8, WS_PROTOCOL_ERROR},		/* 1005 */
+		{"\x88\x83\0\0\0\0\x03\xe8\xff", 9, WS_INVALID_PAYLOAD},
+	};
+	for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+		for (size_t step = 1; step <= bad[i].n; step++) {
+			put_raw(bad[i].p, bad[i].n);
+			assert_int_equal(quiet(&f, step), -bad[i].code);
+			wire.n = 0;
+		}
+	}
+	/* Other frames are not looked at here, right or wrong. */
+	for (int first = 0; first < 256; first++) {
+		char byte = (char)first;
+		if (first == 0x8A || first == 0x88)
+			continue;
+		put_raw(&byte, 1);
+		assert_int_equal(quiet(&f, 1), 0);
+		assert_true(frame_check_at_rest(&f));
+		wire.n = 0;
+	}
+}
+
+static void test_control_frames_are_written(void **state)
+{
+	(void)state;
+	uint8_t out[2 + FRAME_MAX_CONTROL];
+	char reason[200] = "";
+	assert_int_equal(frame_put_control(out, FRAME_PING, NULL, 0), 2);
+	assert_memory_equal(out, "\x89\x00", 2);
+	assert_int_equal(frame_put_close(out, 1012, NULL), 4);
+	assert_memory_equal(out, "\x88\x02\x03\xf4", 4);
+	assert_int_equal(frame_put_close(out, 1000, "bye"), 7);
+	assert_memory_equal(out, "\x88\x05\x03\xe8""bye", 7);
+	/* 41 characters of three bytes are 123; with one byte before them the last does not fit whole. */
+	for (int i = 0; i < 45; i++)
+		strcat(reason, "\xe2\x82\xac");
+	assert_int_equal(frame_put_close(out, 1000, reason), 2 + 2 + 123);
+	memmove(reason + 1, reason, 150);
+	reason[0] = 'x';
+	assert_int_equal(frame_put_close(out, 1000, reason), 2 + 2 + 121);
+}
+
 UNIT_MAIN(cmocka_unit_test(test_messages_pass), cmocka_unit_test(test_fragments_pass_with_control_frames_between),
 	  cmocka_unit_test(test_fragments_must_be_in_order), cmocka_unit_test(test_frames_must_be_masked),
 	  cmocka_unit_test(test_reserved_bits_and_opcodes_are_refused), cmocka_unit_test(test_binary_is_refused),
 	  cmocka_unit_test(test_control_frames_are_small_and_whole), cmocka_unit_test(test_messages_are_bounded),
 	  cmocka_unit_test(test_lengths_have_one_encoding), cmocka_unit_test(test_close_frames_are_proper),
-	  cmocka_unit_test(test_headers_pass_whole), cmocka_unit_test(test_nothing_follows_a_close))
+	  cmocka_unit_test(test_headers_pass_whole), cmocka_unit_test(test_nothing_follows_a_close),
+	  cmocka_unit_test(test_pongs_and_closes_can_be_taken_quietly),
+	  cmocka_unit_test(test_quiet_frames_have_the_same_rules), cmocka_unit_test(test_control_frames_are_written))

@@ -61,6 +61,10 @@ static void the_kv_cache_is_told_by_holder_and_by_key(void **state)
 	g.stats.kv = (struct engine_kv){.pages_total = 64, .pages_free = 50, .pages_running = 6, .pages_sessions = 8, .refs_running = 9,
 					.positions_unused = 30, .fragmentation = 0.25, .alarm = true};
 	g.stats.preempted[ENGINE_ROOM_CAP] = 4;
+	g.stats.context_evicted[1] = 320;
+	g.stats.context_merged[1] = 48;
+	g.stats.context_fallback[2] = 5;
+	m.compactions[1][METRICS_COMPACTION_DONE] = 3;
 	g.stats.prefix_evictions = 7;
 	g.stats.prefix_evictions_decode = 2;
 	metrics_write(&m, &g, &out);
@@ -72,6 +76,10 @@ static void the_kv_cache_is_told_by_holder_and_by_key(void **state)
 	expect_line(&out, "kvasir:kv_fragmentation_alarm{model_name=\"m\"} 1");
 	expect_line(&out, "kvasir:preemptions_total{model_name=\"m\",reason=\"cap\"} 4");
 	expect_line(&out, "kvasir:prefix_evictions_total{model_name=\"m\",reason=\"prompt\"} 5");
+	expect_line(&out, "kvasir:context_evicted_tokens_total{model_name=\"m\",policy=\"streaming\"} 320");
+	expect_line(&out, "kvasir:context_merged_tokens_total{model_name=\"m\",policy=\"streaming\"} 48");
+	expect_line(&out, "kvasir:context_fallback_pages_total{model_name=\"m\",policy=\"evict\"} 5");
+	expect_line(&out, "kvasir:context_compactions_total{model_name=\"m\",when=\"background\",outcome=\"done\"} 3");
 	expect_line(&out, "kvasir:key_kv_pages{model_name=\"m\",key=\"alice\"} 3");
 	expect_line(&out, "kvasir:key_kv_limit_bytes{model_name=\"m\",key=\"alice\"} 9000");
 	expect_line(&out, "kvasir:key_refused_total{model_name=\"m\",key=\"alice\"} 2");

@@ -105,6 +105,7 @@ static void wrong_values_name_their_parameter(void **state)
 		{"\"kv_cache\":{\"policy\":\"some\"}", "kv_cache.policy"},
 		{"\"kv_cache\":{\"policy\":\"Quest\"}", "kv_cache.policy"},
 		{"\"kv_cache\":{\"diagnostics\":1}", "kv_cache.diagnostics"},
+		{"\"kv_cache\":{\"policy\":\"merge\"}", "kv_cache.policy"},
 		{"\"kv_cache\":{\"cache_length_shrink_ratio\":0.96}", "kv_cache.cache_length_shrink_ratio"},
 		{"\"kv_cache\":{\"cache_length_shrink_ratio\":\"0\"}", "kv_cache.cache_length_shrink_ratio"},
 		{"\"kv_cache\":{\"aggregation\":\"sum\"}", "kv_cache.aggregation"},
