@@ -331,6 +331,12 @@ void session_keep(struct session_table *t, struct session *s, const struct kv_se
 		kv_prefix_weaken(t->prefix, kv, &s->kv);
 }
 
+void session_recall(struct session *s, const struct kv_key *keys, int32_t n_pages, int32_t n_tokens)
+{
+	if (s)
+		kv_weak_recall(keys, n_pages, n_tokens, &s->kv);
+}
+
 /* own: references on it that are the session's, weak and strong. */
 static void describe_page(const struct session_table *t, const struct kv_pool *pool, int32_t page, int32_t own,
                           struct engine_session_info *out)
