@@ -49,11 +49,8 @@ enum status config_load(struct config *c, int argc, char **argv, char **envp, st
 enum status config_check(const struct config *c, struct error *err);
 
 /* Appends the options with their defaults and help, one a line, for --help. */
-/*
- * kv-disk, "DIR:SIZE", in its parts: *dir_n bytes of c->kv_disk name the directory. INVALID for any other form. Not called when
- * c->kv_disk is NULL.
- */
-enum status config_kv_disk(const struct config *c, size_t *dir_n, int64_t *bytes, struct error *err);
+/* The value of an option of the form "DIR:SIZE" in its parts: *dir_n bytes of it name the directory. INVALID for any other form. */
+enum status config_dir_size(const char *option, const char *value, size_t *dir_n, int64_t *bytes, struct error *err);
 
 void config_help(struct buf *out);
 /* Appends the effective configuration as JSON; secrets are shown as "***". */

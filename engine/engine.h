@@ -50,6 +50,9 @@ struct engine_options {
 	const char *kv_disk_dir;   /* files for pages that leave the pool, and for sessions at a restart; NULL: none */
 	uint64_t kv_disk_bytes;    /* of these files */
 	uint64_t kv_disk_write_bytes_per_s; /* 0: no bound */
+	uint64_t kv_overflow_bytes; /* host memory for conversations with more KV than the pool holds; 0: none */
+	const char *kv_overflow_dir; /* and a file of kv_overflow_disk_bytes; NULL: none */
+	uint64_t kv_overflow_disk_bytes;
 	const char *kv_remote;     /* HOST:PORT or socket of a Valkey or Redis server for pages that daemons share; NULL: none */
 	const char *transfer_key;  /* a secret that daemons share so that sessions can move between them; NULL: they cannot */
 	const char *kv_policy;     /* which cached pages go when room is needed: of engine_kv_policy(); NULL: the default */
@@ -80,6 +83,7 @@ struct engine_info {
 	const char *quantization; /* most common tensor type, "Q4_1" */
 	uint64_t n_params, file_bytes;
 	int32_t n_ctx;         /* longest conversation of which all is kept */
+	int32_t n_ctx_pool;    /* of which all is kept in the pool: n_ctx, unless there is more room below it */
 	int32_t n_ctx_long;    /* and of which a context policy keeps a part */
 	int32_t n_ctx_train, n_vocab, n_embd, n_layer, n_threads;
 	int32_t window, n_windowed; /* n_windowed layers see only so many positions; 0: all see all */
@@ -333,7 +337,8 @@ struct engine_context_usage {
 	int32_t tokens_logical;  /* whose KV was computed or found */
 	int32_t tokens_resident; /* of them, those whose KV was there at the end */
 	int32_t evicted_tokens;  /* and those that its policy let go of */
-	int32_t pages;           /* of the resident, all of them on the device */
+	int32_t pages;           /* of the resident */
+	int32_t pages_ram, pages_disk; /* of these, below the pool, which the conversation is larger than */
 	uint64_t bytes;
 };
 
@@ -466,6 +471,17 @@ struct engine_tiers {
 };
 
 /* A snapshot of counters (since start) and gauges; consistent in itself. */
+/* Room for conversations with more KV than the pool holds; all zero where there is none. */
+struct engine_overflow {
+	int32_t max_tokens;                        /* of one that has all of it */
+	uint64_t ram_bytes, ram_used_bytes, disk_bytes, disk_used_bytes;
+	int32_t requests, pages;                   /* that have something there now */
+	uint64_t moved_pages, lost_requests;       /* so far */
+	uint64_t bytes_read, bytes_written, waits; /* of the disk; blocks that a step had to wait for */
+	bool disk_off;
+	const char *off_reason;                    /* "" or a static text */
+};
+
 struct engine_stats {
 	int32_t n_running, n_waiting, n_sessions;
 	int32_t pages_total, pages_free;
@@ -488,6 +504,7 @@ struct engine_stats {
 	uint64_t kv_clamped;                /* vectors with a value beyond the range of halves, at which they were held */
 	struct engine_kv kv;             /* counted now and then: see counted_ms_ago */
 	struct engine_tiers tiers;
+	struct engine_overflow overflow;
 	/* Of context policies, as engine_context_policy() numbers them: requests ended, tokens let go of. */
 	uint64_t context_requests[ENGINE_MAX_CONTEXT_POLICIES], context_evicted[ENGINE_MAX_CONTEXT_POLICIES];
 	int32_t parked_pages;            /* KV of idle sessions that is not in the index */

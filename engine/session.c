@@ -348,10 +348,15 @@ static void describe_page(const struct session_table *t, const struct kv_pool *p
 	out->pages_exclusive += refs - indexed + (t->prefix ? kv_prefix_n_weak(t->prefix, page) : 0) == own;
 }
 
-/* Where its pages are, of which the first `alive` never left; those of a request that runs, and those that are its own, are on the device. */
+/*
+ * Where its pages are, of which the first `alive` never left; those of a request that runs, and those that are its own, are on the device, but
+ * for what a large one has below.
+ */
 static void describe_places(const struct session_table *t, const struct session *s, int32_t alive, struct engine_session_info *out)
 {
 	out->pages_device = out->n_pages;
+	if (s->running)
+		kv_overflow_count(&s->running->spill, &out->pages_tier[KV_TIER_RAM], &out->pages_tier[KV_TIER_DISK]);
 	if (s->running || s->parked)
 		return;
 	for (int32_t i = alive; i < s->kv.n_pages; i++) {

@@ -118,6 +118,11 @@ static void take_part(struct worker *w, const struct step_part *part, float *min
 	struct request *r = part->request;
 	struct error err;
 	int32_t first = r->kv.n_tokens;
+	if (r->spill.lost) {
+		worker_explain_loss(&err);
+		worker_fail_request(w, r, &err);
+		return;
+	}
 	r->kv.n_tokens += part->n_rows;
 	sched_index(&w->sched, r);
 	sched_let_go(&w->sched, r);

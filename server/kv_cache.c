@@ -114,12 +114,15 @@ enum status kv_cache_read(const struct json *body, const struct engine_info *inf
 
 void kv_cache_write(struct buf *out, const struct engine_context_usage *u, bool asked)
 {
-	if (!u->policy || (!asked && u->policy == engine_context_policy(0)))
+	int32_t below = u->pages_ram + u->pages_disk;
+	if (!u->policy || (!asked && below == 0 && u->policy == engine_context_policy(0)))
 		return;
 	buf_printf(out,
 		   ",\"kv_cache\":{\"policy\":\"%s\",\"tokens_logical\":%d,\"tokens_resident\":%d,\"evicted_tokens\":%d,"
-		   "\"shrink_ratio\":%.6g,\"pages_by_tier\":{\"device\":%d},\"bytes\":%llu}",
+		   "\"shrink_ratio\":%.6g,\"pages_by_tier\":{\"device\":%d",
 		   u->policy, u->tokens_logical, u->tokens_resident, u->evicted_tokens,
-		   u->tokens_logical > 0 ? (double)u->evicted_tokens / u->tokens_logical : 0.0, u->pages,
-		   (unsigned long long)u->bytes);
+		   u->tokens_logical > 0 ? (double)u->evicted_tokens / u->tokens_logical : 0.0, u->pages - below);
+	if (below > 0)
+		buf_printf(out, ",\"ram\":%d,\"disk\":%d", u->pages_ram, u->pages_disk);
+	buf_printf(out, "},\"bytes\":%llu}", (unsigned long long)u->bytes);
 }

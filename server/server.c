@@ -240,16 +240,33 @@ static void listener_figures(void *listener, int32_t *connections, int32_t *webs
 	*websockets = stats.websockets;
 }
 
+/* DIR:SIZE in its parts; *dir is malloc'd. NULL: neither. */
+static enum status dir_and_size(const char *option, const char *value, char **dir, int64_t *bytes, struct error *err)
+{
+	size_t n;
+	*dir = NULL;
+	*bytes = 0;
+	if (!value)
+		return STATUS_OK;
+	enum status st = config_dir_size(option, value, &n, bytes, err);
+	if (st != STATUS_OK)
+		return st;
+	*dir = strndup(value, n);
+	return *dir ? STATUS_OK : error_set(err, STATUS_NOMEM, "out of memory");
+}
+
 static enum status start_engine(struct server *s, const char *chat_template)
 {
 	const struct config *c = s->config;
-	size_t dir_n = 0;
-	int64_t disk_bytes = 0;
-	if (c->kv_disk && config_kv_disk(c, &dir_n, &disk_bytes, s->err) != STATUS_OK)
-		return s->err->status;
-	char *dir = c->kv_disk ? strndup(c->kv_disk, dir_n) : NULL;
-	if (c->kv_disk && !dir)
-		return error_set(s->err, STATUS_NOMEM, "out of memory");
+	int64_t disk_bytes, overflow_bytes;
+	char *dir = NULL, *overflow_dir = NULL;
+	enum status st = dir_and_size("kv-disk", c->kv_disk, &dir, &disk_bytes, s->err);
+	if (st == STATUS_OK)
+		st = dir_and_size("kv-overflow-disk", c->kv_overflow_disk, &overflow_dir, &overflow_bytes, s->err);
+	if (st != STATUS_OK) {
+		free(dir);
+		return st;
+	}
 	const struct engine_options options = {
 		.model_path = c->model,
 		.chat_template = chat_template,
@@ -263,6 +280,9 @@ static enum status start_engine(struct server *s, const char *chat_template)
 		.kv_disk_dir = dir,
 		.kv_disk_bytes = (uint64_t)disk_bytes,
 		.kv_disk_write_bytes_per_s = (uint64_t)c->kv_disk_rate,
+		.kv_overflow_bytes = (uint64_t)c->kv_overflow,
+		.kv_overflow_dir = overflow_dir,
+		.kv_overflow_disk_bytes = (uint64_t)overflow_bytes,
 		.kv_policy = c->kv_policy,
 		.context_policy = c->context_policy,
 		.max_cache_size = (int32_t)c->max_cache_size,
@@ -281,8 +301,9 @@ static enum status start_engine(struct server *s, const char *chat_template)
 		.wake = wake_loop,
 		.wake_arg = s,
 	};
-	enum status st = engine_create(&options, &s->engine, s->err);
+	st = engine_create(&options, &s->engine, s->err);
 	free(dir);
+	free(overflow_dir);
 	return st;
 }
 
