@@ -31,13 +31,13 @@ ENTRYPOINT ["kvasir", "serve"]
 
 FROM debian:12-slim AS build
 RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev meson ninja-build pkg-config python3 \
-	libuv1-dev libmicrohttpd-dev libwebsockets-dev libssl-dev libjansson-dev libutf8proc-dev liburing-dev libhiredis-dev
+	libuv1-dev libmicrohttpd-dev libwebsockets-dev libssl-dev libjansson-dev libutf8proc-dev liburing-dev libhiredis-dev libcurl4-openssl-dev
 COPY . /src
 RUN meson setup --buildtype=release -Dtests=disabled -Dcuda=disabled /build /src && ninja -C /build server/kvasir && strip /build/server/kvasir
 
 FROM debian:12-slim AS cpu
 RUN apt-get update && apt-get install -y --no-install-recommends \
-	libuv1 libmicrohttpd12 libwebsockets17 libssl3 libwebsockets-evlib-uv libjansson4 libutf8proc2 liburing2 libhiredis0.14 \
+	libuv1 libmicrohttpd12 libwebsockets17 libssl3 libwebsockets-evlib-uv libjansson4 libutf8proc2 liburing2 libhiredis0.14 libcurl4 \
 	&& rm -rf /var/lib/apt/lists/* /var/cache/apt /var/log/apt /var/log/dpkg.log
 COPY --from=build /build/server/kvasir /usr/bin/kvasir
 # By number, so that an orchestrator can tell that it is not root.

@@ -123,12 +123,13 @@ struct cuda_backend {
 	const float *halves_of;
 	int halves_n, halves_dim;
 	enum quant_type kv_type; /* QUANT_F16 or QUANT_BF16 */
-	/* Narrow KV: the pool's wide copies, from reserve(), or NULL; and vectors that were no numbers, a uint32_t of which so many are
-	 * in wide->n_not_finite already. */
+	/* From reserve(): the layout of the pool, and of it the wide copies of a narrow one and who wants to know of its values, or NULL. */
+	struct kv_layout layout;
 	struct kv_wide *wide;
-	struct growing not_finite, packed;
-	uint32_t n_not_finite;
-	size_t counted; /* offset into the upload, where the counter comes at the end of a step */
+	struct kv_watch *watch;
+	void *kv;		    /* the slab that the step has written to */
+	struct growing odd, packed; /* odd: a struct odd_values for the step's rows */
+	size_t odd_at;		    /* offset into the upload, where that comes at the end of a step */
 	/* What rope.p has, so that one table serves all layers of a step. */
 	const float *rope_freq;
 	float rope_magnitude;
@@ -144,6 +145,12 @@ inline struct cuda_backend *self(struct backend *b)
 	return reinterpret_cast<struct cuda_backend *>(b);
 }
 
+/* Whether what a step stores is looked at. */
+inline bool looks(const struct cuda_backend *b)
+{
+	return b->wide || b->watch;
+}
+
 /*
  * OK, or a status, with a line in the log that says what failed. NOMEM: memory. DEVICE: the device is lost. INTERNAL:
  * this call failed, and others may yet work.
@@ -157,6 +164,11 @@ void graphs_forget(struct cuda_backend *b);
 
 /* At least `bytes`; the content is lost when it grows, after all queued work. */
 enum status grow(struct cuda_backend *b, struct growing *g, size_t bytes);
+/* Of a struct odd_values. */
+inline size_t odd_bytes(int32_t n_rows)
+{
+	return sizeof(struct odd_values) + static_cast<size_t>(n_rows) * sizeof(uint32_t);
+}
 /* Room for halves of n_rows rows of dim. */
 enum status grow_halves(struct cuda_backend *b, int64_t n_rows, int64_t dim);
 void upload_free(struct upload *u);
@@ -164,7 +176,7 @@ void upload_free(struct upload *u);
 enum status settle(struct cuda_backend *b, const char *what);
 /* Sends the batch, and the attention plan if the last step's heads are this one's. */
 enum status step_upload(struct cuda_backend *b, const struct batch *batch);
-/* Waits for the step, and counts what it has stored that is no number. */
+/* Waits for the step, and takes note of what it has stored that halves cannot hold. BUSY: see backend.h. */
 enum status step_finish(struct cuda_backend *b);
 /* The plan for these heads, made and sent if step_upload() has not. */
 enum status plan_attention(struct cuda_backend *b, int n_head, int n_head_kv, int head_dim);

@@ -141,17 +141,13 @@ static enum status reserve(struct backend *backend, int32_t max_rows, int32_t ma
 		return STATUS_UNSUPPORTED;
 	}
 	stage_free(b);
-	if (b->wide != layout->wide) {
+	if (b->wide != layout->wide || b->watch != layout->watch)
 		graphs_forget(b); /* the uploaded arrays lie otherwise with wide copies */
-		b->wide = NULL;
-		if (layout->wide) {
-			TRY(grow(b, &b->not_finite, sizeof(uint32_t)));
-			TRY(check(b, cudaMemsetAsync(b->not_finite.p, 0, b->not_finite.bytes, b->stream),
-				  "clearing memory"));
-			b->n_not_finite = 0;
-		}
-		b->wide = layout->wide;
-	}
+	b->layout = *layout;
+	b->wide = layout->wide;
+	b->watch = layout->watch;
+	if (looks(b))
+		TRY(grow(b, &b->odd, odd_bytes(max_rows)));
 	TRY(grow_halves(b, max_rows, max_width));
 	return grow(b, &b->rope,
 		    static_cast<size_t>(max_rows) * static_cast<size_t>(layout->head_dim / 2) * sizeof(float2));
@@ -373,7 +369,7 @@ static void destroy(struct backend *backend)
 	cudaFree(b->halves_scale.p);
 	cudaFree(b->partial.p);
 	cudaFree(b->rope.p);
-	cudaFree(b->not_finite.p);
+	cudaFree(b->odd.p);
 	cudaFree(b->packed.p);
 	while (b->allocations) {
 		struct allocation *a = b->allocations;

@@ -143,8 +143,17 @@ struct kv_args {
 	uint8_t *kv; /* the pool's slab, or NULL: nothing is stored */
 	struct kv_place place;
 	const float *v;	      /* [n_rows][n_head_kv][head_dim] */
-	uint32_t *not_finite; /* counts vectors that are no numbers, in pages without a wide copy; NULL: they are not counted */
+	struct odd_values *odd; /* NULL: nobody looks */
 };
+
+/* What a step has stored that halves cannot hold: counts, and for each row whether there was something. */
+struct odd_values {
+	uint32_t n_lost;    /* vectors of narrow pages without a wide copy that are no numbers */
+	uint32_t n_clamped; /* other vectors with values beyond KV_HALF_MAX */
+	uint32_t rows[];    /* [n_rows] ODD_* */
+};
+
+enum { ODD_NO_NUMBER = 1, ODD_BEYOND = 2 };
 
 /* Rotates q and k in place, then stores k and v in their pages. */
 cudaError_t rope_and_store(const struct rope_args &r, const struct kv_args &kv, const struct step_rows &rows,
@@ -216,6 +225,13 @@ cudaError_t pack_page(enum kv_form form, const uint8_t *page, bool bf16, int n_l
 		      uint8_t *packed, uint32_t *odd, cudaStream_t stream);
 cudaError_t unpack_page(enum kv_form form, const uint8_t *packed, int n_layer, int n_head_kv, int head_dim, uint8_t *page,
 			bool bf16, cudaStream_t stream);
+
+/*
+ * Fills wide copies of narrow pages from them: from[i] is the page's, to[i] its copy's offset in the slab. layer_bytes, wide_layer_bytes: of a
+ * layer in either.
+ */
+cudaError_t fill_wide(enum kv_form form, uint8_t *kv, const struct page_list &list, int n, int n_layer, int n_head_kv, int head_dim,
+		      size_t layer_bytes, size_t wide_layer_bytes, cudaStream_t stream);
 
 /* Adds the sum of the 64-bit words of [p, p + bytes) to *sum; bytes is a multiple of 4096. */
 cudaError_t scan(const uint8_t *p, size_t bytes, unsigned long long *sum, cudaStream_t stream);

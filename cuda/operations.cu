@@ -234,7 +234,8 @@ static enum status do_kv_write(struct cuda_backend *b, void *kv, const struct kv
 	}
 	b->rope_waits = false;
 	const struct kv_args a = {static_cast<uint8_t *>(kv), kv_place(l, layer), v,
-				  l->wide ? static_cast<uint32_t *>(b->not_finite.p) : NULL};
+				  looks(b) ? static_cast<struct odd_values *>(b->odd.p) : NULL};
+	b->kv = kv;
 	return launched(b, rope_and_store(r, a, step_rows(b), b->stream), "storing keys and values");
 }
 

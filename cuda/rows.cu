@@ -262,7 +262,7 @@ __device__ __forceinline__ void store_elements(const float *k, const float *v, i
 /* The same as codes, in the head's block. */
 template <enum kv_form form>
 __device__ __forceinline__ void store_codes(const float *k, const float *v, int head_dim, int token, uint8_t *block,
-					    uint32_t *not_finite, shared_span<float> scratch)
+					    uint32_t *n_lost, shared_span<float> scratch)
 {
 	float largest[2] = {0, 0};
 	for (int d = threadIdx.x; d < head_dim; d += HEAD_THREADS) {
@@ -291,8 +291,27 @@ __device__ __forceinline__ void store_codes(const float *k, const float *v, int 
 	stg<float>(block + scale_offset(0, token), ks.scale);
 	stg<float>(block + scale_offset(1, token), vs.scale);
 	const uint32_t n = (ks.scale != ks.scale) + (vs.scale != vs.scale);
-	if (n > 0 && not_finite)
-		atomicAdd(not_finite, n);
+	if (n > 0 && n_lost)
+		atomicAdd(n_lost, n);
+}
+
+/* Tells of a row's key or value, a vector that a block has, when halves cannot hold it. */
+__device__ __forceinline__ void look_at(const float *x, int head_dim, int row, struct odd_values *odd)
+{
+	bool beyond = false, no_number = false;
+	for (int d = threadIdx.x; d < head_dim; d += HEAD_THREADS) {
+		const float a = fabsf(x[d]);
+		beyond = beyond || !(a <= KV_HALF_MAX);
+		no_number = no_number || !(a <= 3.402823466e38f);
+	}
+	if (!__syncthreads_or(beyond))
+		return;
+	const bool any = __syncthreads_or(no_number);
+	if (threadIdx.x > 0)
+		return;
+	atomicOr(&odd->rows[row], any ? ODD_NO_NUMBER : ODD_BEYOND);
+	if (!any)
+		atomicAdd(&odd->n_clamped, 1u);
 }
 
 /* A block is a head of a row: query heads first, then KV heads. */
@@ -321,11 +340,15 @@ __global__ void __launch_bounds__(HEAD_THREADS)
 	const struct kv_place &at = kv.place;
 	const float *v = kv.v + (static_cast<size_t>(row) * r.n_head_kv + head) * head_dim;
 	uint8_t *layer = kv.kv + static_cast<size_t>(rows.table[entry]) * at.page_stride + at.layer_offset;
+	if (kv.odd) {
+		look_at(x, head_dim, row, kv.odd);
+		look_at(v, head_dim, row, kv.odd);
+	}
 	if constexpr (!is_plain(form)) {
 		GPU_SHARED(float, scratch, HEAD_THREADS / 32);
 		const int32_t slot = rows.slots ? rows.slots[entry] : -1;
 		store_codes<form>(x, v, head_dim, token, layer + head * narrow_bytes(head_dim),
-				  slot < 0 ? kv.not_finite : NULL, scratch);
+				  slot < 0 && kv.odd ? &kv.odd->n_lost : NULL, scratch);
 		if (slot < 0)
 			return;
 		layer = kv.kv + at.wide_offset + static_cast<size_t>(slot) * at.wide_stride + at.wide_layer_offset;

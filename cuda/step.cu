@@ -262,7 +262,12 @@ enum status step_upload(struct cuda_backend *b, const struct batch *batch)
 		b->graphs.key = {batch->n_rows, rounded(static_cast<int>(n_pages)), 0};
 		n_pages = static_cast<size_t>(b->graphs.key.n_pages);
 	}
-	enum status s = upload_room(b, (4 * n_rows + n_seqs + 2 * n_pages) * sizeof(int32_t) + 192);
+	const size_t odd = looks(b) ? odd_bytes(batch->n_rows) : 0;
+	enum status s = upload_room(b, (4 * n_rows + n_seqs + 2 * n_pages) * sizeof(int32_t) + odd + 192);
+	if (s == STATUS_OK && odd)
+		s = grow(b, &b->odd, odd);
+	if (s == STATUS_OK && odd)
+		s = check(b, cudaMemsetAsync(b->odd.p, 0, odd, b->stream), "clearing memory");
 	if (s != STATUS_OK)
 		return s;
 	int32_t *token = put<int32_t>(b, n_rows, &b->token);
@@ -272,8 +277,8 @@ enum status step_upload(struct cuda_backend *b, const struct batch *batch)
 	int32_t *seq_table = put<int32_t>(b, n_seqs, &b->seq_table);
 	int32_t *table = put<int32_t>(b, n_pages, &b->table);
 	int32_t *slots = b->wide ? put<int32_t>(b, n_pages, &b->slots) : NULL;
-	if (b->wide)
-		put<uint32_t>(b, 1, &b->counted);
+	if (odd)
+		put<uint8_t>(b, odd, &b->odd_at);
 	if (batch->token)
 		memcpy(token, batch->token, n_rows * sizeof *token);
 	memcpy(position, batch->position, n_rows * sizeof *position);
@@ -299,23 +304,94 @@ enum status step_upload(struct cuda_backend *b, const struct batch *batch)
 	return send(b);
 }
 
+/* ---- What it has stored ---- */
+
+static void fold_marks(struct kv_watch *w, int32_t page, uint8_t marks)
+{
+	w->n_unsound += (marks & ~w->mark[page] & KV_MARK_UNSOUND) != 0;
+	w->mark[page] = static_cast<uint8_t>(w->mark[page] | marks);
+}
+
+static void mark_pages(struct cuda_backend *b, const uint32_t *rows)
+{
+	const uint8_t wider = b->layout.form == KV_FORM_F16 ? 0 : KV_MARK_WIDER;
+	for (int32_t s = 0; s < b->batch->n_seqs; s++) {
+		const struct batch_seq *q = &b->batch->seq[s];
+		for (int32_t i = 0; i < q->n_rows; i++) {
+			const uint32_t odd = rows[q->first_row + i];
+			if (odd)
+				fold_marks(b->watch, q->block_table[(q->first_position + i) / KV_PAGE_TOKENS],
+					   static_cast<uint8_t>(odd & ODD_NO_NUMBER ? KV_MARK_UNSOUND | wider : wider));
+		}
+	}
+}
+
+static enum status fill_copies(struct cuda_backend *b, const struct page_list &list, int n)
+{
+	const struct kv_layout *l = &b->layout;
+	const size_t n_layer = static_cast<size_t>(l->n_layer);
+	return check(b,
+		     fill_wide(l->form, static_cast<uint8_t *>(b->kv), list, n, l->n_layer, l->n_head_kv, l->head_dim,
+			       l->page_bytes / n_layer, b->wide->bytes / n_layer, b->stream),
+		     "widening a page");
+}
+
+/* Wide copies for the pages of the step that want one, with what they hold; *any: whether there are new ones. */
+static enum status widen_pages(struct cuda_backend *b, bool *any)
+{
+	const struct kv_wide *w = b->wide;
+	struct page_list list;
+	int n = 0;
+	for (int32_t s = 0; s < b->batch->n_seqs; s++) {
+		const struct batch_seq *q = &b->batch->seq[s];
+		const int32_t last = (q->first_position + q->n_rows - 1) / KV_PAGE_TOKENS;
+		for (int32_t i = q->first_position / KV_PAGE_TOKENS; i <= last; i++) {
+			const int32_t page = q->block_table[i];
+			const bool had = w->slot[page] >= 0;
+			if ((b->watch->mark[page] & (KV_MARK_WIDER | KV_MARK_ASKED)) != KV_MARK_WIDER ||
+			    w->widen(w->arg, page) < 0 || had)
+				continue;
+			list.from[n] = static_cast<size_t>(page) * b->layout.page_stride;
+			list.to[n++] = w->offset + static_cast<size_t>(w->slot[page]) * w->stride;
+			*any = true;
+			if (n == PAGE_LIST_MAX) {
+				TRY(fill_copies(b, list, n));
+				n = 0;
+			}
+		}
+	}
+	return n ? fill_copies(b, list, n) : STATUS_OK;
+}
+
+static enum status take_note(struct cuda_backend *b, const struct odd_values *odd)
+{
+	bool again = false;
+	if (b->watch)
+		mark_pages(b, odd->rows);
+	if (b->watch && b->wide && b->wide->widen)
+		TRY(widen_pages(b, &again));
+	if (again)
+		return STATUS_BUSY;
+	if (b->watch)
+		b->watch->n_clamped += odd->n_clamped;
+	if (b->wide)
+		b->wide->n_not_finite += odd->n_lost;
+	return STATUS_OK;
+}
+
 enum status step_finish(struct cuda_backend *b)
 {
-	uint32_t n;
-	const bool count = b->wide && b->step_status == STATUS_OK;
+	const bool look = looks(b) && b->step_status == STATUS_OK;
 	enum status s = STATUS_OK;
-	if (count)
+	if (look)
 		s = check(b,
-			  cudaMemcpyAsync(b->upload.host + b->counted, b->not_finite.p, sizeof n, cudaMemcpyDeviceToHost,
-					  b->stream),
-			  "counting what is no number");
+			  cudaMemcpyAsync(b->upload.host + b->odd_at, b->odd.p, odd_bytes(b->batch->n_rows),
+					  cudaMemcpyDeviceToHost, b->stream),
+			  "reading what the step has stored");
 	const enum status settled = settle(b, "computing a step");
-	if (s != STATUS_OK || settled != STATUS_OK || !count)
+	if (s != STATUS_OK || settled != STATUS_OK || !look)
 		return s != STATUS_OK ? s : settled;
-	memcpy(&n, b->upload.host + b->counted, sizeof n);
-	b->wide->n_not_finite += n - b->n_not_finite; /* modulo 2^32 */
-	b->n_not_finite = n;
-	return STATUS_OK;
+	return take_note(b, reinterpret_cast<const struct odd_values *>(b->upload.host + b->odd_at));
 }
 
 /* ---- Sampling ---- */

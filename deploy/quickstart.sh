@@ -31,7 +31,7 @@ step() { printf '\n==> [%s/4] %s\n' "$1" "$2"; }
 
 step 1 "Debian packages"
 packages=(gcc libc6-dev meson ninja-build pkg-config libuv1-dev libmicrohttpd-dev libwebsockets-dev libssl-dev
-	libwebsockets-evlib-uv libjansson-dev libutf8proc-dev liburing-dev python3 python3-pip python3-websockets ca-certificates curl)
+	libwebsockets-evlib-uv libjansson-dev libutf8proc-dev liburing-dev libcurl4-openssl-dev python3 python3-pip python3-websockets ca-certificates curl)
 missing=()
 for p in "${packages[@]}"; do
 	dpkg-query -W -f '${Status}' "$p" 2>/dev/null | grep -q 'ok installed' || missing+=("$p")

@@ -91,6 +91,19 @@ bool kv_choice_find(const char *name, struct kv_choice *out)
 	return kv_form_find(name, &out->form);
 }
 
+enum status kv_choice_make(struct backend *b, const char *name, struct kv_choice *out, struct error *err)
+{
+	const struct backend_ops *ops = b->ops;
+	struct backend_info device;
+	if (!kv_choice_find(name, out))
+		return error_set_param(err, STATUS_INVALID, "kv-dtype", "kv-dtype: \"%.64s\" is none of " KV_CHOICES, name);
+	ops->info(b, &device);
+	if ((out->form != KV_FORM_F16 && !device.narrow_kv) ||
+	    (!out->own && out->type != device.kv_type && (!ops->choose_kv || ops->choose_kv(b, out->type) != STATUS_OK)))
+		return error_set_param(err, STATUS_UNSUPPORTED, "kv-dtype", "the device %s cannot keep KV as %s", device.name, name);
+	return STATUS_OK;
+}
+
 #if defined(__x86_64__)
 #define X86(create) create
 #else

@@ -59,10 +59,7 @@ struct kv_wide {
 	void *arg;
 };
 
-/*
- * What a pool wants to know of the values in its pages. A backend that does not look at them leaves it as it is; threads of one that does
- * add to the counts (__atomic).
- */
+/* What a pool wants to know of the values in its pages. Threads of the backend add to the counts (__atomic). */
 struct kv_watch {
 	uint8_t *mark;      /* [n_pages] enum kv_mark, which the backend adds to (__atomic) */
 	uint64_t n_unsound; /* pages that became so */
@@ -270,7 +267,11 @@ struct backend_ops {
 	 */
 	enum status (*reserve)(struct backend *b, int32_t max_rows, int32_t max_width, const struct kv_layout *layout);
 	enum status (*step_begin)(struct backend *b, const struct batch *batch);
-	/* Waits; a failure of any operation since step_begin shows here, and that the device is lost rather than another. */
+	/*
+	 * Waits; a failure of any operation since step_begin shows here, and that the device is lost rather than another. BUSY, of backends that
+	 * look at what was stored only now: pages of a narrow pool have got wide copies which the step has not written to. It did nothing that
+	 * counts, and is to be run again as it was.
+	 */
 	enum status (*step_end)(struct backend *b);
 
 	/* out[n_rows][n_in] = scale * rows `token` of the embedding matrix, in float; tokens are those of the step's batch. */
@@ -371,6 +372,8 @@ struct kv_choice {
 #define KV_CHOICES "auto, f16, bf16, int8 and fp8_e4m3"
 /* One of KV_CHOICES, or NULL: "auto". False when there is none of that name. */
 bool kv_choice_find(const char *name, struct kv_choice *out);
+/* Finds one and has the backend keep KV so, before anything has to do with KV. UNSUPPORTED (param kv-dtype): it cannot. */
+enum status kv_choice_make(struct backend *b, const char *name, struct kv_choice *out, struct error *err);
 
 /*
  * A vector's codes in a narrow form, `step` bytes apart, and its scale: x ~ scale * code, with the error that tier_codec.h names; values

@@ -30,6 +30,7 @@ struct bench {
 	struct meter *meter;
 	struct backend *backend; /* the meter's */
 	struct model *model;
+	struct rope_choice rope;
 	struct kv_layout layout;
 	void *kv;
 	size_t kv_bytes;
@@ -71,9 +72,9 @@ static enum status check(const struct engine_bench_params *p, struct error *err)
 		st = check_list("runs", &p->runs, 1, 1, ENGINE_BENCH_RUNS_MAX, err);
 	if (st != STATUS_OK)
 		return st;
-	enum kv_form form;
-	if (!kv_form_find(p->kv_type ? p->kv_type : "f16", &form))
-		return error_set_param(err, STATUS_INVALID, "kv-dtype", "kv-dtype: \"%.64s\" is none of f16, int8 and fp8_e4m3", p->kv_type);
+	struct kv_choice kv;
+	if (!kv_choice_find(p->kv_type, &kv))
+		return error_set_param(err, STATUS_INVALID, "kv-dtype", "kv-dtype: \"%.64s\" is none of " KV_CHOICES, p->kv_type);
 	if (p->n_depths == 0)
 		return error_set_param(err, STATUS_INVALID, "depth", "depth: at least one is needed");
 	if (p->n_prefill == 0 && (p->decode_tokens == 0 || p->n_batches == 0))
@@ -258,7 +259,7 @@ static enum status measure(struct bench *b, bool is_prefill, int32_t tokens, int
 
 static bool fits(const struct bench *b, int32_t tokens, int32_t depth)
 {
-	return (int64_t)tokens + depth <= model_params(b->model)->n_ctx_train;
+	return (int64_t)tokens + depth <= model_params(b->model)->n_ctx;
 }
 
 static enum status run_tests(struct bench *b)
@@ -335,23 +336,20 @@ static enum status prepare_kv(struct bench *b, struct error *err)
 {
 	const struct engine_bench_params *p = b->params;
 	const struct model_params *m = model_params(b->model);
-	enum kv_form form = KV_FORM_F16;
-	struct backend_info device;
-	kv_form_find(p->kv_type ? p->kv_type : "f16", &form);
-	b->backend->ops->info(b->backend, &device);
+	struct kv_choice kv;
+	enum status st = kv_choice_make(b->backend, p->kv_type, &kv, err);
+	if (st != STATUS_OK)
+		return st;
 	b->n_seqs = 1;
 	for (size_t i = 0; i < p->n_batches; i++)
 		b->n_seqs = p->batch[i] > b->n_seqs ? p->batch[i] : b->n_seqs;
 	b->n_pages = kv_pages_for(longest(b));
 	if (b->n_pages == 0)
-		return error_set_param(err, STATUS_INVALID, "depth", "no test fits the %" PRId32 " tokens the model was trained with",
-		                       m->n_ctx_train);
+		return error_set_param(err, STATUS_INVALID, "depth", "no test fits the model's context of %" PRId32 " tokens", m->n_ctx);
 	if (kv_layout_for(b->backend, &b->layout, m->n_layer, m->n_head_kv, m->head_dim) != STATUS_OK)
 		return error_set(err, STATUS_UNSUPPORTED, "the model's KV geometry is not supported");
-	if (form != KV_FORM_F16 && !device.narrow_kv)
-		return error_set_param(err, STATUS_UNSUPPORTED, "kv-dtype", "the device %s cannot keep KV as %s", device.name, p->kv_type);
-	if (form != KV_FORM_F16)
-		kv_layout_narrow(&b->layout, form);
+	if (kv.form != KV_FORM_F16)
+		kv_layout_narrow(&b->layout, kv.form);
 	size_t n = (size_t)b->n_seqs * (size_t)b->n_pages;
 	if (n > INT32_MAX || __builtin_mul_overflow(n, b->layout.page_stride, &b->kv_bytes) ||
 	    b->backend->ops->mem_alloc(b->backend, b->kv_bytes, &b->kv) != STATUS_OK)
@@ -376,6 +374,7 @@ static void report_info(struct bench *b)
 	struct engine_bench_info info = {.memory_bytes = b->memory_bytes, .cache_bytes = b->memory ? CACHE_BYTES : 0};
 	b->backend->ops->info(b->backend, &device);
 	snprintf(info.backend, sizeof info.backend, "%s", device.name);
+	engine_rope_describe(model_params(b->model), &b->rope, &info.rope);
 	snprintf(info.detail, sizeof info.detail, "%s", device.detail);
 	info.n_threads = device.n_threads;
 	info.memory_bytes_per_s = read_speed(b, b->memory_bytes, MEMORY_SCANS);
@@ -414,7 +413,9 @@ enum status engine_bench(const struct engine_bench_params *params, const struct 
 	b->sink = sink;
 	b->clock = clock_system();
 	const struct backend_options device = {.device = params->device, .n_threads = params->n_threads};
-	st = gguf_open(params->model_path, &b->gguf, err);
+	st = rope_choice_parse(params->rope_scaling, &b->rope, err);
+	if (st == STATUS_OK)
+		st = gguf_open(params->model_path, &b->gguf, err);
 	if (st == STATUS_OK)
 		st = backend_create(&device, &b->device, err);
 	if (st != STATUS_OK)
@@ -425,7 +426,7 @@ enum status engine_bench(const struct engine_bench_params *params, const struct 
 		goto out;
 	}
 	b->backend = meter_backend(b->meter);
-	st = model_load(b->gguf, b->backend, &b->model, err);
+	st = model_load_stretched(b->gguf, b->backend, &b->rope, &b->model, err);
 	if (st == STATUS_OK)
 		st = prepare_kv(b, err);
 	if (st != STATUS_OK)

@@ -5,6 +5,7 @@
 #include "engine/engine_internal.h"
 #include "engine/event.h"
 #include "engine/kv/policy.h"
+#include "engine/splitting.h"
 
 /* ---- Life ---- */
 
@@ -31,7 +32,7 @@ static void fill_defaults(struct engine_options *o)
 }
 
 /* Also replaces the name of the policy by one that lives for ever. */
-static enum status check_options(struct engine_options *o, struct error *err)
+static enum status check_options(struct engine_options *o, struct rope_choice *rope, struct error *err)
 {
 	if (!o->model_path || !o->model_path[0])
 		return error_set_param(err, STATUS_INVALID, "model", "no model file was given");
@@ -39,6 +40,9 @@ static enum status check_options(struct engine_options *o, struct error *err)
 	    o->max_sessions < 1 || o->session_tokens < 0 || o->session_requests < 0 || o->request_timeout_ms < 0 ||
 	    o->heartbeat_timeout_ms < 0 || o->session_ttl_ms < 0 || o->session_gc_ms < 0)
 		return error_set(err, STATUS_INVALID, "an engine option is negative");
+	enum status st = rope_choice_parse(o->rope_scaling, rope, err);
+	if (st != STATUS_OK)
+		return st;
 	const char *policy = engine_kv_policy_find(o->kv_policy);
 	if (!policy)
 		return error_set_param(err, STATUS_INVALID, "kv-policy", "kv-policy: there is no eviction policy \"%.64s\"", o->kv_policy);
@@ -118,9 +122,10 @@ enum status engine_create(const struct engine_options *options, struct engine **
 {
 	enum status st;
 	bool failed = false;
+	struct rope_choice rope;
 	struct engine_options o = *options;
 	fill_defaults(&o);
-	st = check_options(&o, err);
+	st = check_options(&o, &rope, err);
 	if (st != STATUS_OK)
 		return st;
 	st = error_set(err, STATUS_NOMEM, "no memory for the engine");
@@ -134,7 +139,9 @@ enum status engine_create(const struct engine_options *options, struct engine **
 	o.kv_overflow_dir = copy_or_null(o.kv_overflow_dir, &failed);
 	o.kv_remote = copy_or_null(o.kv_remote, &failed);
 	o.transfer_key = copy_or_null(o.transfer_key, &failed);
+	o.rope_scaling = NULL; /* it is parsed */
 	e->options = o;
+	e->rope = rope;
 	e->clock = o.clock;
 	if (failed)
 		goto fail_strings;
@@ -260,6 +267,7 @@ void command_destroy(struct command *c)
 	engine_request_destroy(c->request);
 	token_buf_free(&c->tokens);
 	free(c->text);
+	splitting_destroy(c->splitting);
 	arena_destroy(c->arena);
 	engine_event_free(c->reply);
 	free(c);
@@ -336,11 +344,11 @@ void engine_submit(struct engine *e, struct engine_request *r)
 	struct error err;
 	c->request = r;
 	c->tenant = r->tenant;
-	if (flight_begin(e, r->tenant, &err) != STATUS_OK) {
+	if (!r->background && flight_begin(e, r->tenant, &err) != STATUS_OK) {
 		refuse(e, c, &err);
 		return;
 	}
-	c->in_flight = true;
+	c->in_flight = !r->background;
 	mailbox_post(&e->text_box, &c->link);
 }
 
@@ -364,6 +372,14 @@ void engine_cancel(struct engine *e, uint64_t id)
 		c->id = id;
 		mailbox_post(boxes[i], &c->link);
 	}
+}
+
+void engine_hurry(struct engine *e, uint64_t id)
+{
+	struct command *c = wait_for_memory(sizeof *c);
+	c->type = COMMAND_HURRY;
+	c->id = id;
+	mailbox_post(&e->worker_box, &c->link);
 }
 
 static void refuse_for_memory(struct engine *e, struct command *c)
@@ -392,6 +408,19 @@ void engine_tokenize_chat(struct engine *e, uint64_t id, struct arena *arena, st
 	struct command *c = command_create(e, COMMAND_TOKENIZE_CHAT, id, ENGINE_EVENT_TOKENS);
 	c->arena = arena;
 	c->chat = chat;
+	mailbox_post(&e->text_box, &c->link);
+}
+
+void engine_split(struct engine *e, uint64_t id, struct buf *text, const struct engine_split_params *params)
+{
+	struct command *c = command_create(e, COMMAND_SPLIT, id, ENGINE_EVENT_SPLIT);
+	c->splitting = splitting_create(params);
+	c->reply->text = *text;
+	*text = BUF_INIT;
+	if (!c->splitting || c->reply->text.failed) {
+		refuse_for_memory(e, c);
+		return;
+	}
 	mailbox_post(&e->text_box, &c->link);
 }
 
@@ -441,6 +470,12 @@ void engine_session_heartbeat(struct engine *e, uint64_t id, int32_t tenant, con
 {
 	struct engine_session_params p = named(tenant, session);
 	session_command(e, COMMAND_SESSION_HEARTBEAT, id, ENGINE_EVENT_SESSION, &p);
+}
+
+void engine_session_watch(struct engine *e, uint64_t id, int32_t tenant, const char *session)
+{
+	struct engine_session_params p = named(tenant, session);
+	session_command(e, COMMAND_SESSION_WATCH, id, ENGINE_EVENT_CONTEXT, &p);
 }
 
 void engine_session_delete(struct engine *e, uint64_t id, int32_t tenant, const char *session)

@@ -9,7 +9,7 @@
  * No function here computes or waits, except engine_create(), engine_destroy() and the offline tools at the end.
  *
  * Order. For one generation: PROMPT once, then TOKEN for each token, then exactly one of DONE or ERROR, after which its id is never
- * heard of again. Every other command is answered by exactly one event. A failure before the first token is an ERROR with
+ * heard of again. Every other command is answered by exactly one event, but for engine_session_watch(). A failure before the first token is an ERROR with
  * no PROMPT before it.
  */
 #pragma once
@@ -42,7 +42,8 @@ struct engine_options {
 	const char *chat_template; /* Jinja source that replaces the model's own; NULL: the model's */
 	const char *device;        /* see backend.h; NULL: "cpu" */
 	int32_t n_threads;         /* 0: one per physical core */
-	int32_t context_tokens;    /* 0: the trained length */
+	int32_t context_tokens;    /* 0: the trained length, or what rope_scaling makes of it */
+	const char *rope_scaling;  /* how positions are stretched, where not as the file says: see model/rope_choice.h; NULL or "": as it says */
 	uint64_t kv_bytes;         /* cap of the device pool; 0: derived from the memory that is available */
 	const char *kv_type;       /* how the pool keeps KV: "f16", "bf16", "int8", "fp8_e4m3"; NULL or "auto": the device's best exact one */
 	uint64_t kv_ram_bytes;     /* host memory for pages that leave the pool; 0: none */
@@ -74,6 +75,16 @@ struct engine_options {
 
 enum engine_state { ENGINE_LOADING, ENGINE_READY, ENGINE_FAILED };
 
+/* How positions turn, and how far they are stretched: by the file, or by engine_options.rope_scaling. */
+struct engine_rope {
+	const char *scaling;  /* "none", "linear", "yarn", "llama3" */
+	float factor;         /* 1: nothing is stretched, or the file has a table of divisors instead */
+	float freq_base;
+	int32_t original_ctx; /* before stretching */
+	int32_t reach;        /* after it */
+	bool chosen;          /* not as the file says */
+};
+
 /* Facts about the loaded model; valid while the state is READY. Strings live as long as the engine. */
 struct engine_info {
 	const char *model_name; /* general.name, or the file's base name */
@@ -86,6 +97,7 @@ struct engine_info {
 	int32_t n_ctx_pool;    /* of which all is kept in the pool: n_ctx, unless there is more room below it */
 	int32_t n_ctx_long;    /* and of which a context policy keeps a part */
 	int32_t n_ctx_train, n_vocab, n_embd, n_layer, n_threads;
+	struct engine_rope rope;
 	int32_t window, n_windowed; /* n_windowed layers see only so many positions; 0: all see all */
 	uint64_t kv_bytes_per_token, kv_bytes;
 	uint64_t page_bytes; /* what a page takes of kv_bytes */
@@ -213,6 +225,11 @@ struct engine_request {
 	struct sampling_params sampling; /* sampling.bias malloc'd */
 	int32_t max_tokens;              /* -1: until the context is full; 0: prompt only */
 	int64_t timeout_ms;              /* as engine_options.request_timeout_ms, which bounds it; 0: that one */
+	/*
+	 * Work for later that nobody waits for: it begins only while nothing else runs or waits, is the first to give way, and takes no place
+	 * of its tenant's max_requests or of the queue. What it computes counts like any other.
+	 */
+	bool background;
 	struct str *stops;               /* malloc'd array of malloc'd strings (free((char *)p)) */
 	size_t n_stops;
 	int32_t *stop_tokens;            /* malloc'd; end the answer like EOS, in addition to the model's own */
@@ -222,6 +239,12 @@ struct engine_request {
 	bool keep_special;               /* special tokens appear in the text */
 	bool want_prompt;                /* the PROMPT event carries the prompt's tokens and text (as given, for TEXT) */
 	bool want_prompt_logprobs;       /* ... and their log-probabilities, with sampling.n_logprobs alternatives */
+	/*
+	 * For measurements: chooses each token of the answer in the sampler's place, from the logits[n_vocab] of the row before it; n tokens
+	 * were chosen so far. Called in an engine thread, which waits; not with a grammar. NULL: the sampler chooses.
+	 */
+	int32_t (*choose)(void *arg, const float *logits, int32_t n_vocab, int32_t n);
+	void *choose_arg; /* lives until the generation has ended */
 };
 
 /* A request with defaults (temperature 1, max_tokens -1), zeroed otherwise. NULL when there is no memory. */
@@ -232,6 +255,8 @@ bool engine_request_add_stop(struct engine_request *r, const char *s, size_t n);
 
 /* Takes ownership of r in every case; failures come back as an ERROR event. */
 void engine_submit(struct engine *e, struct engine_request *r);
+/* Somebody waits for a generation in the background now: it goes on as if it had been none. Unknown ids are ignored. [any] */
+void engine_hurry(struct engine *e, uint64_t id);
 /* Ends a generation within one step with DONE (finish CANCELLED); unknown ids are ignored. [any] */
 void engine_cancel(struct engine *e, uint64_t id);
 
@@ -243,6 +268,24 @@ void engine_tokenize(struct engine *e, uint64_t id, const char *text, size_t n, 
 void engine_tokenize_chat(struct engine *e, uint64_t id, struct arena *arena, struct value *chat);
 /* Answered by TEXT. ids are copied. INVALID when one is outside the vocabulary. */
 void engine_detokenize(struct engine *e, uint64_t id, const int32_t *ids, size_t n);
+
+/* A part of a document: see text/split.h. */
+struct engine_chunk {
+	size_t start, fresh, end; /* in bytes; [start, fresh) is repeated from the part before */
+	int32_t n_tokens;
+	const char *cut;          /* what there is at its end: "heading", "paragraph", "line", "sentence", "word", "token", "end" */
+};
+
+struct engine_split_params {
+	int32_t max_tokens;       /* of a part with its repetition */
+	int32_t overlap_permille; /* of max_tokens that are repeated from the part before, at most; 0 to 500 */
+};
+
+/*
+ * Cuts a document, a part at a time beside what else is tokenised. Takes the content of `text` (which is then empty) and answers with SPLIT,
+ * which brings it back; or INVALID (max_chunk_tokens, overlap). engine_cancel() ends it with CANCELLED.
+ */
+void engine_split(struct engine *e, uint64_t id, struct buf *text, const struct engine_split_params *params);
 
 /* ---- Sessions ---- */
 
@@ -277,6 +320,14 @@ struct engine_session_info {
 	uint64_t n_requests;         /* ended */
 };
 
+/* Pages that a session which idles has lost or got back since the event before: see struct engine_session_info. */
+struct engine_session_moves {
+	int32_t evicted;  /* left the device: */
+	int32_t down;     /* of these, to be found in a tier below */
+	int32_t lost;     /* are nowhere any more, from wherever */
+	int32_t up;       /* came back to the device */
+};
+
 struct engine_session_params {
 	char id[ENGINE_SESSION_ID_MAX + 1]; /* "": the engine chooses a random one */
 	int64_t heartbeat_timeout_ms, ttl_ms; /* 0: the engine's; larger ones are cut to it; -1: never (for the server's own) */
@@ -302,6 +353,11 @@ void engine_session_get(struct engine *e, uint64_t id, int32_t tenant, const cha
 void engine_session_heartbeat(struct engine *e, uint64_t id, int32_t tenant, const char *session);
 /* Cancels its requests and returns its pages. */
 void engine_session_delete(struct engine *e, uint64_t id, int32_t tenant, const char *session);
+/*
+ * Tells of a session from now on: a CONTEXT event at once, and one whenever what it has of the KV cache has changed, at most ten a second. An
+ * ERROR, NOT_FOUND, when there is no such session or it has ended, is the last of them; engine_cancel() ends them without one.
+ */
+void engine_session_watch(struct engine *e, uint64_t id, int32_t tenant, const char *session);
 /*
  * Moves a session to another daemon of the same model, in parts that the server asks for: each is answered by EXPORT, whose `text` is the
  * next part and whose `more` tells whether there are others, which engine_session_export_next() asks for under the same id. The session
@@ -358,11 +414,13 @@ enum engine_event_type {
 	ENGINE_EVENT_ERROR,
 	ENGINE_EVENT_TOKENS,
 	ENGINE_EVENT_TEXT,
+	ENGINE_EVENT_SPLIT,
 	ENGINE_EVENT_SESSION,
 	ENGINE_EVENT_SESSIONS,
 	ENGINE_EVENT_KV,
 	ENGINE_EVENT_EXPORT,
 	ENGINE_EVENT_IMPORT,
+	ENGINE_EVENT_CONTEXT,
 };
 
 struct engine_event {
@@ -370,13 +428,16 @@ struct engine_event {
 	enum engine_event_type type;
 	uint64_t request_id;
 
-	struct buf text;   /* TOKEN, DONE: text released now. PROMPT (want_prompt), TOKENS, TEXT: the whole text. EXPORT: the part */
+	struct buf text;   /* TOKEN, DONE: text released now. PROMPT (want_prompt), TOKENS, TEXT, SPLIT: the whole text. EXPORT: the part */
 	struct buf piece;  /* TOKEN: the token's own bytes, which may split a code point */
 	struct sample_result sample; /* TOKEN: sample.token; log-probabilities when sampling.n_logprobs >= 0 */
 
 	int32_t *tokens;   /* PROMPT (want_prompt), TOKENS: [n_tokens] */
 	size_t n_tokens;
 	struct sample_result *logprobs; /* PROMPT (want_prompt_logprobs): [n_tokens]; [0].logprob is NaN: nothing precedes it */
+
+	struct engine_chunk *chunks; /* SPLIT: [n_chunks] */
+	size_t n_chunks;
 
 	int32_t turns_dropped;     /* PROMPT: how many of the oldest turns were left out: see engine_request.turn_of */
 	struct engine_usage usage; /* PROMPT: prompt_tokens and cached_tokens; DONE: all */
@@ -386,8 +447,9 @@ struct engine_event {
 
 	struct error error;        /* ERROR */
 
-	struct engine_session_info *sessions; /* SESSION (1), SESSIONS, KV: [n_sessions] */
+	struct engine_session_info *sessions; /* SESSION (1), CONTEXT (1), SESSIONS, KV: [n_sessions] */
 	size_t n_sessions;
+	struct engine_session_moves moves;    /* CONTEXT */
 	bool more_sessions;                   /* SESSIONS, KV: there are others behind the last one */
 	struct engine_kv *kv;                 /* KV */
 	bool more;                            /* EXPORT: there are other parts */
@@ -494,7 +556,7 @@ struct engine_stats {
 	uint64_t prefix_inserted, prefix_collisions, prefix_revived; /* pages; found under an equal hash with other content; known as ghosts */
 	int32_t prefix_pages, prefix_tails, prefix_ghosts; /* pages indexed, those not full, evicted pages that the policy remembers */
 	uint64_t preemptions, sessions_created, sessions_expired, sessions_deleted;
-	uint64_t preempted[ENGINE_N_ROOMS];          /* generations set back; none for a prompt */
+	uint64_t preempted[ENGINE_N_ROOMS];          /* generations set back; for a prompt only those in the background */
 	uint64_t holds_dropped;          /* queued requests that let go of what they waited to use */
 	/* Pages that are kept in f16 as well, of a narrow pool; those that found no room for it; vectors that became no numbers for want of it. */
 	int32_t kv_wide_pages, kv_wide_max;
@@ -523,7 +585,8 @@ enum status engine_inspect(const char *path, bool json, struct buf *out, struct 
 /* What a model takes, without loading it. */
 struct engine_plan_params {
 	const char *model_path;
-	int32_t context_tokens; /* 0: as trained */
+	int32_t context_tokens; /* 0: as trained, or as far as rope_scaling reaches */
+	const char *rope_scaling; /* as in engine_options */
 	int32_t n_sessions;     /* conversations of that length to hold at once */
 	int32_t step_tokens, max_running; /* 0: the engine's defaults */
 	uint64_t memory_bytes;  /* for everything; 0: what the plan itself comes to */
@@ -533,6 +596,7 @@ struct engine_plan_params {
 
 struct engine_plan {
 	char arch[32];
+	struct engine_rope rope;
 	int32_t n_ctx, n_layer, n_head, n_head_kv, head_dim, page_tokens;
 	int32_t window, n_windowed;   /* positions that rows see in n_windowed of the layers; 0: all see all */
 	uint64_t kv_bytes_running;    /* of a whole context that is computed: where all layers have a window, pages before it can go */
@@ -561,6 +625,10 @@ void engine_vocab_close(struct engine_vocab *v); /* NULL is allowed */
 /* *ids is malloc'd. */
 enum status engine_vocab_encode(const struct engine_vocab *v, const char *text, size_t n, bool add_special, bool parse_special,
                                 int32_t **ids, size_t *n_ids, struct error *err);
+
+/* As engine_split(); *chunks is malloc'd. */
+enum status engine_vocab_split(const struct engine_vocab *v, struct str text, const struct engine_split_params *params,
+                               struct engine_chunk **chunks, size_t *n_chunks, struct error *err);
 
 /* The source of a chat template that comes with the engine, or NULL when there is none of that name. */
 const char *engine_builtin_template(const char *name);
@@ -631,10 +699,12 @@ struct engine_bench_params {
 	int32_t runs;           /* of each test */
 	bool random_kv;         /* fill the context with random keys and values instead of computing them: quick, and the same work to read */
 	const char *kv_type;    /* how KV is kept, as in engine_options; no page has a copy in f16 beside it */
+	const char *rope_scaling; /* as in engine_options */
 };
 
 struct engine_bench_info {
 	char backend[64], detail[128];
+	struct engine_rope rope;
 	int32_t n_threads;
 	uint64_t memory_bytes, cache_bytes; /* sizes of what was read */
 	double memory_bytes_per_s;          /* reading more than any cache holds; 0: the device cannot tell */
@@ -661,9 +731,73 @@ struct engine_bench_sink {
 	void *arg;
 	void (*info)(void *arg, const struct engine_bench_info *info); /* once, first */
 	void (*row)(void *arg, const struct engine_bench_row *row);
-	/* A test that goes beyond the context the model was trained with. */
+	/* A test that goes beyond the context: engine_rope.reach. */
 	void (*left_out)(void *arg, bool prefill, int32_t tokens, int32_t depth);
 };
 
 /* INVALID names the number that makes no sense; IO, CORRUPT, UNSUPPORTED and NOMEM as for loading. */
 enum status engine_bench(const struct engine_bench_params *params, const struct engine_bench_sink *sink, struct error *err);
+
+/*
+ * Measures what long conversations cost under each context policy, and what is lost: an engine of its own, one conversation after the other,
+ * in the calling thread.
+ *
+ * For each length, a prompt of that many tokens is made of a text, with pass keys hidden at even distances ("The pass key of the red door is
+ * 31415."). Then the answer is forced: the text goes on for a while, and each pass key is asked for and given. What the model would have said
+ * at each of these tokens is compared with what it would have said with everything kept; a second question in the same session is answered
+ * freely. Each policy reads the same tokens, and nothing of what another one has computed.
+ */
+enum { ENGINE_LONG_KEYS_MAX = 16 };
+
+struct engine_long_policy {
+	const char *label;             /* in rows */
+	struct engine_context context; /* max_cache_size 0, unless by_share: what cache_permille says */
+};
+
+struct engine_long_params {
+	const char *model_path, *device, *kv_type, *rope_scaling; /* as in engine_options */
+	int32_t n_threads;
+	const int32_t *length;  /* [n_lengths] tokens of the prompt */
+	size_t n_lengths;
+	const struct engine_long_policy *policy; /* [n_policies]; "full" is computed in any case, since others are compared with it */
+	size_t n_policies;
+	int32_t cache_permille; /* of the length, that other policies than full may keep */
+	int32_t n_keys;         /* pass keys in each prompt */
+	int32_t text_tokens;    /* of the text that goes on behind the prompt */
+	int32_t answer_tokens;  /* of the second answer; 0: it is not asked for */
+	const char *text;       /* what prompts are made of, [text_n]; NULL: sentences that are made up */
+	size_t text_n;
+	bool speed_only;        /* times and bytes: for models whose words mean nothing */
+};
+
+struct engine_long_info {
+	const char *backend, *kv_type;
+	int32_t n_threads, n_ctx;
+	struct engine_rope rope;
+	uint64_t kv_bytes_per_token;
+};
+
+/* NAN: not measured. */
+struct engine_long_row {
+	const char *policy;
+	int32_t length;
+	int32_t tokens_logical, tokens_resident; /* at the end of the forced answer */
+	uint64_t resident_bytes;
+	double ttft_s;         /* of the prompt, nothing of which was cached */
+	double tokens_per_s;   /* of the forced answer */
+	double kl_text, kl_recall; /* mean Kullback-Leibler divergence of a token's distribution from full's, in nats: where the text goes on, and
+	                              where keys are asked for and given */
+	double passkey;        /* share of the tokens of keys, those with digits in them, that are the most likely ones */
+	double passkey_logprob; /* their mean log-probability */
+	double agreement;      /* share of the second answer before it differs from full's */
+};
+
+struct engine_long_sink {
+	void *arg;
+	void (*info)(void *arg, const struct engine_long_info *info); /* once, first */
+	void (*row)(void *arg, const struct engine_long_row *row);
+	void (*left_out)(void *arg, const char *policy, int32_t length, const char *why);
+};
+
+/* INVALID names what makes no sense; else as for loading. What a policy refuses, or no context holds, is left out and not an error. */
+enum status engine_long(const struct engine_long_params *params, const struct engine_long_sink *sink, struct error *err);

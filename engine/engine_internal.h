@@ -36,12 +36,15 @@ enum {
 enum command_type {
 	COMMAND_GENERATE,
 	COMMAND_CANCEL,
+	COMMAND_HURRY,
 	COMMAND_TOKENIZE,
 	COMMAND_TOKENIZE_CHAT,
 	COMMAND_DETOKENIZE,
+	COMMAND_SPLIT,
 	COMMAND_SESSION_CREATE,
 	COMMAND_SESSION_GET,
 	COMMAND_SESSION_HEARTBEAT,
+	COMMAND_SESSION_WATCH,
 	COMMAND_SESSION_DELETE,
 	COMMAND_SESSION_LIST,
 	COMMAND_KV_REPORT,
@@ -66,6 +69,7 @@ struct command {
 	char *text;                     /* TOKENIZE, IMPORT_DATA */
 	size_t text_n;
 	unsigned tokenize_flags;
+	struct splitting *splitting;    /* SPLIT */
 	struct arena *arena;            /* TOKENIZE_CHAT */
 	struct value *chat;
 	struct engine_session_params session; /* SESSION_*; its id for all but LIST */
@@ -109,7 +113,8 @@ struct engine {
 	_Atomic bool wake_sent;      /* a WAKE is in worker_box */
 	struct kv_root root;         /* what pages are indexed under, without a salt */
 	char scheme_text[96];        /* what root.scheme points to */
-	char rope_text[256];         /* what root.rope points to */
+	char rope_text[320];         /* what root.rope points to */
+	struct rope_choice rope;     /* what options.rope_scaling says */
 	int32_t max_outputs;
 	struct engine_info info;
 	char *model_name, *file_name; /* what info points to */
@@ -122,6 +127,8 @@ struct engine {
 	int32_t n_usage;
 };
 
+/* choice: what was asked for. */
+void engine_rope_describe(const struct model_params *p, const struct rope_choice *choice, struct engine_rope *out);
 /* How many rows of a step may want logits. */
 int32_t engine_max_outputs(int32_t max_running, int32_t step_tokens);
 /* One part in so many of a narrow cache is for pages that are kept wide as well. */

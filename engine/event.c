@@ -32,6 +32,7 @@ void engine_event_free(struct engine_event *ev)
 	buf_free(&ev->piece);
 	free(ev->tokens);
 	free(ev->logprobs);
+	free(ev->chunks);
 	free(ev->sessions);
 	free(ev->kv);
 	free(ev);

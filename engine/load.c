@@ -132,10 +132,10 @@ static enum status size_pool(struct engine *e, const struct model_params *p, int
 {
 	const struct engine_options *o = &e->options;
 	size_t stride = e->layout.page_stride;
-	if (o->context_tokens > p->n_ctx_train)
-		log_msg(LOG_WARN, "context", "the context of %" PRId32 " tokens is longer than the %" PRId32 " the model was trained on",
-		        o->context_tokens, p->n_ctx_train);
-	*n_ctx = o->context_tokens ? o->context_tokens : p->n_ctx_train;
+	if (o->context_tokens > p->n_ctx)
+		log_msg(LOG_WARN, "context", "the context of %" PRId32 " tokens is longer than the %" PRId32 " %s", o->context_tokens,
+		        p->n_ctx, p->n_ctx == p->n_ctx_train ? "the model was trained on" : "that positions are stretched to");
+	*n_ctx = o->context_tokens ? o->context_tokens : p->n_ctx;
 	uint64_t full = (uint64_t)kv_pages_for(*n_ctx);
 	uint64_t pages, wide;
 	engine_split_kv(&e->layout, o->kv_bytes ? o->kv_bytes : default_kv_bytes(e, p), &pages, &wide);
@@ -230,10 +230,10 @@ static void digest_weights(const struct gguf *g, uint8_t digest[SHA256_BYTES])
 static void make_root(struct engine *e)
 {
 	const struct model_params *p = model_params(e->model);
-	e->backend->ops->info(e->backend, &e->backend_info);
-	snprintf(e->rope_text, sizeof e->rope_text, "%d %d %d %a %a %a %d %a %a %a %a", (int)p->rope_pairing, (int)p->rope_scaling,
-	         (int)p->rope_dims, p->rope_base, p->rope_base_local, p->rope_factor, (int)p->rope_original_ctx, p->rope_attn_factor, p->yarn_beta_fast,
-	         p->yarn_beta_slow, p->yarn_ext_factor);
+	snprintf(e->rope_text, sizeof e->rope_text, "%d %d %d %d %a %a %a %d %a %a %a %a %a %a", (int)p->rope_pairing, (int)p->rope_scaling,
+	         (int)p->rope_table, (int)p->rope_dims, p->rope_base, p->rope_base_local, p->rope_factor, (int)p->rope_original_ctx,
+	         p->rope_attn_factor, p->yarn_beta_fast, p->yarn_beta_slow, p->yarn_ext_factor, p->rope_low_freq_factor,
+	         p->rope_high_freq_factor);
 	/* With a lossy tier all KV may have gone through it: none of it is taken for exact, here or elsewhere. */
 	enum kv_form ram = KV_FORM_F16;
 	if (e->options.kv_ram_bytes)
@@ -440,22 +440,10 @@ static enum status fill_info(struct engine *e, int32_t n_pages, int32_t n_wide, 
 	        .chat_template = e->template_source ? e->template_source : "",
 	        .chat_template_error = e->template ? NULL : e->template_error.message,
 	};
+	engine_rope_describe(p, &e->rope, &info->rope);
 	if (e->template_source && !e->template)
 		log_msg(LOG_WARN, "chat_template", "the model's chat template cannot run: %s; chat requests will be refused",
 		        e->template_error.message);
-	return STATUS_OK;
-}
-
-/* What --kv-dtype says, and the backend told of it. */
-static enum status choose_kv(struct engine *e, struct kv_choice *kv, struct error *err)
-{
-	const struct backend_ops *ops = e->backend->ops;
-	kv_choice_find(e->options.kv_type, kv);
-	ops->info(e->backend, &e->backend_info);
-	if ((kv->form != KV_FORM_F16 && !e->backend_info.narrow_kv) ||
-	    (!kv->own && kv->type != e->backend_info.kv_type && (!ops->choose_kv || ops->choose_kv(e->backend, kv->type) != STATUS_OK)))
-		return error_set_param(err, STATUS_UNSUPPORTED, "kv-dtype", "the device %s keeps KV as f16 only, not as %s", e->backend_info.name,
-		                       e->options.kv_type);
 	return STATUS_OK;
 }
 
@@ -477,9 +465,10 @@ enum status engine_load(struct engine *e, struct error *err)
 	if (st != STATUS_OK)
 		return st;
 	struct kv_choice kv;
-	st = choose_kv(e, &kv, err);
+	st = kv_choice_make(e->backend, o->kv_type, &kv, err);
+	e->backend->ops->info(e->backend, &e->backend_info);
 	if (st == STATUS_OK)
-		st = model_load(e->gguf, e->backend, &e->model, err);
+		st = model_load_stretched(e->gguf, e->backend, &e->rope, &e->model, err);
 	if (st != STATUS_OK)
 		return st;
 	const struct model_params *p = model_params(e->model);

@@ -52,12 +52,21 @@ enum status engine_device_check(const char *device, struct error *err)
 	return st;
 }
 
+void engine_rope_describe(const struct model_params *p, const struct rope_choice *choice, struct engine_rope *out)
+{
+	*out = (struct engine_rope){rope_scaling_name(p->rope_scaling), p->rope_factor, p->rope_base, p->rope_original_ctx, p->n_ctx,
+	                            choice->has_scaling || choice->original_ctx || choice->base > 0 || choice->attn_factor > 0 ||
+	                                    choice->beta_fast > 0 || choice->beta_slow > 0 || choice->low_freq_factor > 0 ||
+	                                    choice->high_freq_factor > 0};
+}
+
 enum status engine_plan(const struct engine_plan_params *params, struct engine_plan *out, struct error *err)
 {
 	struct gguf *g = NULL;
 	struct model_params p;
 	struct kv_layout layout;
 	struct kv_choice choice;
+	struct rope_choice rope;
 	int32_t step = params->step_tokens ? params->step_tokens : ENGINE_DEFAULT_STEP_TOKENS;
 	int32_t running = params->max_running ? params->max_running : ENGINE_DEFAULT_MAX_RUNNING;
 	memset(out, 0, sizeof *out);
@@ -65,9 +74,13 @@ enum status engine_plan(const struct engine_plan_params *params, struct engine_p
 	if (st == STATUS_OK && !kv_choice_find(params->kv_type, &choice))
 		st = error_set_param(err, STATUS_INVALID, "kv-dtype", "kv-dtype: \"%.64s\" is none of " KV_CHOICES, params->kv_type);
 	if (st == STATUS_OK)
+		st = rope_choice_parse(params->rope_scaling, &rope, err);
+	if (st == STATUS_OK)
 		st = gguf_open(params->model_path, &g, err);
 	if (st == STATUS_OK)
 		st = arch_read_params(g, &p, err);
+	if (st == STATUS_OK)
+		st = rope_choice_apply(&rope, &p, err);
 	if (st != STATUS_OK)
 		goto out;
 	st = kv_layout_init(&layout, p.n_layer, p.n_head_kv, p.head_dim, QUANT_F16);
@@ -78,7 +91,8 @@ enum status engine_plan(const struct engine_plan_params *params, struct engine_p
 	if (choice.form != KV_FORM_F16)
 		kv_layout_narrow(&layout, choice.form);
 	strncpy(out->arch, p.arch, sizeof out->arch - 1);
-	out->n_ctx = params->context_tokens ? params->context_tokens : p.n_ctx_train;
+	out->n_ctx = params->context_tokens ? params->context_tokens : p.n_ctx;
+	engine_rope_describe(&p, &rope, &out->rope);
 	out->n_layer = p.n_layer;
 	out->n_head = p.n_head;
 	out->n_head_kv = p.n_head_kv;

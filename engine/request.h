@@ -36,6 +36,7 @@ struct request {
 	struct engine_request *spec;
 	struct session *session;  /* NULL: none */
 	struct tenant *tenant;    /* whose it is; its kv is charged to it while it runs */
+	bool background;          /* nobody waits for it, so far */
 	uint64_t turn;            /* its place in the queue among those of all tenants */
 
 	struct token_buf tokens;  /* the prompt, then the answer */

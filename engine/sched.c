@@ -8,6 +8,8 @@
  */
 static const double STEP_SECONDS = 0.25, STEP_SECONDS_DECODING = 0.1;
 enum { MIN_PROMPT_ROWS = 32 };
+/* In the order of requests that nobody waits for. */
+#define BACKGROUND (UINT64_C(1) << 63)
 
 enum status sched_init(struct sched *s, struct kv_pool *pool, struct kv_prefix *prefix, struct session_table *sessions,
                        const struct clock *clock, int32_t max_running, int32_t step_tokens, int32_t max_outputs)
@@ -116,7 +118,14 @@ void sched_add(struct sched *s, struct request *r)
 {
 	uint64_t last = r->tenant->last_turn;
 	r->order = s->next_order++;
-	r->turn = r->tenant->last_turn = (last > s->turn ? last : s->turn) + 1;
+	r->background = r->spec->background;
+	if (r->background) {
+		/* Behind all others, now and later, so that it is their youngest as well. */
+		r->order |= BACKGROUND;
+		r->turn = UINT64_MAX;
+	} else {
+		r->turn = r->tenant->last_turn = (last > s->turn ? last : s->turn) + 1;
+	}
 	to_waiting(s, r);
 	/* What it is about to hit is not evicted while it waits. Without memory for that it takes its chance. */
 	if (!r->prompt_logprobs)
@@ -129,6 +138,20 @@ static void release_kv(struct sched *s, struct request *r)
 	kv_seq_release(s->pool, &r->kv);
 	kv_overflow_release(&r->spill);
 	r->is_large = false;
+}
+
+void sched_hurry(struct sched *s, struct request *r)
+{
+	if (!r->background)
+		return;
+	r->background = false;
+	r->order &= ~BACKGROUND;
+	r->turn = s->turn; /* it has waited longer than anybody */
+	list_remove(&r->link);
+	if (r->state == REQUEST_WAITING)
+		insert(&s->waiting, r, comes_after);
+	else
+		insert(&s->running, r, arrived_after);
 }
 
 static struct kv_use use_by(const struct sched *s, const struct request *r)
@@ -413,7 +436,7 @@ static enum admission admit(struct sched *s, struct request *r)
 	insert(&s->running, r, arrived_after);
 	s->n_running++;
 	r->tenant->n_running++;
-	if (r->turn > s->turn)
+	if (r->turn > s->turn && !r->background)
 		s->turn = r->turn;
 	if (r->session)
 		r->session->running = r;
@@ -521,6 +544,23 @@ static void advance_fetches(struct sched *s)
 	}
 }
 
+/* The oldest tells: work in the background is younger than all other. */
+static bool runs_for_somebody(const struct sched *s)
+{
+	return !list_empty(&s->running) && !entry(s->running.next)->background;
+}
+
+/* Whether something runs in the background that gives way to r. */
+static bool can_set_back(const struct sched *s, const struct request *r)
+{
+	return !r->background && !list_empty(&s->running) && entry(s->running.prev)->background;
+}
+
+static void set_back(struct sched *s)
+{
+	preempt(s, entry(s->running.prev), ENGINE_ROOM_PROMPT);
+}
+
 static void admit_waiting(struct sched *s)
 {
 	s->pass++;
@@ -529,13 +569,19 @@ static void admit_waiting(struct sched *s)
 		advance_fetches(s);
 	list_each(l, next, &s->waiting) {
 		struct request *r = entry(l);
-		if (s->n_running >= s->max_running)
+		if ((s->n_running >= s->max_running && !can_set_back(s, r)) || (r->background && runs_for_somebody(s)))
 			return;
 		if (r->tenant->blocked_pass == s->pass || (r->session && r->session->running) || awaits_other(s, r) ||
 		    awaits_tiers(s, r))
 			continue;
 		/* Nobody overtakes a request that waits for memory, or it would never get it; a tenant's limit stops that tenant only. */
+		if (s->n_running >= s->max_running)
+			set_back(s);
 		enum admission a = admit(s, r);
+		while (a == WAITS_FOR_MEMORY && can_set_back(s, r)) {
+			set_back(s);
+			a = admit(s, r);
+		}
 		if (a == WAITS_FOR_MEMORY)
 			return;
 		if (a == WAITS_FOR_CAP)

@@ -22,6 +22,9 @@
  * the pool at most, and is computed in steps as large as that allows, since each of them reads all that is below. A step with such a
  * request is slow for everybody in it: while there are others, they get as much time to themselves afterwards.
  *
+ * Work in the background, which nobody waits for, comes last in every order: it is admitted while nothing else runs or waits, goes on
+ * beside what comes then, and is set back first, for a prompt that lacks room as well.
+ *
  * Nothing is decided once and for all: each step estimates afresh what a waiting request lacks and what could be had for it, and takes
  * nothing from anybody while the estimate says that it would not be enough.
  */
@@ -95,6 +98,8 @@ void sched_free(struct sched *s);
 void sched_let_go(struct sched *s, struct request *r);
 /* Puts a new request into the queue, behind those of its tenant; its tenant is set, and its session, if any. */
 void sched_add(struct sched *s, struct request *r);
+/* A request in the background gets a place among the others. */
+void sched_hurry(struct sched *s, struct request *r);
 /*
  * Takes a request out, wherever it stands, and leaves what it computed to the index. The caller destroys it.
  */

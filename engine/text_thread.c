@@ -9,6 +9,7 @@
 #include "engine/context.h"
 #include "engine/engine_internal.h"
 #include "engine/event.h"
+#include "engine/splitting.h"
 #include "engine/truncate.h"
 
 static bool set_token_text(struct engine *e, struct arena *a, struct value *vars, const char *name, int32_t token)
@@ -214,10 +215,45 @@ static void handle_detokenize(struct engine *e, struct command *c, struct list *
 	command_answer(e, c, out);
 }
 
-static void handle(struct engine *e, struct command *c, struct list *out)
+/* ---- Documents: a part of each in turn, between other commands ---- */
+
+static void cancel_split(struct engine *e, struct list *splits, uint64_t id, struct list *out)
+{
+	struct error err;
+	list_each(l, next, splits) {
+		struct command *c = list_entry(l, struct command, link);
+		if (c->id != id)
+			continue;
+		list_remove(&c->link);
+		error_set(&err, STATUS_CANCELLED, "cancelled");
+		command_fail(e, c, &err, out);
+	}
+}
+
+static void continue_splits(struct engine *e, struct list *splits, struct list *out)
+{
+	struct list *l = list_pop_front(splits);
+	struct command *c = l ? list_entry(l, struct command, link) : NULL;
+	struct error err;
+	bool done;
+	if (!c)
+		return;
+	enum status st = splitting_next(c->splitting, e->tokenizer, buf_str(&c->reply->text), &done, &err);
+	if (st != STATUS_OK) {
+		command_fail(e, c, &err, out);
+	} else if (done) {
+		splitting_take(c->splitting, &c->reply->chunks, &c->reply->n_chunks);
+		command_answer(e, c, out);
+	} else {
+		list_push_back(splits, &c->link);
+	}
+}
+
+static void handle(struct engine *e, struct command *c, struct list *splits, struct list *out)
 {
 	struct error err;
 	if (c->type == COMMAND_CANCEL) {
+		cancel_split(e, splits, c->id, out);
 		mailbox_post(&e->worker_box, &c->link);
 		return;
 	}
@@ -237,6 +273,9 @@ static void handle(struct engine *e, struct command *c, struct list *out)
 	case COMMAND_DETOKENIZE:
 		handle_detokenize(e, c, out);
 		break;
+	case COMMAND_SPLIT:
+		list_push_back(splits, &c->link);
+		break;
 	default:
 		command_destroy(c);
 	}
@@ -245,23 +284,31 @@ static void handle(struct engine *e, struct command *c, struct list *out)
 void *text_thread_main(void *engine)
 {
 	struct engine *e = engine;
-	struct list commands, out;
+	struct list commands, splits, out;
 	list_init(&commands);
+	list_init(&splits);
 	list_init(&out);
 	for (;;) {
-		mailbox_wait(&e->text_box, &commands, -1);
+		if (list_empty(&splits))
+			mailbox_wait(&e->text_box, &commands, -1);
+		else
+			mailbox_take(&e->text_box, &commands);
 		for (struct list *l; (l = list_pop_front(&commands));) {
 			struct command *c = list_entry(l, struct command, link);
 			if (c->type == COMMAND_STOP) {
 				command_destroy(c);
 				goto stop;
 			}
-			handle(e, c, &out);
+			handle(e, c, &splits, &out);
 			mailbox_post_all(&e->events, &out);
 		}
+		continue_splits(e, &splits, &out);
+		mailbox_post_all(&e->events, &out);
 	}
 stop:
 	for (struct list *l; (l = list_pop_front(&commands));)
+		command_destroy(list_entry(l, struct command, link));
+	for (struct list *l; (l = list_pop_front(&splits));)
 		command_destroy(list_entry(l, struct command, link));
 	return NULL;
 }

@@ -3,6 +3,7 @@
 
 #include "engine/engine.h"
 #include "engine/model/gguf.h"
+#include "engine/splitting.h"
 #include "engine/text/tokenizer.h"
 
 struct engine_vocab {
@@ -48,4 +49,18 @@ enum status engine_vocab_encode(const struct engine_vocab *v, const char *text, 
 	*ids = tokens.ids;
 	*n_ids = tokens.n;
 	return STATUS_OK;
+}
+
+enum status engine_vocab_split(const struct engine_vocab *v, struct str text, const struct engine_split_params *params,
+                               struct engine_chunk **chunks, size_t *n_chunks, struct error *err)
+{
+	struct splitting *s = splitting_create(params);
+	bool done = false;
+	enum status status = s ? STATUS_OK : error_set(err, STATUS_NOMEM, "no memory to cut a document");
+	while (!status && !done)
+		status = splitting_next(s, v->tokenizer, text, &done, err);
+	if (!status)
+		splitting_take(s, chunks, n_chunks);
+	splitting_destroy(s);
+	return status;
 }

@@ -24,10 +24,12 @@ static void end_request(struct worker *w, struct request *r)
 {
 	struct engine_event *last = r->last;
 	int32_t tenant = r->tenant->id;
+	bool in_flight = !r->spec->background;
 	r->last = NULL;
 	sched_remove(&w->sched, r);
 	request_destroy(r);
-	flight_end(w->e, tenant);
+	if (in_flight)
+		flight_end(w->e, tenant);
 	list_push_back(&w->out, &last->link);
 }
 
@@ -85,6 +87,7 @@ void worker_end_session(struct worker *w, struct session *s, const char *detail)
 		if (r->session == s)
 			worker_finish_request(w, r, ENGINE_FINISH_CANCELLED, detail);
 	}
+	session_watches_end(&w->watches, s, &w->out);
 	session_remove(&w->sessions, s);
 }
 
@@ -174,6 +177,11 @@ static int64_t sleep_ns(const struct worker *w)
 	struct kv_tiers *tiers = w->e->tiers;
 	if (tiers && kv_tiers_ready(tiers))
 		return 0;
+	int64_t due_ms = session_watches_due_ms(&w->watches);
+	if (due_ms != INT64_MAX) {
+		int64_t ms = due_ms - clock_now_ms(w->e->clock);
+		return ms <= 0 ? 0 : w->e->clock != clock_system() ? 2000000 : ms * 1000000;
+	}
 	/* The disk wakes us; a look now and then finds out that it does not. */
 	if (tiers && kv_tiers_busy(tiers))
 		return TIERS_NS;
@@ -194,7 +202,7 @@ static int64_t sleep_ns(const struct worker *w)
 /* A question leaves everything as it is, so that asking often costs no census. */
 static bool only_looks(enum command_type type)
 {
-	return type == COMMAND_SESSION_GET || type == COMMAND_SESSION_LIST || type == COMMAND_KV_REPORT || type == COMMAND_SESSION_HEARTBEAT;
+	return type == COMMAND_SESSION_GET || type == COMMAND_SESSION_WATCH || type == COMMAND_SESSION_LIST || type == COMMAND_KV_REPORT || type == COMMAND_SESSION_HEARTBEAT;
 }
 
 static void take_commands(struct worker *w, bool idle)
@@ -293,6 +301,9 @@ static void serve(struct worker *w)
 		end_overdue(w);
 		look_below(w);
 		idle = !sched_build(&w->sched);
+		/* What was evicted for the step is told before it. */
+		if (session_watches_tell(&w->watches, clock_now_ms(e->clock), &w->out))
+			publish(w);
 		if (!idle) {
 			worker_run_step(w);
 			w->census_stale = true;
@@ -300,8 +311,10 @@ static void serve(struct worker *w)
 			look_at_device(w);
 		}
 		worker_continue_exports(w);
+		session_watches_tell(&w->watches, clock_now_ms(e->clock), &w->out);
 		publish(w);
 	}
+	session_watches_free(&w->watches);
 	if (w->lost)
 		give_up(w);
 	for (struct list *l; (l = w->sched.running.next) != &w->sched.running;)
@@ -382,6 +395,7 @@ static enum status start(struct worker *w, struct error *err)
 		if (o->kv_disk_dir)
 			restart_load(o->kv_disk_dir, &e->identity, &w->sessions, &w->restart);
 	}
+	session_watches_init(&w->watches, &w->sessions, e->pool, &w->sched.parking);
 	w->next_gc_ms = clock_now_ms(e->clock) + o->session_gc_ms;
 	return STATUS_OK;
 }

@@ -10,6 +10,7 @@
 #include "engine/restart.h"
 #include "engine/sched.h"
 #include "engine/session.h"
+#include "engine/session_watch.h"
 #include "engine/transfer.h"
 
 struct worker {
@@ -21,6 +22,7 @@ struct worker {
 	struct context_bounds context;
 	struct kv_scorer scorer;
 	struct transfers transfers;
+	struct session_watches watches;
 	struct list exports;    /* commands that wait for a page from a tier */
 	struct restart restart; /* sessions of the process before that still wait for their tenant */
 	struct engine_kv kv;    /* as the census found it last */

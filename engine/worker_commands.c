@@ -130,6 +130,15 @@ static void handle_session(struct worker *w, struct command *c)
 		command_fail(w->e, c, &err, &w->out);
 		return;
 	}
+	if (c->type == COMMAND_SESSION_WATCH) {
+		if (session_watch(&w->watches, c->id, s) != STATUS_OK) {
+			error_set(&err, STATUS_NOMEM, "no memory to watch a session");
+			command_fail(w->e, c, &err, &w->out);
+			return;
+		}
+		command_destroy(c);
+		return;
+	}
 	if (c->type == COMMAND_SESSION_HEARTBEAT)
 		session_touch(&w->sessions, s);
 	if (c->type != COMMAND_SESSION_DELETE) {
@@ -264,12 +273,20 @@ void worker_handle(struct worker *w, struct command *c)
 		r = sched_find(&w->sched, c->id);
 		if (r)
 			worker_finish_request(w, r, ENGINE_FINISH_CANCELLED, "cancelled");
+		session_unwatch(&w->watches, c->id);
 		cancel_transfer(w, c->id);
+		command_destroy(c);
+		break;
+	case COMMAND_HURRY:
+		r = sched_find(&w->sched, c->id);
+		if (r)
+			sched_hurry(&w->sched, r);
 		command_destroy(c);
 		break;
 	case COMMAND_SESSION_CREATE:
 	case COMMAND_SESSION_GET:
 	case COMMAND_SESSION_HEARTBEAT:
+	case COMMAND_SESSION_WATCH:
 	case COMMAND_SESSION_DELETE:
 	case COMMAND_SESSION_LIST:
 	case COMMAND_KV_REPORT:

@@ -68,11 +68,19 @@ static void take_token(struct worker *w, struct request *r, float *logits, int32
 		goto nomem;
 	if (r->matcher && grammar_matcher_mask(r->matcher, &allowed, &err) != STATUS_OK)
 		goto fail;
-	if (chosen == NOT_CHOSEN)
+	if (r->spec->choose)
+		ev->sample = (struct sample_result){
+		        .token = r->spec->choose(r->spec->choose_arg, logits, tokenizer_n_vocab(e->tokenizer), r->usage.completion_tokens),
+		        .logprob = NAN};
+	else if (chosen == NOT_CHOSEN)
 		sampler_sample_allowed(r->sampler, logits, allowed, &ev->sample);
 	else
 		ev->sample = (struct sample_result){.token = sampler_take(r->sampler, chosen), .logprob = NAN};
 	int32_t token = ev->sample.token;
+	if (token < 0 || token >= tokenizer_n_vocab(e->tokenizer)) {
+		error_set(&err, STATUS_INVALID, "there is no token %" PRId32, token);
+		goto fail;
+	}
 	if (!r->first_token_ns) {
 		r->first_token_ns = clock_now_ns(e->clock);
 		r->usage.prefill_ns = r->first_token_ns - r->started_ns;
@@ -168,7 +176,7 @@ static bool chosen_on_device(const struct worker *w, const struct step_part *par
 {
 	const struct request *r = part->request;
 	/* A grammar's mask is applied here. */
-	if (r->matcher || !model_samples(w->e->model) || part->n_outputs != 1 || (r->prompt_logprobs && !r->prompt_done) ||
+	if (r->matcher || r->spec->choose || !model_samples(w->e->model) || part->n_outputs != 1 || (r->prompt_logprobs && !r->prompt_done) ||
 	    !sampler_offload(r->sampler, row))
 		return false;
 	row->output = part->first_output;

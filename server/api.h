@@ -9,12 +9,13 @@
 #include "server/failure.h"
 #include "server/json.h"
 #include "server/metrics.h"
+#include "server/store.h"
 
 /* Whoever waits for the events of one engine command. */
 struct waiter {
 	struct list link;
 	uint64_t id;
-	/* Given each event; after the last one (anything but PROMPT and TOKEN) the waiter is out of the table already.
+	/* Given each event; after the last one (anything but PROMPT, TOKEN and CONTEXT) the waiter is out of the table already.
 	 */
 	void (*event)(struct waiter *w, const struct engine_event *ev);
 };
@@ -31,6 +32,11 @@ struct app {
 	struct list generations;	  /* struct generation.link */
 	int n_generations;
 	int n_exports;		      /* on their way to a client */
+	int n_documents;	      /* that are answered for in parts */
+	struct list compactions;      /* struct compact.link */
+	int n_preparing;	      /* responses that are not submitted yet: a conversation is measured, or its summary waited for */
+	int n_background;	      /* compactions that nobody waits for */
+	struct response_store store;
 	struct list websockets; /* struct conn.link in lanes.c */
 	bool draining;
 	int64_t started_unix_s;
@@ -38,6 +44,7 @@ struct app {
 	struct metrics metrics;
 	void *listener;
 	void (*listener_figures)(void *listener, int32_t *connections, int32_t *websockets);
+	struct mlflow *mlflow; /* NULL: none */
 };
 
 void app_wait(struct app *a, struct waiter *w, uint64_t id);
@@ -76,6 +83,8 @@ bool read_body(struct http_exchange *x, bool optional, struct json_doc **doc, st
 
 /* Reads which part of a list of sessions is wanted, ?limit=N&after=CURSOR, or answers 400 and returns false. */
 bool read_session_page(struct http_exchange *x, int32_t default_limit, struct engine_session_page *page);
+/* ",\"pages_by_tier\":{...}": see struct engine_session_info. */
+void write_pages_by_tier(int32_t device, const int32_t tier[ENGINE_TIER_KINDS], int32_t lost, struct buf *out);
 /* The session object of GET /v1/sessions/{id}. */
 void write_session(const struct app *a, const struct engine_session_info *s, struct buf *out);
 /* {"data":[...],"has_more":...,"next":...}, less the opening brace, of a SESSIONS or KV event. */
@@ -102,9 +111,13 @@ uint64_t call_start(struct app *a, struct http_exchange *x,
 
 void api_completions(struct http_exchange *x, void *app);
 void api_chat(struct http_exchange *x, void *app);
+void api_chunk(struct http_exchange *x, void *app);
 void api_responses(struct http_exchange *x, void *app);
 void api_responses_plain_get(struct http_exchange *x, void *app);
 void api_response_get(struct http_exchange *x, void *app);
+void api_response_delete(struct http_exchange *x, void *app);
+void api_response_input(struct http_exchange *x, void *app);
+void api_responses_compact(struct http_exchange *x, void *app);
 void api_models(struct http_exchange *x, void *app);
 void api_model(struct http_exchange *x, void *app);
 void api_tokenize(struct http_exchange *x, void *app);

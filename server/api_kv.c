@@ -69,8 +69,8 @@ static void write_counters(struct buf *out, const struct engine_stats *s, const 
 		buf_printf(out, "%s\"%s\":{\"requests\":%llu,\"evicted_tokens\":%llu}", i ? "," : "", engine_context_policy(i),
 			   (unsigned long long)s->context_requests[i], (unsigned long long)s->context_evicted[i]);
 	buf_putc(out, '}');
-	buf_printf(out, ",\"preemptions\":{\"decode\":%llu,\"cap\":%llu}",
-		   (unsigned long long)s->preempted[ENGINE_ROOM_DECODE],
+	buf_printf(out, ",\"preemptions\":{\"prompt\":%llu,\"decode\":%llu,\"cap\":%llu}",
+		   (unsigned long long)s->preempted[ENGINE_ROOM_PROMPT], (unsigned long long)s->preempted[ENGINE_ROOM_DECODE],
 		   (unsigned long long)s->preempted[ENGINE_ROOM_CAP]);
 }
 

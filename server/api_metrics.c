@@ -24,6 +24,14 @@ void api_metrics(struct http_exchange *x, void *app)
 		if (k && usage[g.n_keys].id >= 0)
 			names[g.n_keys++] = k->name;
 	}
+	struct mlflow_stats mlflow;
+	if (a->mlflow) {
+		mlflow_stats(a->mlflow, &mlflow);
+		g.mlflow = &mlflow;
+	}
+	a->metrics.stored_responses = (uint64_t)a->store.n;
+	a->metrics.stored_bytes = a->store.bytes;
+	a->metrics.stored_evicted = a->store.evicted;
 	metrics_write(&a->metrics, &g, &body);
 	http_reply(x, 200, "text/plain; version=0.0.4; charset=utf-8", &body);
 	buf_free(&body);

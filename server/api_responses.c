@@ -1,6 +1,6 @@
 /*
- * POST /v1/responses: the Responses API over HTTP, whole or as server-sent events. Responses are not stored:
- * previous_response_id works within a WebSocket connection (lanes.c), whose URL this is as well.
+ * POST /v1/responses: the Responses API over HTTP, whole or as server-sent events. previous_response_id names what is stored (store.h);
+ * within a WebSocket connection (lanes.c), whose URL this is as well, what has just ended too.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -79,7 +79,7 @@ static void on_close(struct http_exchange *x, void *arg)
 	free(h);
 }
 
-static void start(struct app *a, struct http_exchange *x, struct response_request *q)
+static void start(struct app *a, struct http_exchange *x, struct response_request *q, struct history *base)
 {
 	struct http_response *h = calloc(1, sizeof *h);
 	struct generation_origin origin = {
@@ -97,7 +97,7 @@ static void start(struct app *a, struct http_exchange *x, struct response_reques
 	}
 	h->app = a;
 	h->x = x;
-	if (response_start(h->r, NULL, NULL, &err) != STATUS_OK) {
+	if (response_start(h->r, base, NULL, &err) != STATUS_OK) {
 		response_destroy(h->r);
 		free(h);
 		reply_error(x, &err);
@@ -112,6 +112,7 @@ void api_responses(struct http_exchange *x, void *app)
 	struct json_doc *doc;
 	struct json root, model;
 	struct response_request q = {0};
+	struct stored *base = NULL;
 	struct error err = {0};
 	struct failure f;
 
@@ -127,13 +128,13 @@ void api_responses(struct http_exchange *x, void *app)
 	} else if (response_request_parse(&q, a->engine, http_principal(x), &root, http_header(x, "x-session-token"), &err) !=
 		   STATUS_OK) {
 		reply_error(x, &err);
-	} else if (q.previous_id[0]) {
-		failure_set(
-			&f, FAILURE_NO_PREVIOUS, "previous_response_id",
-			"Responses are kept for a WebSocket connection only; send the whole conversation as input.");
+	} else if (q.previous_id[0] && !(base = store_find(&a->store, http_principal(x), str_from(q.previous_id)))) {
+		failure_set(&f, FAILURE_NO_PREVIOUS, "previous_response_id",
+			    "There is no response '%s' to continue: it was not stored, or had to make room; send the whole conversation as input.",
+			    q.previous_id);
 		reply_failure(x, &f);
 	} else {
-		start(a, x, &q);
+		start(a, x, &q, base ? base->history : NULL);
 	}
 	response_request_free(&q);
 	json_doc_free(doc);
@@ -147,12 +148,4 @@ void api_responses_plain_get(struct http_exchange *x, void *app)
 	failure_write_plain(&body, 426, "upgrade_required",
 			    "GET /v1/responses opens a WebSocket; send POST for a response over HTTP.");
 	reply_json(x, 426, &body);
-}
-
-void api_response_get(struct http_exchange *x, void *app)
-{
-	struct failure f;
-	(void)app;
-	failure_set(&f, FAILURE_NO_RESPONSE, "response_id", "Responses are not stored.");
-	reply_failure(x, &f);
 }

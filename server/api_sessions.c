@@ -15,6 +15,12 @@
 
 enum { LIST_LIMIT = 1000 };
 
+void write_pages_by_tier(int32_t device, const int32_t tier[ENGINE_TIER_KINDS], int32_t lost, struct buf *out)
+{
+	buf_printf(out, ",\"pages_by_tier\":{\"device\":%d,\"ram\":%d,\"disk\":%d,\"remote\":%d,\"lost\":%d}", device, tier[ENGINE_TIER_RAM],
+		   tier[ENGINE_TIER_DISK] + tier[ENGINE_TIER_DISK_WIDE], tier[ENGINE_TIER_REMOTE], lost);
+}
+
 /* Times are seconds, as everywhere in the API. */
 void write_session(const struct app *a, const struct engine_session_info *s, struct buf *out)
 {
@@ -44,9 +50,7 @@ void write_session(const struct app *a, const struct engine_session_info *s, str
 		   ",\"tokens\":%d,\"pages\":%d,\"kv_bytes\":%llu,\"running\":%d,\"waiting\":%d,\"requests\":%llu",
 		   s->n_tokens, s->n_pages, (unsigned long long)s->kv_bytes, s->n_running, s->n_waiting,
 		   (unsigned long long)s->n_requests);
-	buf_printf(out, ",\"pages_by_tier\":{\"device\":%d,\"ram\":%d,\"disk\":%d,\"remote\":%d,\"lost\":%d}", s->pages_device,
-		   s->pages_tier[ENGINE_TIER_RAM],
-		   s->pages_tier[ENGINE_TIER_DISK] + s->pages_tier[ENGINE_TIER_DISK_WIDE], s->pages_tier[ENGINE_TIER_REMOTE], s->pages_lost);
+	write_pages_by_tier(s->pages_device, s->pages_tier, s->pages_lost, out);
 	buf_printf(out,
 		   ",\"pages_exclusive\":%d,\"pages_shared\":%d,\"pages_indexed\":%d,\"references\":%lld"
 		   ",\"positions_unused\":%d,\"fragmentation\":%.6g",

@@ -27,11 +27,14 @@ enum status app_create(const struct config *config, struct engine *engine, struc
 				.opened = lanes_opened,
 				.message = lanes_message,
 				.alive = lanes_alive,
+				.drained = lanes_drained,
 				.closed = lanes_closed};
 	a->started_unix_s = unix_now();
 	for (size_t i = 0; i < APP_BUCKETS; i++)
 		list_init(&a->waiters[i]);
 	list_init(&a->generations);
+	list_init(&a->compactions);
+	store_init(&a->store, (size_t)config->response_store);
 	list_init(&a->websockets);
 	*out = a;
 	return STATUS_OK;
@@ -50,6 +53,7 @@ void app_destroy(struct app *a)
 			w->event(w, &gone);
 		}
 	}
+	store_free(&a->store);
 	free(a);
 }
 
@@ -84,7 +88,7 @@ static void deliver(struct app *a, const struct engine_event *ev)
 		struct waiter *w = list_entry(node, struct waiter, link);
 		if (w->id != ev->request_id)
 			continue;
-		if (ev->type != ENGINE_EVENT_PROMPT && ev->type != ENGINE_EVENT_TOKEN)
+		if (ev->type != ENGINE_EVENT_PROMPT && ev->type != ENGINE_EVENT_TOKEN && ev->type != ENGINE_EVENT_CONTEXT)
 			list_remove(&w->link);
 		w->event(w, ev);
 		return;
@@ -106,17 +110,23 @@ void app_handle_events(struct app *a)
 void app_start_drain(struct app *a)
 {
 	a->draining = true;
+	generation_stop_background(a, "drain");
 	lanes_drain(a);
 }
 
 int app_active(const struct app *a)
 {
-	return a->n_generations + a->n_exports;
+	return a->n_generations + a->n_preparing + a->n_exports + a->n_documents;
 }
 
 void app_cancel_all(struct app *a)
 {
 	generation_stop_all(a, "drain");
+}
+
+void app_set_mlflow(struct app *a, struct mlflow *m)
+{
+	a->mlflow = m;
 }
 
 void app_set_listener(struct app *a, void *listener,

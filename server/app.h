@@ -7,6 +7,7 @@
 #include "config/config.h"
 #include "engine/engine.h"
 #include "server/http.h"
+#include "server/mlflow.h"
 #include "server/ws.h"
 
 struct app;
@@ -28,6 +29,8 @@ void app_handle_events(struct app *a);
  * (service restart) now, any other when its last response has ended.
  */
 void app_start_drain(struct app *a);
+/* Who is told the figures of each generation that has ended; may be NULL. */
+void app_set_mlflow(struct app *a, struct mlflow *m);
 /* Generations in flight. */
 int app_active(const struct app *a);
 /* Cancels everything in flight: the drain deadline has passed. */

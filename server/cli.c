@@ -161,3 +161,32 @@ void cli_error_line(const struct error *err, struct buf *out)
 	buf_json_string(out, err->message, strlen(err->message));
 	buf_putc(out, '}');
 }
+
+enum status cli_read_numbers(const char *name, const char *text, struct cli_numbers *out, struct error *err)
+{
+	const char *p = text;
+	while (*p) {
+		char *end;
+		long n = strtol(p, &end, 10);
+		if (end == p || (*p < '0' || *p > '9') || n > INT32_MAX || (*end && *end != ',') || (*end == ',' && !end[1]))
+			return error_set_param(err, STATUS_INVALID, name, "%s: \"%.64s\" is no list of numbers with commas between them",
+			                       name, text);
+		if (out->n == CLI_NUMBERS_MAX)
+			return error_set_param(err, STATUS_INVALID, name, "%s: more than %d numbers", name, CLI_NUMBERS_MAX);
+		out->item[out->n++] = (int32_t)n;
+		p = *end ? end + 1 : end;
+	}
+	return STATUS_OK;
+}
+
+void cli_json_number(struct buf *out, const char *key, double x)
+{
+	buf_printf(out, ",\"%s\":", key);
+	buf_json_number(out, x);
+}
+
+void cli_json_string(struct buf *out, const char *key, const char *text)
+{
+	buf_printf(out, ",\"%s\":", key);
+	buf_json_string(out, text, strlen(text));
+}

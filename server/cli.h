@@ -20,11 +20,13 @@ int cli_serve(int argc, char **argv);
 int cli_health(int argc, char **argv);
 int cli_inspect(int argc, char **argv);
 int cli_bench(int argc, char **argv);
+int cli_bench_long(int argc, char **argv); /* `kvasir bench long` */
 int cli_plan(int argc, char **argv);
 int cli_tokenize(int argc, char **argv);
 int cli_render(int argc, char **argv);
 int cli_replay(int argc, char **argv);
 int cli_generate(int argc, char **argv);
+int cli_chunk(int argc, char **argv);
 
 /* What a command takes, for its --help. */
 struct cli_usage {
@@ -47,6 +49,20 @@ enum cli_step cli_read_args(const struct cli_usage *usage, void *base, int argc,
 int cli_fail(const struct error *err);
 /* The same for a mistake in the arguments; returns CLI_USAGE. */
 int cli_misuse(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+
+enum { CLI_NUMBERS_MAX = 32 };
+
+struct cli_numbers {
+	int32_t item[CLI_NUMBERS_MAX];
+	size_t n;
+};
+
+/* Appends numbers with commas between them; nothing at all is an empty list. INVALID names the option. */
+enum status cli_read_numbers(const char *name, const char *text, struct cli_numbers *out, struct error *err);
+
+/* Append ,"KEY":VALUE to an object that is begun. */
+void cli_json_number(struct buf *out, const char *key, double x);
+void cli_json_string(struct buf *out, const char *key, const char *text);
 
 /* Writes all of it to stdout now; false (and errno) when nobody can read it any more. */
 bool cli_write(const char *data, size_t n);

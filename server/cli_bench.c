@@ -7,7 +7,7 @@
 #include "engine/engine.h"
 
 struct args {
-	char *model, *device, *prefill, *depth, *batch, *kv_dtype;
+	char *model, *device, *prefill, *depth, *batch, *kv_dtype, *rope_scaling;
 	int64_t decode, threads, runs;
 	bool random_kv, json;
 };
@@ -19,7 +19,8 @@ static const struct option rows[] = {
 	OPTION_ROW_STRING(struct args, depth, "depth", "0", "tokens of context before each test"),
 	OPTION_ROW_STRING(struct args, batch, "batch", "1", "sequences that decode together"),
 	OPTION_ROW_INT(struct args, runs, "runs", 3, 1, ENGINE_BENCH_RUNS_MAX, "runs of each test, of which the median counts"),
-	OPTION_ROW_STRING(struct args, kv_dtype, "kv-dtype", "f16", "as the server's: f16, int8 or fp8_e4m3"),
+	OPTION_ROW_STRING(struct args, rope_scaling, "rope-scaling", NULL, "as the server's: yarn:4, linear:2, none, ..."),
+	OPTION_ROW_STRING(struct args, kv_dtype, "kv-dtype", "auto", "as the server's: auto, f16, bf16, int8 or fp8_e4m3"),
 	OPTION_ROW_STRING(struct args, device, "device", "cpu", "backend"),
 	OPTION_ROW_INT(struct args, threads, "threads", 0, 0, 4096, "compute threads; 0: one per physical core"),
 	OPTION_ROW_BOOL(struct args, random_kv, "random-kv", "fill the context with random numbers: quick, and as much to read"),
@@ -31,34 +32,10 @@ static const struct cli_usage usage = {
 	"Measures the forward pass: prefill of each length and decoding with each number of sequences, on top of each depth of\n"
 	"context. The context is a prompt that is computed, or random numbers where --random-kv is given; more sequences than\n"
 	"one get copies of its pages. Bytes are those of weights and KV that a step has to read; \"of memory\" is their part of\n"
-	"what plain reading of memory reached between the same runs.",
+	"what plain reading of memory reached between the same runs. `kvasir bench long` measures what long conversations cost under\n"
+	"each context policy.",
 	{rows, sizeof rows / sizeof *rows},
 };
-
-enum { LIST_MAX = 32 };
-
-struct numbers {
-	int32_t item[LIST_MAX];
-	size_t n;
-};
-
-/* Numbers with commas between them; nothing at all is an empty list. */
-static enum status read_list(const char *name, const char *text, struct numbers *out, struct error *err)
-{
-	const char *p = text;
-	while (*p) {
-		char *end;
-		long n = strtol(p, &end, 10);
-		if (end == p || (*p < '0' || *p > '9') || n > INT32_MAX || (*end && *end != ',') || (*end == ',' && !end[1]))
-			return error_set_param(err, STATUS_INVALID, name, "%s: \"%.64s\" is no list of numbers with commas between them",
-			                       name, text);
-		if (out->n == LIST_MAX)
-			return error_set_param(err, STATUS_INVALID, name, "%s: more than %d numbers", name, LIST_MAX);
-		out->item[out->n++] = (int32_t)n;
-		p = *end ? end + 1 : end;
-	}
-	return STATUS_OK;
-}
 
 /* ---- JSON: collected, and written at the end ---- */
 
@@ -67,18 +44,6 @@ struct json_out {
 	const struct args *args;
 };
 
-static void put_number(struct buf *out, const char *key, double x)
-{
-	buf_printf(out, ",\"%s\":", key);
-	buf_json_number(out, x);
-}
-
-static void put_key_string(struct buf *out, const char *key, const char *text)
-{
-	buf_printf(out, ",\"%s\":", key);
-	buf_json_string(out, text, strlen(text));
-}
-
 static void json_info(void *arg, const struct engine_bench_info *info)
 {
 	struct json_out *o = arg;
@@ -86,17 +51,19 @@ static void json_info(void *arg, const struct engine_bench_info *info)
 	name = name ? name + 1 : o->args->model;
 	buf_puts(&o->head, "{\"model\":");
 	buf_json_string(&o->head, name, strlen(name));
-	put_key_string(&o->head, "backend", info->backend);
-	put_key_string(&o->head, "backend_detail", info->detail);
+	cli_json_string(&o->head, "backend", info->backend);
+	cli_json_string(&o->head, "backend_detail", info->detail);
 	buf_printf(&o->head, ",\"threads\":%d", info->n_threads);
-	put_key_string(&o->head, "kv_dtype", o->args->kv_dtype);
-	put_key_string(&o->head, "context", o->args->random_kv ? "random" : "computed");
+	cli_json_string(&o->head, "kv_dtype", o->args->kv_dtype);
+	cli_json_string(&o->head, "rope_scaling", info->rope.scaling);
+	cli_json_number(&o->head, "rope_factor", (double)info->rope.factor);
+	cli_json_string(&o->head, "context", o->args->random_kv ? "random" : "computed");
 	buf_puts(&o->head, ",\"read_bandwidth\":");
 	if (info->memory_bytes_per_s > 0) {
 		buf_printf(&o->head, "{\"memory_bytes\":%llu", (unsigned long long)info->memory_bytes);
-		put_number(&o->head, "memory_bytes_per_s", info->memory_bytes_per_s);
+		cli_json_number(&o->head, "memory_bytes_per_s", info->memory_bytes_per_s);
 		buf_printf(&o->head, ",\"cache_bytes\":%llu", (unsigned long long)info->cache_bytes);
-		put_number(&o->head, "cache_bytes_per_s", info->cache_bytes_per_s);
+		cli_json_number(&o->head, "cache_bytes_per_s", info->cache_bytes_per_s);
 		buf_putc(&o->head, '}');
 	} else {
 		buf_puts(&o->head, "null");
@@ -109,13 +76,13 @@ static void json_row(void *arg, const struct engine_bench_row *row)
 	struct buf *out = &o->rows;
 	buf_printf(out, "%s{\"test\":\"%s\",\"tokens\":%d,\"depth\":%d,\"batch\":%d,\"runs\":%d", out->len ? "," : "",
 	           row->prefill ? "prefill" : "decode", row->tokens, row->depth, row->batch, row->runs);
-	put_number(out, "tokens_per_s", row->tokens_per_s);
-	put_number(out, "best_tokens_per_s", row->best_tokens_per_s);
-	put_number(out, "bytes_per_s", row->bytes_per_s);
-	put_number(out, "bytes_per_token", row->bytes_per_token);
+	cli_json_number(out, "tokens_per_s", row->tokens_per_s);
+	cli_json_number(out, "best_tokens_per_s", row->best_tokens_per_s);
+	cli_json_number(out, "bytes_per_s", row->bytes_per_s);
+	cli_json_number(out, "bytes_per_token", row->bytes_per_token);
 	if (row->read_bytes_per_s > 0) {
-		put_number(out, "read_bytes_per_s", row->read_bytes_per_s);
-		put_number(out, "read_fraction", row->bytes_per_s / row->read_bytes_per_s);
+		cli_json_number(out, "read_bytes_per_s", row->read_bytes_per_s);
+		cli_json_number(out, "read_fraction", row->bytes_per_s / row->read_bytes_per_s);
 	} else {
 		buf_puts(out, ",\"read_bytes_per_s\":null,\"read_fraction\":null");
 	}
@@ -197,7 +164,7 @@ static void text_row(void *arg, const struct engine_bench_row *row)
 static void text_left_out(void *arg, bool prefill, int32_t tokens, int32_t depth)
 {
 	struct buf line = BUF_INIT;
-	buf_printf(&line, "%-8s %7d %7d        beyond the context the model was trained with\n", prefill ? "prefill" : "decode", tokens,
+	buf_printf(&line, "%-8s %7d %7d        beyond the model's context\n", prefill ? "prefill" : "decode", tokens,
 	           depth);
 	put_text(arg, &line);
 }
@@ -225,8 +192,10 @@ static int run(const struct args *args, const struct engine_bench_params *params
 
 int cli_bench(int argc, char **argv)
 {
+	if (argc > 1 && strcmp(argv[1], "long") == 0)
+		return cli_bench_long(argc - 1, argv + 1);
 	struct args args;
-	struct numbers prefill = {.n = 0}, depth = {.n = 0}, batch = {.n = 0};
+	struct cli_numbers prefill = {.n = 0}, depth = {.n = 0}, batch = {.n = 0};
 	struct error err;
 	int status;
 	if (cli_read_args(&usage, &args, argc, argv, NULL, &status) == CLI_STOP)
@@ -235,8 +204,8 @@ int cli_bench(int argc, char **argv)
 		status = cli_misuse("bench needs --model FILE");
 		goto out;
 	}
-	if (read_list("prefill", args.prefill, &prefill, &err) != STATUS_OK || read_list("depth", args.depth, &depth, &err) != STATUS_OK ||
-	    read_list("batch", args.batch, &batch, &err) != STATUS_OK) {
+	if (cli_read_numbers("prefill", args.prefill, &prefill, &err) != STATUS_OK || cli_read_numbers("depth", args.depth, &depth, &err) != STATUS_OK ||
+	    cli_read_numbers("batch", args.batch, &batch, &err) != STATUS_OK) {
 		status = cli_misuse("%s", err.message);
 		goto out;
 	}
@@ -254,6 +223,7 @@ int cli_bench(int argc, char **argv)
 		.runs = (int32_t)args.runs,
 		.random_kv = args.random_kv,
 		.kv_type = args.kv_dtype,
+		.rope_scaling = args.rope_scaling,
 	};
 	status = run(&args, &params);
 out:

@@ -15,7 +15,7 @@ enum {
 };
 
 struct args {
-	char *model, *prompt, *system, *device, *chat_template;
+	char *model, *prompt, *system, *device, *chat_template, *rope_scaling;
 	bool chat, ignore_eos, show_special;
 	int64_t max_tokens, seed, threads, context, kv_memory, top_k;
 	double temperature, top_p, min_p, repeat_penalty;
@@ -39,6 +39,7 @@ static const struct option rows[] = {
 	OPTION_ROW_STRING(struct args, device, "device", "cpu", "as for serve"),
 	OPTION_ROW_INT(struct args, threads, "threads", 0, 0, 1024, "compute threads; 0: one per physical core"),
 	OPTION_ROW_INT(struct args, context, "context", 0, 0, 1 << 30, "longest sequence; 0: as trained"),
+	OPTION_ROW_STRING(struct args, rope_scaling, "rope-scaling", NULL, "as the server's: yarn:4, linear:2, none, ..."),
 	{OPTION_BYTES, "kv-memory", offsetof(struct args, kv_memory), NULL, 0, 0, 0, INT64_MAX, "cap of the KV cache; 0: derived"},
 };
 
@@ -214,6 +215,7 @@ int cli_generate(int argc, char **argv)
 		.device = args.device,
 		.n_threads = (int32_t)args.threads,
 		.context_tokens = (int32_t)args.context,
+		.rope_scaling = args.rope_scaling,
 		.kv_bytes = (uint64_t)args.kv_memory,
 		.max_running = 1,
 	};

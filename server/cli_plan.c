@@ -7,7 +7,7 @@
 #include "engine/engine.h"
 
 struct args {
-	char *model, *kv_dtype;
+	char *model, *kv_dtype, *rope_scaling;
 	int64_t ctx, sessions, memory, step_tokens, max_running;
 	double rate;
 	bool json;
@@ -15,9 +15,10 @@ struct args {
 
 static const struct option rows[] = {
 	OPTION_ROW_STRING(struct args, model, "model", NULL, "GGUF file"),
-	OPTION_ROW_INT(struct args, ctx, "ctx", 0, 0, 1 << 30, "tokens of a conversation; 0: as trained"),
+	OPTION_ROW_INT(struct args, ctx, "ctx", 0, 0, 1 << 30, "tokens of a conversation; 0: as trained, or as far as rope-scaling reaches"),
 	OPTION_ROW_INT(struct args, sessions, "sessions", 1, 0, 1 << 30, "conversations to hold at once"),
 	OPTION_ROW_BYTES(struct args, memory, "memory", 0, 0, INT64_MAX, "memory for everything; 0: what the plan comes to"),
+	OPTION_ROW_STRING(struct args, rope_scaling, "rope-scaling", NULL, "as the server's: yarn:4, linear:2, none, ..."),
 	OPTION_ROW_STRING(struct args, kv_dtype, "kv-dtype", "auto", "as the server's: auto, f16, bf16, int8 or fp8_e4m3"),
 	OPTION_ROW_REAL(struct args, rate, "rate", 0, 0, 1 << 30, "tokens a second that all clients write; 0: not known"),
 	OPTION_ROW_INT(struct args, step_tokens, "step-tokens", 0, 0, 65536, "rows of a step; 0: the server's default"),
@@ -26,7 +27,7 @@ static const struct option rows[] = {
 };
 
 static const struct cli_usage usage = {
-	"kvasir plan --model FILE [--ctx N] [--sessions M] [--memory B] [--rate R] [--kv-dtype T] [--json]",
+	"kvasir plan --model FILE [--ctx N] [--sessions M] [--memory B] [--rate R] [--kv-dtype T] [--rope-scaling R] [--json]",
 	"Says what weights, activations and KV cache will take, how many conversations fit, and how long an idle one is kept.",
 	{rows, sizeof rows / sizeof *rows},
 };
@@ -60,6 +61,8 @@ static void write_json(const struct engine_plan *p, struct buf *out)
 	buf_json_string(out, p->arch, strlen(p->arch));
 	for (size_t i = 0; i < sizeof rows_out / sizeof *rows_out; i++)
 		buf_printf(out, ",\"%s\":%llu", rows_out[i].key, (unsigned long long)rows_out[i].value);
+	buf_printf(out, ",\"rope_scaling\":\"%s\",\"rope_factor\":%g,\"rope_original_context\":%d,\"rope_freq_base\":%.9g,\"rope_reach\":%d",
+	           p->rope.scaling, (double)p->rope.factor, p->rope.original_ctx, (double)p->rope.freq_base, p->rope.reach);
 	buf_puts(out, ",\"idle_seconds\":");
 	if (p->idle_seconds > 0)
 		buf_json_number(out, p->idle_seconds);
@@ -78,6 +81,10 @@ static void write_text(const struct engine_plan *p, const struct args *args, str
 	char note[120];
 	buf_printf(out, "%s, %d layers, %d query and %d KV heads of %d; a context of %d tokens\n", p->arch, p->n_layer, p->n_head,
 	           p->n_head_kv, p->head_dim, p->n_ctx);
+	if (p->rope.chosen || strcmp(p->rope.scaling, "none") != 0)
+		buf_printf(out, "positions are stretched by %s:%g from %d tokens, base %g; they reach %d%s\n", p->rope.scaling,
+		           (double)p->rope.factor, p->rope.original_ctx, (double)p->rope.freq_base, p->rope.reach,
+		           p->rope.chosen ? " (not as the file says)" : "");
 	if (p->n_windowed)
 		buf_printf(out, "%d of the layers see %d tokens back%s\n", p->n_windowed, p->window,
 		           p->n_windowed < p->n_layer ? "; the others see all, so all KV is kept" : "");
@@ -128,6 +135,7 @@ int cli_plan(int argc, char **argv)
 		.memory_bytes = (uint64_t)args.memory,
 		.tokens_per_s = args.rate,
 		.kv_type = args.kv_dtype,
+		.rope_scaling = args.rope_scaling,
 	};
 	status = CLI_OK;
 	if (engine_plan(&params, &plan, &err) != STATUS_OK) {

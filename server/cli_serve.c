@@ -11,6 +11,7 @@
 #include "config/config.h"
 #include "engine/engine.h"
 #include "server/auth.h"
+#include "server/mlflow.h"
 #include "server/server.h"
 #include "server/tls.h"
 
@@ -61,6 +62,8 @@ static enum status check(const struct config *c, struct error *err)
 		return error_set_param(err, STATUS_INVALID, "model", "no model is named; give --model FILE");
 	if (access(c->model, R_OK) != 0)
 		return error_set_param(err, STATUS_IO, "model", "model: %.300s cannot be read", c->model);
+	if (c->mlflow && c->mlflow[0] && mlflow_check_url(c->mlflow, err) != STATUS_OK)
+		return err->status;
 	if (c->chat_template)
 		st = cli_chat_template(c->chat_template, &template, err);
 	buf_free(&template);
@@ -83,11 +86,12 @@ static enum status check_template(const struct config *c, struct error *err)
 	return st;
 }
 
-/* Numbers that only fit some models. */
+/* What only fits some models. */
 static enum status check_sizes(const struct config *c, struct error *err)
 {
 	const struct engine_plan_params params = {.model_path = c->model,
 	                                          .context_tokens = (int32_t)c->context,
+	                                          .rope_scaling = c->rope_scaling,
 	                                          .n_sessions = 1,
 	                                          .step_tokens = (int32_t)c->step_tokens,
 	                                          .max_running = (int32_t)c->max_running};

@@ -160,7 +160,7 @@ static void write_kept(struct completion *c, struct buf *out)
 {
 	struct generation_usage u;
 	generation_usage(c->generation, &u);
-	kv_cache_write(out, &u.context, c->params.tell_kv_cache);
+	kv_cache_write(out, &u.context, NULL, c->params.tell_kv_cache);
 }
 
 /* ---- Streaming ---- */

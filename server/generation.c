@@ -22,6 +22,7 @@ struct generation {
 	const struct generation_ops *ops; /* NULL: the owner has let go, or has been told the end */
 	void *arg;
 	bool began;
+	bool background;
 	bool stopping; /* generation_stop(): cancelled members are expected */
 	int share;
 	size_t n_members, n_added, n_prompts, n_ended;
@@ -69,6 +70,7 @@ void generation_add(struct generation *g, struct engine_request *r)
 	m->request = r;
 	m->index = (int)g->n_added++;
 	g->tenant = r->tenant;
+	g->background = r->background;
 	if (!g->session[0])
 		copy(g->session, sizeof g->session, r->session);
 }
@@ -120,6 +122,23 @@ void generation_stop(struct generation *g, const char *why)
 	g->stopping = true;
 	g->why = why;
 	cancel_members(g);
+}
+
+void generation_hurry(struct generation *g)
+{
+	g->background = false;
+	for (size_t i = 0; i < g->n_added; i++)
+		engine_hurry(g->app->engine, g->members[i].waiter.id);
+}
+
+void generation_stop_background(struct app *a, const char *why)
+{
+	list_each(node, tmp, &a->generations)
+	{
+		struct generation *g = list_entry(node, struct generation, link);
+		if (g->background)
+			generation_stop(g, why);
+	}
 }
 
 void generation_stop_all(struct app *a, const char *why)
@@ -264,7 +283,9 @@ static void on_done(struct generation *g, struct member *m, const struct engine_
 	struct failure f;
 	m->usage = ev->usage;
 	m->finish = ev->detail ? ev->detail : "";
-	metrics_finished(&g->app->metrics, &ev->usage, clock_now_ns(clock_system()) - g->start_ns);
+	int64_t total_ns = clock_now_ns(clock_system()) - g->start_ns;
+	metrics_finished(&g->app->metrics, &ev->usage, total_ns);
+	mlflow_add(g->app->mlflow, &ev->usage, total_ns);
 	if (ev->finish == ENGINE_FINISH_CANCELLED) {
 		if (!g->stopping && ev->detail && strncmp(ev->detail, "session", 7) == 0)
 			failure_set(&f, FAILURE_SESSION_ENDED, "session_id",

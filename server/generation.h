@@ -46,6 +46,10 @@ void generation_discard(struct generation *g);
 void generation_cancel(struct generation *g, const char *why);
 /* Cancels the members; unlike the above, the owner hears of the end through `ended`, with FAILURE_CANCELLED. */
 void generation_stop(struct generation *g, const char *why);
+/* Somebody waits for it now: see engine_hurry(). */
+void generation_hurry(struct generation *g);
+/* Those that nobody waits for: see engine_request.background. */
+void generation_stop_background(struct app *a, const char *why);
 void generation_stop_all(struct app *a, const char *why);
 /* The HTTP status that the client got, for the log; 0 until known. */
 void generation_set_status(struct generation *g, int status);

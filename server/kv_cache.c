@@ -2,6 +2,8 @@
 
 #include <strings.h>
 
+#include "server/compact.h"
+
 #define TRY(expr)                                                                                                      \
 	do {                                                                                                           \
 		enum status try_status = (expr);                                                                       \
@@ -112,7 +114,7 @@ enum status kv_cache_read(const struct json *body, const struct engine_info *inf
 	return STATUS_OK;
 }
 
-void kv_cache_write(struct buf *out, const struct engine_context_usage *u, bool asked)
+void kv_cache_write(struct buf *out, const struct engine_context_usage *u, const struct compacted *compacted, bool asked)
 {
 	int32_t below = u->pages_ram + u->pages_disk;
 	if (!u->policy || (!asked && below == 0 && u->policy == engine_context_policy(0)))
@@ -124,5 +126,8 @@ void kv_cache_write(struct buf *out, const struct engine_context_usage *u, bool 
 		   u->tokens_logical > 0 ? (double)u->evicted_tokens / u->tokens_logical : 0.0, u->pages - below);
 	if (below > 0)
 		buf_printf(out, ",\"ram\":%d,\"disk\":%d", u->pages_ram, u->pages_disk);
-	buf_printf(out, "},\"bytes\":%llu}", (unsigned long long)u->bytes);
+	buf_printf(out, "},\"bytes\":%llu", (unsigned long long)u->bytes);
+	if (compacted)
+		compacted_write(compacted, out);
+	buf_putc(out, '}');
 }

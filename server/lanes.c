@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "engine/base/log.h"
+#include "server/context_events.h"
 #include "server/responses.h"
 
 struct conn {
@@ -15,6 +16,7 @@ struct conn {
 	int n_lanes, n_in_flight;
 	bool dead; /* the peer is gone or too slow: nothing is sent or started any more */
 	int64_t last_heartbeat_ms;
+	struct context_events context;
 	char id[RESPONSE_ID_MAX];
 };
 
@@ -189,6 +191,7 @@ static bool open_session(struct lane *l)
 	l->opening = o;
 	app_wait(a, &o->waiter, engine_next_id(a->engine));
 	engine_session_create(a->engine, o->waiter.id, &p);
+	context_events_lane(&l->conn->context, l->session);
 	return true;
 }
 
@@ -241,7 +244,7 @@ static void lane_free(struct lane *l)
 	free(l);
 }
 
-/* The latest response of any lane of the connection. */
+/* The latest response of any lane of the connection, or one that is stored. */
 static struct history *find_history(struct conn *c, const char *id)
 {
 	list_each(node, tmp, &c->lanes)
@@ -250,7 +253,8 @@ static struct history *find_history(struct conn *c, const char *id)
 		if (l->latest && strcmp(l->latest->response_id, id) == 0)
 			return l->latest;
 	}
-	return NULL;
+	struct stored *s = store_find(&c->app->store, c->tenant, str_from(id));
+	return s ? s->history : NULL;
 }
 
 /* Whether a response of this lane that has not ended yet has the id. */
@@ -266,7 +270,7 @@ static bool is_pending(const struct lane *l, const char *id)
 static void no_previous(struct failure *f, const char *id)
 {
 	failure_set(f, FAILURE_NO_PREVIOUS, "previous_response_id",
-		    "There is no response '%s' to continue: a connection keeps the latest one of each lane.", id);
+		    "There is no response '%s' to continue: a connection keeps the latest one of each lane, and others only while there is room.", id);
 }
 
 static enum status start_turn(struct turn *t, struct error *err)
@@ -277,9 +281,11 @@ static enum status start_turn(struct turn *t, struct error *err)
 	l->running = t;
 	if (q->params.proto->session[0]) {
 		memcpy(l->external, q->params.proto->session, sizeof l->external);
+		context_events_lane(&l->conn->context, l->external);
 		return response_start(t->r, t->base, NULL, err);
 	}
 	l->external[0] = '\0';
+	context_events_lane(&l->conn->context, l->session);
 	/* A turn that continues another lane's response finds its pages in the prefix index. */
 	return response_start(t->r, t->base, l->session, err);
 }
@@ -476,6 +482,54 @@ static void on_cancel(struct conn *c, const struct json *root)
 	send_failure(c, named ? name : NULL, &f);
 }
 
+static enum status update_context(struct conn *c, bool wanted, const char *session, struct error *err)
+{
+	if (session[0] && wanted)
+		return context_events_add(&c->context, session, err);
+	if (session[0])
+		context_events_remove(&c->context, session);
+	else if (!wanted)
+		context_events_clear(&c->context);
+	c->context.lanes = session[0] ? c->context.lanes : wanted;
+	list_each(node, tmp, &c->lanes)
+	{
+		struct lane *l = list_entry(node, struct lane, link);
+		context_events_lane(&c->context, l->external[0] ? l->external : l->session);
+	}
+	return STATUS_OK;
+}
+
+/* session.context events are wanted, or not any more: see context_events.h. */
+static void on_update(struct conn *c, const struct json *root)
+{
+	struct json events = json_get(root, "context_events"), id = json_get(root, "session_id");
+	struct str name = {NULL, 0};
+	char session[ENGINE_SESSION_ID_MAX + 1] = "";
+	bool wanted = false;
+	struct error err = {0};
+	struct buf out = BUF_INIT;
+	enum status status = json_read_bool(&events, &wanted, &err);
+	if (status == STATUS_OK && !json_has(&events))
+		status = json_fail(&events, STATUS_INVALID, &err, "must be true or false: it is all that can be updated.");
+	if (status == STATUS_OK)
+		status = json_read_text(&id, &name, &err);
+	if (status == STATUS_OK && name.p)
+		status = params_session_id(name, "session_id", session, &err);
+	if (status != STATUS_OK) {
+		send_error(c, NULL, &err);
+		return;
+	}
+	buf_printf(&out, "{\"type\":\"session.updated\",\"context_events\":%s,\"session_id\":", wanted ? "true" : "false");
+	if (session[0])
+		buf_printf(&out, "\"%s\"}", session);
+	else
+		buf_puts(&out, "null}");
+	send_text(c, &out);
+	buf_free(&out);
+	if (!c->dead && update_context(c, wanted, session, &err) != STATUS_OK)
+		send_error(c, NULL, &err);
+}
+
 void lanes_message(struct ws_conn *ws, struct str text, void *app)
 {
 	struct conn *c = ws_user(ws);
@@ -502,8 +556,10 @@ void lanes_message(struct ws_conn *ws, struct str text, void *app)
 		on_create(c, &root);
 	} else if (str_is(json_text(&type), "response.cancel")) {
 		on_cancel(c, &root);
+	} else if (str_is(json_text(&type), "session.update")) {
+		on_update(c, &root);
 	} else {
-		json_fail(&type, STATUS_INVALID, &err, "must be response.create or response.cancel.");
+		json_fail(&type, STATUS_INVALID, &err, "must be response.create, response.cancel or session.update.");
 		send_error(c, NULL, &err);
 	}
 	json_doc_free(doc);
@@ -521,6 +577,7 @@ void lanes_opened(struct ws_conn *ws, void *app)
 	c->ws = ws;
 	c->app = app;
 	c->tenant = ws_principal(ws);
+	context_events_init(&c->context, app, ws, c->tenant);
 	list_init(&c->lanes);
 	make_id(c->id, sizeof c->id, "ws_");
 	list_push_back(&c->app->websockets, &c->link);
@@ -559,9 +616,28 @@ void lanes_closed(struct ws_conn *ws, void *app)
 	if (!c)
 		return;
 	c->dead = true;
+	context_events_clear(&c->context);
 	while ((node = c->lanes.next) != &c->lanes)
 		lane_free(list_entry(node, struct lane, link));
 	ws_set_user(ws, NULL);
 	list_remove(&c->link);
 	free(c);
+}
+
+void lanes_drained(struct ws_conn *ws, void *app)
+{
+	struct conn *c = ws_user(ws);
+	(void)app;
+	if (c && !c->dead)
+		context_events_drained(&c->context);
+}
+
+void lanes_note_compaction(struct app *a, int32_t tenant, const char *session, const struct compact_note *note)
+{
+	list_each(node, tmp, &a->websockets)
+	{
+		struct conn *c = list_entry(node, struct conn, link);
+		if (!c->dead)
+			context_events_compaction(&c->context, tenant, session, note);
+	}
 }

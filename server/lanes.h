@@ -5,9 +5,12 @@
  */
 #pragma once
 
+#include <stdint.h>
+
 #include "server/ws.h"
 
 struct app;
+struct compact_note;
 
 enum {
 	LANES_MAX = 32,		  /* lanes of a connection, the unnamed one included */
@@ -19,7 +22,10 @@ enum {
 void lanes_opened(struct ws_conn *c, void *app);
 void lanes_message(struct ws_conn *c, struct str text, void *app);
 void lanes_alive(struct ws_conn *c, void *app);
+void lanes_drained(struct ws_conn *c, void *app);
 void lanes_closed(struct ws_conn *c, void *app);
 
+/* A compaction of a session begins or has ended: clients that watch the session are told. */
+void lanes_note_compaction(struct app *a, int32_t tenant, const char *session, const struct compact_note *note);
 /* The app drains: see app_start_drain(). */
 void lanes_drain(struct app *a);

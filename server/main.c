@@ -23,6 +23,7 @@ static const struct command commands[] = {
 	{"health", cli_health, "ask a daemon whether it takes work, or lives"},
 #endif
 	{"generate", cli_generate, "stream one answer to a prompt"},
+	{"chunk", cli_chunk, "answer for a document that is longer than the context, in parts"},
 	{"inspect", cli_inspect, "describe a model file"},
 	{"bench", cli_bench, "measure prefill and decode against the machine's read bandwidth"},
 	{"plan", cli_plan, "say what memory a model and its conversations will take"},

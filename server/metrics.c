@@ -157,7 +157,7 @@ static void write_evictions(struct buf *out, const char *model, const struct eng
 	parts(out, "kvasir:preemptions_total", "counter",
 	      "Times a generation's KV was dropped for others, by what needed it; cap: a limit of its API key.", model,
 	      "reason",
-	      PARTS({"decode", (double)s->preempted[ENGINE_ROOM_DECODE]}, {"cap", (double)s->preempted[ENGINE_ROOM_CAP]}));
+	      PARTS({"prompt", (double)s->preempted[ENGINE_ROOM_PROMPT]}, {"decode", (double)s->preempted[ENGINE_ROOM_DECODE]}, {"cap", (double)s->preempted[ENGINE_ROOM_CAP]}));
 }
 
 static void write_context(struct buf *out, const char *model, const struct engine_stats *s)
@@ -176,6 +176,26 @@ static void write_context(struct buf *out, const char *model, const struct engin
 	parts(out, "kvasir:kv_parked_total", "counter",
 	      "Ends of turns that left KV for the session alone, turns that went on with it, and such KV lost before that.", model, "event",
 	      PARTS({"parked", (double)s->parked}, {"resumed", (double)s->parked_resumed}, {"dropped", (double)s->parked_dropped}));
+}
+
+static void write_compactions(struct buf *out, const char *model, const struct metrics *m)
+{
+	static const char *const when[] = {"inline", "background"}, *const outcome[] = {"done", "failed"};
+	const char *name = "kvasir:context_compactions_total";
+	char extra[64];
+	head(out, name, "counter", "Summaries of older turns, made for an answer that waited or in the background, by outcome.");
+	for (size_t i = 0; i < 2; i++) {
+		for (size_t k = 0; k < METRICS_COMPACTION_OUTCOMES; k++) {
+			snprintf(extra, sizeof extra, "when=\"%s\",outcome=\"%s\"", when[i], outcome[k]);
+			series(out, name, model, extra);
+			buf_printf(out, "%llu\n", (unsigned long long)m->compactions[i][k]);
+		}
+	}
+	one(out, "kvasir:context_compacted_tokens_total", "counter", "Tokens by which summaries made prompts shorter.", model,
+	    (double)m->compacted_tokens);
+	one(out, "kvasir:responses_stored", "gauge", "Responses that can be asked for by their id.", model, (double)m->stored_responses);
+	one(out, "kvasir:responses_stored_bytes", "gauge", "Bytes they take.", model, (double)m->stored_bytes);
+	one(out, "kvasir:responses_evicted_total", "counter", "Stored responses that made room for others.", model, (double)m->stored_evicted);
 }
 
 static void write_kv(struct buf *out, const char *model, const struct engine_kv *kv, uint64_t page_bytes)
@@ -306,6 +326,16 @@ static void write_keys(struct buf *out, const struct metrics_gauges *g)
 		      sizeof figures / sizeof *figures);
 }
 
+static void write_mlflow(struct buf *out, const char *model, const struct mlflow_stats *s)
+{
+	parts(out, "kvasir:mlflow_records_total", "counter",
+	      "Requests whose figures MLflow took, that found no room to wait for it, and that it refused.", model, "outcome",
+	      PARTS({"sent", (double)s->sent}, {"dropped", (double)s->dropped}, {"rejected", (double)s->rejected}));
+	one(out, "kvasir:mlflow_failures_total", "counter", "Attempts to send figures to MLflow that failed.", model, (double)s->failures);
+	one(out, "kvasir:mlflow_queued", "gauge", "Requests whose figures wait to be sent to MLflow.", model, s->queued);
+	one(out, "kvasir:mlflow_up", "gauge", "1 when the last attempt succeeded.", model, s->up);
+}
+
 static void write_model(struct buf *out, const char *model, const struct engine_info *info)
 {
 	head(out, "vllm:cache_config_info", "gauge", "The layout of the KV cache; always 1.");
@@ -405,11 +435,14 @@ void metrics_write(const struct metrics *m, const struct metrics_gauges *g, stru
 	write_outcomes(out, model, s);
 	write_evictions(out, model, s);
 	write_context(out, model, s);
+	write_compactions(out, model, m);
 	if (g->info) {
 		write_kv(out, model, &s->kv, g->info->page_bytes);
 		write_model(out, model, g->info);
 	}
 	write_tiers(out, model, &s->tiers);
+	if (g->mlflow)
+		write_mlflow(out, model, g->mlflow);
 	write_keys(out, g);
 #define X(member, name, bounds, help) write_histogram(out, name, help, model, bounds##_bounds, &m->member);
 	METRICS_HISTOGRAMS(X)

@@ -9,6 +9,7 @@
 
 #include "engine/base/buf.h"
 #include "engine/engine.h"
+#include "server/mlflow.h"
 
 /* One row per histogram: member, name, bounds (below), help. */
 #define METRICS_HISTOGRAMS(X)                                                                                          \
@@ -25,6 +26,7 @@
 	X(generation_tokens, "vllm:request_generation_tokens", count, "Generated tokens by request.")
 
 enum { METRICS_MAX_BOUNDS = 24 };
+enum { METRICS_COMPACTION_DONE, METRICS_COMPACTION_FAILED, METRICS_COMPACTION_OUTCOMES };
 
 struct histogram {
 	uint64_t buckets[METRICS_MAX_BOUNDS + 1]; /* not cumulative; the last one has no upper bound */
@@ -38,6 +40,9 @@ struct metrics {
 #undef X
 	uint64_t http_requests; /* of generation endpoints, by outcome */
 	uint64_t http_client_errors, http_server_errors, http_cancelled;
+	uint64_t compactions[2][METRICS_COMPACTION_OUTCOMES]; /* in line, in the background */
+	uint64_t compacted_tokens; /* by which prompts became shorter */
+	uint64_t stored_responses, stored_bytes, stored_evicted; /* of the store, filled in when they are asked for */
 };
 
 /* A finished generation. total_ns: from submission to the end. */
@@ -51,6 +56,7 @@ struct metrics_gauges {
 	struct engine_stats stats;
 	int32_t connections, websockets;
 	bool ready;
+	const struct mlflow_stats *mlflow; /* NULL: figures go to no tracking server */
 	/* What each API key holds and has used, [n_keys], and their names; none where the reader must not know. */
 	const struct engine_tenant_usage *keys;
 	const char *const *key_names;

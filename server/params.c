@@ -1,5 +1,6 @@
 #include "server/params.h"
 
+#include "server/compact.h"
 #include "server/kv_cache.h"
 
 #include <errno.h>
@@ -342,6 +343,10 @@ enum status params_parse(struct params *p, struct engine *e, int32_t tenant, con
 	TRY(read_session(p, body, session_header, err));
 	TRY(read_cache_salt(p, body, err));
 	TRY(read_truncation(p, body, api, err));
+	if (api == PARAMS_CHAT)
+		TRY(compact_refuse(body, "here \"truncation\": \"auto\" leaves out the oldest turns", err));
+	if (api == PARAMS_COMPLETION)
+		TRY(compact_refuse(body, "a raw prompt has no turns", err));
 	TRY(kv_cache_read(body, engine_info(e), &p->proto->context, &p->tell_kv_cache, err));
 	return read_form(p, e, body, api, err);
 }

@@ -5,27 +5,15 @@
  * Events: response.created, response.in_progress, response.output_item.added, response.content_part.added,
  * response.output_text.delta*, response.output_text.done, response.content_part.done, response.output_item.done, then
  * response.completed, response.incomplete or response.failed. A call of a tool is an output item of its own, with
- * response.function_call_arguments.delta* and response.function_call_arguments.done in it. Nothing is sent before the prompt has been accepted, so
- * what goes wrong until then is a plain error. A cancelled response ends with response.incomplete, status "cancelled"
- * and reason "cancelled".
+ * response.function_call_arguments.delta* and response.function_call_arguments.done in it. With context_management
+ * (compact.h), a summary is the first output item of the response that reads it first. Nothing is sent before the
+ * prompt has been accepted, so what goes wrong until then is a plain error. A cancelled response ends with
+ * response.incomplete, status "cancelled" and reason "cancelled".
  */
 #pragma once
 
-#include "server/generation.h"
+#include "server/history.h"
 #include "server/params.h"
-
-enum { RESPONSE_ID_MAX = 48 };
-
-/* A conversation up to and including one response: chat messages as JSON text, ready to be continued. */
-struct history {
-	int refs;
-	char response_id[RESPONSE_ID_MAX];
-	char session[ENGINE_SESSION_ID_MAX + 1]; /* that holds its KV, or "" */
-	struct buf messages;			 /* comma-separated objects */
-};
-
-struct history *history_ref(struct history *h); /* NULL is allowed */
-void history_unref(struct history *h);		/* NULL is allowed */
 
 /* What was asked for. */
 struct response_request {
@@ -36,8 +24,12 @@ struct response_request {
 	struct buf format, tool_choice;	       /* as JSON, or empty: the defaults */
 	struct buf instructions, metadata;     /* as JSON: a string or null, an object */
 	char previous_id[RESPONSE_ID_MAX * 2]; /* "": none */
+	struct buf items;		       /* the input items as they came, comma-separated, each with an id and a type */
+	struct compact_settings compact;
+	struct compact_base base;	       /* of an input that begins with a summary, which stands for all before it */
 	bool generate;			       /* false: only warm the cache */
 	bool logprobs;
+	bool store;			       /* it can be asked for, and continued by anybody with the key, for a while */
 };
 
 /* Free with response_request_free() in any case. */
@@ -58,7 +50,7 @@ struct response_sink {
 	void (*refused)(void *arg, const struct failure *f);
 	/* The terminal event has been sent (or, without `event`, the response is whole). The owner destroys it. */
 	void (*ended)(void *arg);
-	bool keeps; /* response_history() is wanted */
+	bool keeps; /* response_history() is wanted, whatever is stored */
 };
 
 /* Takes the content of *q. stream_id: put into every event, or NULL. NULL when there is no memory (*q is then

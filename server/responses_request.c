@@ -87,13 +87,56 @@ static enum status add_result(const struct json *item, struct buf *out, struct e
 	return status;
 }
 
-static enum status read_item(const struct json *item, bool *open, struct buf *out, struct error *err)
+/*
+ * A summary of an earlier response: it brings along all that was read after it, so it stands for the items before it, whether a client still
+ * sends them or not. What it brings is the client's own, and is checked like any other message.
+ */
+static enum status add_compaction(struct response_request *q, const struct json *item, bool *open, struct error *err)
 {
+	struct buf *out = &q->input;
+	struct json content = json_get(item, "encrypted_content");
+	struct json_doc *doc = NULL;
+	struct json root;
+	int64_t turns = 0, messages = 0;
+	enum status status = json_kind(&content) == JSON_TEXT ? json_parse(json_text(&content), &doc, &root, NULL) : STATUS_INVALID;
+	if (status == STATUS_NOMEM)
+		return error_set(err, STATUS_NOMEM, "There is no memory for the request.");
+	struct json window = {0}, n_turns = {0}, n_messages = {0};
+	if (status == STATUS_OK) {
+		window = json_get(&root, "window");
+		n_turns = json_get(&root, "turns");
+		n_messages = json_get(&root, "messages");
+		status = json_read_int(&n_turns, 1, INT32_MAX / 2, &turns, NULL);
+	}
+	if (status == STATUS_OK)
+		status = json_read_int(&n_messages, 1, INT32_MAX / 2, &messages, NULL);
+	if (status != STATUS_OK || json_kind(&window) != JSON_LIST || json_len(&window) == 0 || turns == 0 || messages == 0) {
+		json_doc_free(doc);
+		return json_fail(&content, STATUS_INVALID, err, "is not what a compaction item of this server holds.");
+	}
+	buf_clear(out);
+	*open = false;
+	for (size_t i = 0; i < json_len(&window); i++) {
+		struct json message = json_at(&window, i);
+		if (i)
+			buf_putc(out, ',');
+		json_write(out, &message);
+	}
+	json_doc_free(doc);
+	q->base = (struct compact_base){(int32_t)turns, (int32_t)messages};
+	return STATUS_OK;
+}
+
+static enum status read_item(struct response_request *q, const struct json *item, bool *open, struct error *err)
+{
+	struct buf *out = &q->input;
 	struct json type = json_get(item, "type");
 	struct str t = json_has(&type) ? json_text(&type) : str_from("message");
 
 	if (json_kind(item) != JSON_DICT)
 		return json_fail(item, STATUS_INVALID, err, "must be an object.");
+	if (str_is(t, "compaction"))
+		return add_compaction(q, item, open, err);
 	/* Reasoning of an earlier turn, which clients send back, is not shown to the model again. */
 	if (str_is(t, "reasoning"))
 		return STATUS_OK;
@@ -110,24 +153,53 @@ static enum status read_item(const struct json *item, bool *open, struct buf *ou
 	if (str_is(t, "function_call_output"))
 		return add_result(item, out, err);
 	return json_fail(&type, STATUS_UNSUPPORTED, err,
-			 "is not supported; items are messages, function calls and their outputs.");
+			 "is not supported; items are messages, function calls and their outputs, and compactions.");
 }
 
-static enum status read_input(const struct json *body, struct buf *out, struct error *err)
+/* An item for whoever asks for it later. */
+static void keep_item(const struct json *item, size_t i, struct buf *out)
+{
+	struct json id = json_get(item, "id"), type = json_get(item, "type"), member;
+	void *it = NULL;
+	bool first = json_has(&id) && json_has(&type);
+	buf_puts(out, i ? ",{" : "{");
+	if (!json_has(&id))
+		buf_printf(out, "\"id\":\"item_%zu\"", i);
+	if (!json_has(&type))
+		buf_puts(out, json_has(&id) ? "\"type\":\"message\"" : ",\"type\":\"message\"");
+	while (json_next(item, &it, &member)) {
+		if (!json_has(&member))
+			continue;
+		if (!first)
+			buf_putc(out, ',');
+		first = false;
+		buf_json_string(out, member.key, strlen(member.key));
+		buf_putc(out, ':');
+		json_write(out, &member);
+	}
+	buf_putc(out, '}');
+}
+
+static enum status read_input(struct response_request *q, const struct json *body, struct error *err)
 {
 	struct json input = json_get(body, "input");
+	struct buf *out = &q->input;
 	bool open = false;
 	if (json_kind(&input) == JSON_TEXT) {
 		buf_puts(out, "{\"role\":\"user\"");
 		put_text(out, "content", json_text(&input));
 		buf_putc(out, '}');
+		buf_puts(&q->items, "{\"id\":\"item_0\",\"type\":\"message\",\"role\":\"user\",\"content\":[{\"type\":\"input_text\"");
+		put_text(&q->items, "text", json_text(&input));
+		buf_puts(&q->items, "}]}");
 		return STATUS_OK;
 	}
 	if (json_has(&input) && json_kind(&input) != JSON_LIST)
 		return json_fail(&input, STATUS_INVALID, err, "must be a string or an array of items.");
 	for (size_t i = 0; i < json_len(&input); i++) {
 		struct json item = json_at(&input, i);
-		TRY(read_item(&item, &open, out, err));
+		TRY(read_item(q, &item, &open, err));
+		keep_item(&item, i, &q->items);
 	}
 	if (open)
 		buf_puts(out, "]}");
@@ -205,14 +277,16 @@ enum status response_request_parse(struct response_request *q, struct engine *e,
 				   struct str session_header, struct error *err)
 {
 	struct json instructions = json_get(body, "instructions"), metadata = json_get(body, "metadata");
-	struct json previous = json_get(body, "previous_response_id"), generate = json_get(body, "generate");
+	struct json previous = json_get(body, "previous_response_id"), generate = json_get(body, "generate"), store = json_get(body, "store");
 	struct str id = {NULL, 0};
 
-	*q = (struct response_request){.generate = true};
+	*q = (struct response_request){.generate = true, .store = true};
 	TRY(params_parse(&q->params, e, tenant, body, PARAMS_RESPONSE, session_header, err));
 	TRY(refuse_unsupported(body, err));
 	TRY(read_logprobs(q, body, err));
 	TRY(json_read_bool(&generate, &q->generate, err));
+	TRY(json_read_bool(&store, &q->store, err));
+	TRY(compact_read(body, engine_info(e), &q->compact, err));
 	TRY(json_expect(&instructions, JSON_TEXT, err));
 	TRY(json_expect(&metadata, JSON_DICT, err));
 	TRY(json_read_text(&previous, &id, err));
@@ -220,7 +294,7 @@ enum status response_request_parse(struct response_request *q, struct engine *e,
 		return json_fail(&previous, STATUS_INVALID, err, "is not a response id.");
 	if (id.p)
 		memcpy(q->previous_id, id.p, id.n);
-	TRY(read_input(body, &q->input, err));
+	TRY(read_input(q, body, err));
 	TRY(read_tools(q, body, err));
 	if (!q->input.len && !q->input.failed && !q->previous_id[0] && !json_has(&instructions)) {
 		struct json input = json_get(body, "input");
@@ -236,7 +310,7 @@ enum status response_request_parse(struct response_request *q, struct engine *e,
 		json_write(&q->format, &format);
 	if (json_has(&choice))
 		json_write(&q->tool_choice, &choice);
-	if (q->format.failed || q->tool_choice.failed || q->input.failed || q->tools.failed || q->flat_tools.failed || q->instructions.failed || q->metadata.failed)
+	if (q->format.failed || q->tool_choice.failed || q->input.failed || q->items.failed || q->tools.failed || q->flat_tools.failed || q->instructions.failed || q->metadata.failed)
 		return error_set(err, STATUS_NOMEM, "There is no memory for the request.");
 	if (!q->generate)
 		q->params.proto->max_tokens = 0;
@@ -247,6 +321,7 @@ void response_request_free(struct response_request *q)
 {
 	params_free(&q->params);
 	buf_free(&q->input);
+	buf_free(&q->items);
 	buf_free(&q->tools);
 	buf_free(&q->flat_tools);
 	buf_free(&q->format);

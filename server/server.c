@@ -43,6 +43,7 @@ struct server {
 	uv_signal_t sigterm, sigint, sighup;
 	struct engine *engine;
 	struct app *app;
+	struct mlflow *mlflow;
 	struct listener *listener;
 	bool listener_closed;
 	struct loop_timer *drain_timer, *watchdog_timer;
@@ -76,7 +77,10 @@ static void announce(struct server *s)
 	           s->config->model_name ? s->config->model_name : info->file_name, info->arch, info->quantization,
 	           (double)info->n_params / 1e6);
 	show_size(&b, info->file_bytes);
-	buf_printf(&b, ")\n  context    %d tokens (trained for %d)\n", info->n_ctx, info->n_ctx_train);
+	buf_printf(&b, ")\n  context    %d tokens (trained for %d", info->n_ctx, info->n_ctx_train);
+	if (info->rope.chosen)
+		buf_printf(&b, "; %s:%g, base %g, reaches %d", info->rope.scaling, (double)info->rope.factor, (double)info->rope.freq_base, info->rope.reach);
+	buf_puts(&b, ")\n");
 	buf_printf(&b, "  compute    %s, %d thread%s\n", info->backend, info->n_threads, info->n_threads == 1 ? "" : "s");
 	buf_printf(&b, "  KV cache   %lld tokens in ", (long long)info->n_pages * info->page_tokens);
 	show_size(&b, info->kv_bytes);
@@ -273,6 +277,7 @@ static enum status start_engine(struct server *s, const char *chat_template)
 		.device = c->device,
 		.n_threads = (int32_t)c->threads,
 		.context_tokens = (int32_t)c->context,
+		.rope_scaling = c->rope_scaling,
 		.kv_bytes = (uint64_t)c->kv_memory,
 		.kv_type = c->kv_dtype,
 		.kv_ram_bytes = (uint64_t)c->kv_ram,
@@ -305,6 +310,25 @@ static enum status start_engine(struct server *s, const char *chat_template)
 	free(dir);
 	free(overflow_dir);
 	return st;
+}
+
+/* Figures of ended requests go to a tracking server, if there is to be one. */
+static enum status start_mlflow(struct server *s, struct error *err)
+{
+	const struct mlflow_options options = {.url = s->config->mlflow, .experiment = s->config->mlflow_experiment};
+	if (!options.url || !options.url[0])
+		return STATUS_OK;
+	const char *file = strrchr(s->config->model, '/');
+	enum status st = mlflow_create(&options, &s->mlflow, err);
+	if (st != STATUS_OK)
+		return st;
+	mlflow_set_param(s->mlflow, "version", KVASIR_VERSION);
+	mlflow_set_param(s->mlflow, "model", s->config->model_name ? s->config->model_name : file ? file + 1 : s->config->model);
+	mlflow_set_param(s->mlflow, "device", s->config->device);
+	mlflow_set_param(s->mlflow, "kv_policy", s->config->kv_policy);
+	mlflow_set_param(s->mlflow, "context_policy", s->config->context_policy);
+	app_set_mlflow(s->app, s->mlflow);
+	return STATUS_OK;
 }
 
 static enum status start_signals(struct server *s)
@@ -406,7 +430,9 @@ enum status server_run(const struct config *config, struct error *err)
 		error_set(err, s.status, "cannot start the application: %s", status_text(s.status));
 		goto close_loop;
 	}
-	s.status = read_keys(&s, err);
+	s.status = start_mlflow(&s, err);
+	if (s.status == STATUS_OK)
+		s.status = read_keys(&s, err);
 	if (s.status != STATUS_OK)
 		goto close_loop;
 	s.status = listener_start(&s.loop, config, app_http(s.app), app_ws(s.app), &s.listener, err);
@@ -429,6 +455,7 @@ close_loop:
 	/* The app lets go of the engine, and the engine of `wake`, before the handles close. */
 	app_destroy(s.app);
 	engine_destroy(s.engine);
+	mlflow_destroy(s.mlflow);
 	uv_walk(&s.loop, close_handle, NULL);
 	uv_run(&s.loop, UV_RUN_DEFAULT);
 	rc = uv_loop_close(&s.loop);

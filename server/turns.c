@@ -22,6 +22,12 @@ enum status turns_read(struct turns *t, const struct json *messages, struct erro
 	return STATUS_OK;
 }
 
+void turns_keep_first(struct turns *t)
+{
+	for (size_t i = 0; i < t->n; i++)
+		t->of[i] -= t->of[i] >= 0;
+}
+
 void turns_free(struct turns *t)
 {
 	free(t->of);

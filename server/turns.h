@@ -15,6 +15,8 @@ struct turns {
 
 /* messages: an array of chat messages as clients write them. NOMEM. */
 enum status turns_read(struct turns *t, const struct json *messages, struct error *err);
+/* The first turn stays as well: it is a summary. */
+void turns_keep_first(struct turns *t);
 void turns_free(struct turns *t);
 /* Lets the engine drop them. n_before: messages that its chat has in front of these, which stay. NOMEM. */
 enum status turns_give(const struct turns *t, size_t n_before, struct engine_request *r, struct error *err);

@@ -103,6 +103,11 @@ enum status ws_send(struct ws_conn *c, const char *text, size_t n)
 	return STATUS_OK;
 }
 
+size_t ws_unread(const struct ws_conn *c)
+{
+	return c->out.pending;
+}
+
 void ws_close(struct ws_conn *c, int code, const char *reason)
 {
 	if (!c->open || c->closing)
@@ -195,6 +200,8 @@ static int on_writable(struct ws_conn *c)
 		if (lws_write(c->wsi, (unsigned char *)text, n, LWS_WRITE_TEXT) < (int)n)
 			return -1;
 		stream_consume(&c->out, n);
+		if (!c->out.pending && !c->closing && c->server->app->drained)
+			c->server->app->drained(c, c->server->app->app);
 	}
 	if (c->closing && !c->out.pending && !lws_send_pipe_choked(c->wsi))
 		return send_close(c);

@@ -25,12 +25,16 @@ struct ws_app {
 	void (*message)(struct ws_conn *c, struct str text, void *app);
 	/* Any frame of the peer, pongs included: a heartbeat. */
 	void (*alive)(struct ws_conn *c, void *app);
+	/* All that was queued has been handed to the kernel; may be NULL. */
+	void (*drained)(struct ws_conn *c, void *app);
 	void (*closed)(struct ws_conn *c, void *app);
 };
 
 /* Queues one text message (copied). LIMIT when more than config.stream_buffer bytes are unread: the connection is then
  * dropped. */
 enum status ws_send(struct ws_conn *c, const char *text, size_t n);
+/* Bytes that the client has left unread, as far as they are queued here. */
+size_t ws_unread(const struct ws_conn *c);
 /* Sends what is queued, then a close frame. `closed` follows. */
 void ws_close(struct ws_conn *c, int code, const char *reason);
 void ws_set_user(struct ws_conn *c, void *user);

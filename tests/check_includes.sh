@@ -28,7 +28,7 @@ rule "the base library knows nothing above it" engine/base "$(include 'engine/|s
 rule "the configuration knows only the base library" config "$(include 'engine/|server/|cuda/')" "$(include engine/base/)"
 rule "the engine does not know the server" "engine cuda" "$(include 'server/|config/')"
 rule "the engine knows no network or JSON library" "engine cuda" \
-	"$(include '(uv|microhttpd|libwebsockets|jansson)[./]')"
+	"$(include '(uv|microhttpd|libwebsockets|jansson|curl)[./]')"
 rule "a backend knows its interface, the block formats and the base library" engine/cpu "$(include engine/)" \
 	"$(include 'engine/(base/|backend\.h|cpu/|model/quant)')"
 rule "the CUDA backend likewise" cuda "$(include engine/)" "$(include 'engine/(base/|backend\.h|model/quant)')"
@@ -37,6 +37,7 @@ rule "the server sees the engine through engine.h" server "$(include 'engine/|cu
 rule "libmicrohttpd stays behind http" server "$(include microhttpd)" '^server/http[a-z_]*\.[ch]:'
 rule "libwebsockets stays behind ws" server "$(include libwebsockets)" '^server/ws[a-z_]*\.[ch]:'
 rule "OpenSSL stays behind tls" server "$(include 'openssl/')" '^server/tls\.c:'
+rule "libcurl stays behind mlflow" server "$(include 'curl/')" '^server/mlflow\.c:'
 rule "jansson stays behind json" server "$(include jansson)" '^server/json\.[ch]:'
 
 echo "$passed passed, $failed failed, 0 skipped"

@@ -13,7 +13,7 @@ enum {
 	ACT_BYTES = 512 << 10,       /* beside quantised activations of a block of rows, */
 	BLOCK_ROWS = 256,            /* which has this many rows at most, so that a tile's sums of their fine parts stay in the first */
 	INLINE_FLOATS = 8 << 10,     /* row operations below this size are quicker done alone */
-	FINE_TOGETHER = 4,           /* rows whose fine parts a kernel takes as it goes; of more, most have none in a unit where one has */
+	FINE_ALONG = 32,             /* rows whose fine parts kernels take along; more are worth the lists of those that have one in a unit */
 };
 
 static struct fast *self(const struct backend *b)
@@ -149,7 +149,7 @@ struct matmul_job {
 	int32_t n_mm;
 	bool precise;
 	bool narrow; /* those products that can take bfloat16s do */
-	bool one_group; /* all rows go into one call of a kernel, which takes their fine parts as it goes */
+	bool along; /* kernels take fine parts along: a block is what one call of them takes */
 	int64_t block_rows; /* rows whose fine parts are listed together */
 };
 
@@ -213,7 +213,7 @@ static void quantize_groups(void *arg, int64_t begin, int64_t end, int thread)
 		                        j->n_rows);
 }
 
-/* Items are units of blocks of rows: collects the fine parts of those rows that have them; where rows are one group, zeros for the others. */
+/* Items are units of blocks of rows: collects the fine parts of those rows that have them. */
 static void refine_units(void *arg, int64_t begin, int64_t end, int thread)
 {
 	const struct matmul_job *j = arg;
@@ -226,13 +226,10 @@ static void refine_units(void *arg, int64_t begin, int64_t end, int thread)
 		struct act *fine = b.fine + u * b.n_rows;
 		int32_t *row = b.row + u * b.n_rows, n = 0;
 		for (int64_t r = 0; r < b.n_rows; r++) {
-			struct act *to = fine + (j->one_group ? r : n);
-			if (is_fine[r]) {
-				j->f->kernels->refine(j->x + (b.first + r) * j->n_in + u * UNIT, to);
-				row[n++] = (int32_t)r;
-			} else if (j->one_group) {
-				memset(to, 0, sizeof *to);
-			}
+			if (!is_fine[r])
+				continue;
+			j->f->kernels->refine(j->x + (b.first + r) * j->n_in + u * UNIT, fine + n);
+			row[n++] = (int32_t)r;
 		}
 		b.n_fine[u] = n;
 	}
@@ -277,8 +274,7 @@ static void begin_tile(const struct matmul_job *j, const struct matmul *mm, int6
 	int64_t at = t * w->tile_outs;
 	out->tile = w->tiles + (size_t)t * w->tile_bytes;
 	out->n_units = w->n_units;
-	out->fine = j->one_group && *(const int32_t *)j->f->n_fine_units.p > 0 ? j->f->fine.p : NULL;
-	out->n_fine = j->f->n_fine.p;
+	out->fine = NULL;
 	out->n_in = j->n_in;
 	out->y_stride = w->desc.n_out;
 	out->n_outs = (int)min_i64(w->tile_outs, w->desc.n_out - at);
@@ -303,12 +299,17 @@ static void multiply_block(const struct matmul_job *j, const struct matmul *mm, 
 	const struct weight *w = mm->weight;
 	const struct cpu_kernels *k = j->f->kernels;
 	struct fine_block b = fine_block(j, block);
-	bool fine = !j->one_group && *b.n_units > 0;
+	bool fine = !j->along && *b.n_units > 0;
 	for (int64_t t = begin; t < end; t++) {
 		struct tile_job tile;
 		begin_tile(j, mm, t, &tile);
 		if (fine)
 			sum_fine(j, &b, w->format->type, &tile, sums);
+		if (j->along && *b.n_units > 0) {
+			tile.fine = b.fine;
+			tile.fine_row = b.row;
+			tile.n_fine = b.n_fine;
+		}
 		for (int64_t r = 0; r < b.n_rows; r += k->rows_quant) {
 			aim(j, mm, t, b.first + r, &tile);
 			tile.sums = fine ? sums + r * k->lanes : NULL;
@@ -377,17 +378,20 @@ static void multiply_range(void *arg, int64_t begin, int64_t end, int thread)
 	}
 }
 
-/* Rows of a block: whole groups, as many as ACT_BYTES hold. */
-static int64_t block_rows(const struct fast *f, int64_t n_in)
+/* Rows of a block: one group, or, if fine parts are not taken along, as many as ACT_BYTES hold. */
+static int64_t block_rows(const struct fast *f, int64_t n_in, bool along)
 {
-	int64_t group = f->kernels->rows_quant, n = ACT_BYTES / ((n_in / UNIT + 1) * (int64_t)sizeof(struct act)) / group * group;
+	int64_t group = f->kernels->rows_quant;
+	if (along)
+		return group;
+	int64_t n = ACT_BYTES / ((n_in / UNIT + 1) * (int64_t)sizeof(struct act)) / group * group;
 	return n < group ? group : min_i64(n, BLOCK_ROWS);
 }
 
 static enum status reserve_act(struct fast *f, int64_t n_rows, int64_t n_in)
 {
 	size_t n_units = (size_t)(n_in / UNIT), n = (size_t)n_rows * n_units;
-	size_t n_blocks = (size_t)((n_rows + block_rows(f, n_in) - 1) / block_rows(f, n_in));
+	size_t n_blocks = (size_t)((n_rows + f->kernels->rows_quant - 1) / f->kernels->rows_quant);
 	bool ok = n == 0 || (scratch_grow(&f->act, n * sizeof(struct act)) && scratch_grow(&f->is_fine, n) &&
 	                     scratch_grow(&f->fine, n * sizeof(struct act)) && scratch_grow(&f->fine_row, n * sizeof(int32_t)) &&
 	                     scratch_grow(&f->n_fine, n_blocks * n_units * sizeof(int32_t)) &&
@@ -432,12 +436,12 @@ static enum status matmul(struct backend *b, const float *x, int64_t n_rows, con
 	}
 	if (quantised) {
 		int64_t group = f->kernels->rows_quant;
-		j.one_group = n_rows <= FINE_TOGETHER;
+		j.along = j.precise || n_rows <= FINE_ALONG;
 		enum status s = reserve_act(f, n_rows, j.n_in);
 		if (s != STATUS_OK)
 			return s;
 		threads_for(f->base.threads, (n_rows + group - 1) / group, row_grain(group * j.n_in), quantize_groups, &j);
-		j.block_rows = block_rows(f, j.n_in);
+		j.block_rows = block_rows(f, j.n_in, j.along);
 		int64_t n_blocks = (n_rows + j.block_rows - 1) / j.block_rows;
 		threads_for(f->base.threads, n_blocks * (j.n_in / UNIT), row_grain(min_i64(n_rows, j.block_rows)), refine_units, &j);
 		list_fine_units(&j);

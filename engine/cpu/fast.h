@@ -37,9 +37,9 @@ enum {
  * d * q leaves is quantised again, as another unit with a d of a 256th. On SmolLM2-135M the mean error of log-probabilities is 0.025
  * with them and above 0.04 without; 0.020 if all above the mean have them.
  *
- * A tenth of the units are such, and they tend to be the same ones in many rows. A product therefore first takes the eight bits of all
- * units, then goes through the units once more with the rows that have more of them. The fine parts are summed up by themselves, in
- * ascending order, and added last; so rows that are few enough for one call of a kernel may take both parts of a unit together.
+ * A tenth of the units are such, and they tend to be the same ones in many rows. Of many rows a product therefore goes through the units
+ * with those that have more of them by itself; of few, a kernel takes these parts along, row by row. The fine parts are summed up by themselves
+ * either way, in ascending order, and added last.
  */
 struct act {
 	int8_t q[UNIT];
@@ -85,8 +85,9 @@ struct tile_job {
 	const char *tile;
 	int64_t n_units;       /* quantised */
 	const struct act *act; /* [n_units][rows]; one unit only: [rows] */
-	const struct act *fine; /* [n_units][rows], zeros where a row has no fine part; NULL: there are none here */
-	const int32_t *n_fine; /* [n_units] with it: rows that have one */
+	/* Fine parts that are taken along: [n_units][rows], of which the first n_fine[unit] are there, of rows fine_row. NULL: none. */
+	const struct act *fine;
+	const int32_t *fine_row, *n_fine;
 	int64_t unit;          /* one unit only: which, */
 	const int32_t *row;    /* [rows] whose rows these are, */
 	float *sums;           /* [..][lanes] and the sums to add to, by row; all units: [rows][lanes] to add in the end, or NULL */

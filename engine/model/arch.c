@@ -244,7 +244,7 @@ static void read_attention(struct reader *r, const struct arch *a, struct model_
 		if (p->window < p->n_ctx_train) {
 			log_msg(LOG_WARN, "model", "the context is limited to the model's attention window: %d instead of %d tokens",
 			        p->window, p->n_ctx_train);
-			p->n_ctx_train = p->window;
+			p->n_ctx_train = p->ctx_bound = p->window;
 		}
 		p->window = 0;
 	}
@@ -269,6 +269,25 @@ int32_t model_horizon(const struct model_params *p)
 	return model_n_windowed(p) == p->n_layer ? p->window : 0;
 }
 
+bool rope_scaling_find(struct str name, enum rope_scaling *out)
+{
+	for (size_t i = 0; i < sizeof rope_types / sizeof rope_types[0]; i++) {
+		if (str_is(name, rope_types[i].name)) {
+			*out = rope_types[i].scaling;
+			return true;
+		}
+	}
+	return false;
+}
+
+const char *rope_scaling_name(enum rope_scaling scaling)
+{
+	size_t i = 0;
+	while (rope_types[i].scaling != scaling)
+		i++;
+	return rope_types[i].name;
+}
+
 static void read_rope_type(struct reader *r, struct model_params *p)
 {
 	struct str name;
@@ -284,12 +303,8 @@ static void read_rope_type(struct reader *r, struct model_params *p)
 	r->status = gguf_get_str(r->g, key(r, "rope.scaling.type"), &name, r->err);
 	if (r->status != STATUS_OK)
 		return;
-	for (size_t i = 0; i < sizeof rope_types / sizeof rope_types[0]; i++) {
-		if (str_is(name, rope_types[i].name)) {
-			p->rope_scaling = rope_types[i].scaling;
-			return;
-		}
-	}
+	if (rope_scaling_find(name, &p->rope_scaling))
+		return;
 	if (name.n > 64)
 		name.n = 64;
 	FAIL(r, STATUS_UNSUPPORTED,
@@ -313,7 +328,8 @@ static void read_rope(struct reader *r, const struct arch *a, struct model_param
 	read_rope_type(r, p);
 	p->rope_factor = 1.0f;
 	p->rope_attn_factor = 1.0f;
-	p->rope_original_ctx = p->n_ctx_train;
+	p->rope_original_ctx = p->n_ctx = p->n_ctx_train;
+	p->rope_table = gguf_find_tensor(r->g, "rope_freqs.weight") != NULL;
 	if (read_float(r, "rope.scaling.attn_factor", false, 1e-3, 1e3, &attn_factor))
 		p->rope_attn_factor *= attn_factor;
 	if (read_float(r, "rope.scaling.yarn_attn_factor", false, 1e-3, 1e3, &attn_factor))
@@ -322,7 +338,7 @@ static void read_rope(struct reader *r, const struct arch *a, struct model_param
 		return;
 
 	/* Llama 3 files carry the divisors as a tensor instead, and then need no factor. */
-	bool factor_needed = p->rope_scaling != ROPE_SCALING_LLAMA3 || !gguf_find_tensor(r->g, "rope_freqs.weight");
+	bool factor_needed = p->rope_scaling != ROPE_SCALING_LLAMA3 || !p->rope_table;
 	if (!read_float(r, "rope.scaling.factor", false, 1e-3, 1e6, &p->rope_factor) &&
 	    !read_float(r, "rope.scale_linear", false, 1e-3, 1e6, &p->rope_factor) && factor_needed)
 		FAIL(r, STATUS_NOT_FOUND, "metadata key '%s' is missing, which this RoPE scaling needs",

@@ -22,6 +22,8 @@ struct model_params {
 	 * window: as long as the context fits in it, every row sees all rows before it whichever they are.
 	 */
 	int32_t n_ctx_train;
+	int32_t n_ctx;     /* as far as positions are stretched: n_ctx_train, unless that was chosen otherwise (rope_choice.h) */
+	int32_t ctx_bound; /* that window, which no stretching gets beyond; 0: none */
 	int32_t window;        /* positions that rows see in layers that have a window, see model_layer_window(); 0: none has */
 	int32_t window_period; /* of so many layers the last has none; 1: all have one */
 	float rms_eps;
@@ -38,6 +40,7 @@ struct model_params {
 	int32_t rope_dims; /* rotated dimensions of a head, even */
 	float rope_base;
 	float rope_base_local;     /* of layers with a window, whose angles are not stretched; 0: they turn like the others */
+	bool rope_table;           /* rope_freqs.weight divides the frequencies */
 	float rope_factor;         /* how far the context is stretched: linear, yarn, llama3; else 1 */
 	int32_t rope_original_ctx; /* yarn, llama3: the context before stretching */
 	float rope_attn_factor;    /* multiplies the magnitude that the scaling itself asks for; 1: nothing */
@@ -56,5 +59,8 @@ int32_t model_layer_window(const struct model_params *p, int32_t layer);
 int32_t model_n_windowed(const struct model_params *p);
 /* Positions that any layer sees: those further back are never read again. 0: there are layers that see all. */
 int32_t model_horizon(const struct model_params *p);
+/* Ways to stretch positions by their name in files; false when there is none. */
+bool rope_scaling_find(struct str name, enum rope_scaling *out);
+const char *rope_scaling_name(enum rope_scaling scaling);
 /* A line naming all supported architectures, for messages. */
 const char *arch_supported(void);

@@ -43,7 +43,8 @@ static enum status init_rope(struct model *m, const struct gguf *g, struct error
 {
 	const struct model_params *p = &m->params;
 	float *factors;
-	enum status st = weights_read_vector(gguf_find_tensor(g, "rope_freqs.weight"), p->rope_dims / 2, &factors, err);
+	const struct gguf_tensor *table = p->rope_table ? gguf_find_tensor(g, "rope_freqs.weight") : NULL;
+	enum status st = weights_read_vector(table, p->rope_dims / 2, &factors, err);
 	if (st != STATUS_OK)
 		return st;
 	for (int32_t i = 0; factors && i < p->rope_dims / 2; i++) {
@@ -78,11 +79,18 @@ out:
 
 enum status model_load(const struct gguf *g, struct backend *b, struct model **out, struct error *err)
 {
+	return model_load_stretched(g, b, NULL, out, err);
+}
+
+enum status model_load_stretched(const struct gguf *g, struct backend *b, const struct rope_choice *rope, struct model **out, struct error *err)
+{
 	struct model *m = calloc(1, sizeof *m);
 	if (!m)
 		return error_set(err, STATUS_NOMEM, "no memory for a model");
 	m->backend = b;
 	enum status st = arch_read_params(g, &m->params, err);
+	if (st == STATUS_OK && rope)
+		st = rope_choice_apply(rope, &m->params, err);
 	if (st == STATUS_OK)
 		st = init_rope(m, g, err);
 	if (st == STATUS_OK)
@@ -390,11 +398,14 @@ static bool batch_fits(const struct model *m, const struct batch *b)
 enum status model_run(struct model *m, const struct batch *batch, void *kv)
 {
 	const struct backend_ops *ops = m->backend->ops;
+	enum status st, end;
 	if (!batch_fits(m, batch))
 		return STATUS_INVALID;
-	TRY(ops->step_begin(m->backend, batch));
-	enum status st = run(m, batch, kv);
-	enum status end = ops->step_end(m->backend);
+	do {
+		TRY(ops->step_begin(m->backend, batch));
+		st = run(m, batch, kv);
+		end = ops->step_end(m->backend);
+	} while (st == STATUS_OK && end == STATUS_BUSY); /* at most once for each of its pages */
 	return st == STATUS_OK || end == STATUS_DEVICE ? end : st; /* the end may know better that the device is lost */
 }
 

@@ -3,12 +3,14 @@
  */
 #pragma once
 
-#include "engine/model/arch.h"
+#include "engine/model/rope_choice.h"
 
 struct model;
 
 /* Loads every weight. The reader and the backend must outlive the model. Errors name what is wrong and should be. */
 enum status model_load(const struct gguf *g, struct backend *b, struct model **out, struct error *err);
+/* The same with positions stretched as `rope` says, rather than the file. NULL: as the file says. */
+enum status model_load_stretched(const struct gguf *g, struct backend *b, const struct rope_choice *rope, struct model **out, struct error *err);
 void model_destroy(struct model *m); /* NULL is allowed */
 
 const struct model_params *model_params(const struct model *m);

@@ -38,6 +38,14 @@ class Wire:
             if ev["type"] in TERMINAL:
                 return
 
+    def events_of(self, aside, told):
+        """As events(), but for those of the types `aside`, which go into `told`."""
+        for ev in self.events():
+            if ev["type"] in aside:
+                told.append(ev)
+            else:
+                yield ev
+
     def ask(self, text=None, **body):
         """One turn: the terminal event, and the text of the deltas."""
         self.send(text, **body)

@@ -310,7 +310,7 @@ static void say(struct engine *e, struct app *a, struct str text)
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
 	static const char *const paths[] = {"/v1/completions", "/v1/chat/completions", "/v1/responses",
-					    "/tokenize",       "/detokenize",	       "/v1/sessions"};
+					    "/tokenize",       "/detokenize",	       "/v1/sessions", "/v1/chunk"};
 	struct config config = {.cors_origin = (char *)"*", .session_heartbeat = 30000};
 	struct engine *e = fake_engine_create();
 	struct app *a;

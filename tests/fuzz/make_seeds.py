@@ -108,6 +108,8 @@ BODIES = [
                {"type": "function_call_output", "call_id": "c", "output": "r"}],
      "tools": [{"type": "function", "name": "f", "parameters": {}}], "instructions": "be brief", "metadata": {"k": "v"},
      "include": ["message.output_text.logprobs"], "top_logprobs": 1, "type": "response.create", "max_output_tokens": 3},
+    {"input": "# One\n\nTwo three. Four five.", "instruction": "Sum up.", "max_chunk_tokens": 64, "overlap": 0.2, "max_output_tokens": 8,
+     "parallel": 2, "stream": True, "split_only": False},
     {"tokens": [104, 105], "content": "<s>hi", "parse_special": True, "id": "one", "ttl": 1.5, "heartbeat_timeout": 2},
     {"type": "response.cancel", "response_id": "resp_1", "stream_id": "a"},
     {"type": "response.create", "stream_id": "a.b", "input": "hello", "previous_response_id": "resp_1", "generate": False},
@@ -151,13 +153,20 @@ def seeds_ws_frame(folder):
         (folder / f"frames{i}").write_bytes(bytes([4]) + data)
 
 
+def seeds_split(folder):
+    # The way of counting, the most tokens, the overlap: fuzz_split.c.
+    texts = [*TEXTS, "# One\n\nTwo three four. Five!\n\nSix\n===\nSeven <|im_end|> eight <s><s>|><|.\n" * 3]
+    for i, text in enumerate(texts):
+        (folder / f"text{i}").write_bytes(bytes([i % 4, i * 9, 40 * i % 256]) + text.encode())
+
+
 def seeds_import(folder):
     # Flags (narrow, tags put right, raw, cut short), cuts, and changes: fuzz_import.c.
     for i, data in enumerate([b"\0\0", b"\1\xff", b"\2\7\0\10\1", b"\3\4\1\0\377\1\1\377", b"\10\1\x40", b"\4\0KVXPORT\0"]):
         (folder / f"stream{i}").write_bytes(data)
 
 
-TARGETS = {"gguf": seeds_gguf, "http_head": seeds_http_head, "import": seeds_import, "json": seeds_json, "template": seeds_template,
+TARGETS = {"gguf": seeds_gguf, "http_head": seeds_http_head, "import": seeds_import, "json": seeds_json, "split": seeds_split, "template": seeds_template,
            "tokenizer": seeds_tokenizer, "ws_frame": seeds_ws_frame}
 
 

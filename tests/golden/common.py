@@ -96,7 +96,7 @@ def score(model, sequences, device="cpu-reference", threads=2, logits=None, **op
         command += ["--logits", str(logits)]
     for name, value in options.items():
         if value is not False and value is not None:
-            command += [f"--{name}"] + ([] if value is True else [str(value)])
+            command += ["--" + name.replace("_", "-")] + ([] if value is True else [str(value)])
     text = "".join(" ".join(map(str, s)) + "\n" for s in sequences)
     done = subprocess.run(command, input=text, capture_output=True, text=True)
     if done.returncode == UNSUPPORTED_STATUS:

@@ -3,7 +3,7 @@
  * stand: it needs nothing of the engine but the model room and a backend.
  *
  *   score --model FILE [--device NAME] [--threads N] [--chunk ROWS] [--together] [--sparse N] [--top K] [--logits FILE]
- *         [--kv-type int8|fp8_e4m3] [--kv-dtype int8|fp8_e4m3]
+ *         [--kv-type int8|fp8_e4m3] [--kv-dtype int8|fp8_e4m3] [--rope-scaling TYPE:FACTOR]
  *
  * Standard input: one sequence per line, token ids separated by blanks. Standard output: a line `vocab N backend NAME`,
  * then for each sequence, position by position,
@@ -16,7 +16,7 @@
  * the logits of every Nth row of a chunk only. KV pages are handed out in a scattered order, so that block tables are
  * not the identity. --kv-type narrows each page once it is full, but for a sequence's first: as if it had gone through a
  * tier of that type (engine/kv/tier_codec.h) before anybody attends to it again. --kv-dtype has the pool keep pages that way, with the
- * first page of a sequence, and the last one of each chunk while that is computed, in f16 as well.
+ * first page of a sequence, and the last one of each chunk while that is computed, in f16 as well. --rope-scaling is the daemon's.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -48,7 +48,7 @@ struct scored {
 };
 
 struct options {
-	const char *model, *device, *logits, *kv_type, *kv_dtype;
+	const char *model, *device, *logits, *kv_type, *kv_dtype, *rope_scaling;
 	int32_t threads, chunk, sparse, top;
 	bool together;
 };
@@ -79,7 +79,8 @@ static bool parse_options(int argc, char **argv, struct options *o)
 		} rows[] = {
 			{"--model", &o->model, NULL},   {"--device", &o->device, NULL},
 			{"--logits", &o->logits, NULL}, {"--threads", NULL, &o->threads},
-			{"--kv-type", &o->kv_type, NULL}, {"--kv-dtype", &o->kv_dtype, NULL}, {"--chunk", NULL, &o->chunk},   {"--sparse", NULL, &o->sparse},
+			{"--kv-type", &o->kv_type, NULL}, {"--kv-dtype", &o->kv_dtype, NULL}, {"--rope-scaling", &o->rope_scaling, NULL},
+			{"--chunk", NULL, &o->chunk},   {"--sparse", NULL, &o->sparse},
 			{"--top", NULL, &o->top},
 		};
 		bool found = strcmp(argv[i], "--together") == 0;
@@ -337,7 +338,8 @@ static int score(struct score *s, const struct gguf *g, struct backend *b)
 	enum kv_form form = KV_FORM_F16;
 	int rc = 1;
 	int32_t n_pages, max_rows = s->opt.chunk * (s->opt.together ? s->n_seqs : 1);
-	if (model_load(g, b, &m, &err) != STATUS_OK)
+	struct rope_choice rope;
+	if (rope_choice_parse(s->opt.rope_scaling, &rope, &err) != STATUS_OK || model_load_stretched(g, b, &rope, &m, &err) != STATUS_OK)
 		return fail(err.message);
 	const struct model_params *p = model_params(m);
 	if (kv_layout_for(b, &layout, p->n_layer, p->n_head_kv, p->head_dim) != STATUS_OK) {

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """
 Runs tiny random models through the engine and through numpy_reference.py: every architecture in every tensor format and
-with every RoPE scaling.
+with every RoPE scaling, as the file says and as it is told to.
 
     test_tiny_models.py [--device NAME ...] [--only TEXT] [--verbose]
 
@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from common import Report, available, score
-from numpy_reference import Model
+from numpy_reference import Model, rope_frequencies
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 import make_model  # noqa: E402
@@ -47,6 +47,14 @@ OTHERS = {
 # The context is longer than what RoPE's scalings call the original one, and the sequence runs past it.
 CONTEXT = ["--ctx", "128", "--rope-original-ctx", "32"]
 LENGTH = 100
+# --rope-scaling, what NumPy is told in its place, and the scaling of the file that it replaces.
+CHOICES = [
+    ("yarn:4,original=32", {"scaling": "yarn", "factor": 4, "original_ctx": 32}, "none"),
+    ("yarn:8,original=16,beta-fast=8,beta-slow=2", {"scaling": "yarn", "factor": 8, "original_ctx": 16, "beta_fast": 8, "beta_slow": 2}, "linear"),
+    ("linear:4,base=500000", {"scaling": "linear", "factor": 4, "base": 500000.0}, "yarn"),
+    ("llama3:4,original=32", {"scaling": "llama3", "factor": 4, "original_ctx": 32}, "none"),
+    ("none,original=32", {}, "llama3"),
+]
 
 # The reference backend computes with float activations, so only the order of float sums differs from NumPy's doubles.
 EXACT = 1e-3
@@ -115,6 +123,25 @@ def check_model(report, name, type_name, model, reference, seqs, device, scratch
     return error
 
 
+def check_choice(report, text, wanted, file_scaling, device, scratch):
+    """A file's RoPE scaling gives way to what --rope-scaling says."""
+    model = scratch / "model.gguf"
+    with contextlib.redirect_stdout(io.StringIO()):
+        make_model.main([str(model), "--arch", "llama", "--rope", file_scaling, *SHAPES["llama"], *CONTEXT])
+    reference_model = Model(model)
+    base = wanted.pop("base", reference_model.meta("rope.freq_base"))
+    said = reference_model.freq
+    reference_model.freq, reference_model.magnitude = rope_frequencies(reference_model.dim, base, **wanted)
+    report.check(not np.allclose(said, reference_model.freq), f"{text} is what the file says anyway")
+    seqs = sequences(len(reference_model.file.metadata["tokenizer.ggml.tokens"]))
+    reference = reference_model.logits(seqs[0])
+    logits, scores = run(model, seqs[:1], scratch / "logits", device, chunk=33, rope_scaling=text)
+    error = relative_error(logits, reference)
+    report.check(error <= tolerance(scores.backend, "F32"), f"--rope-scaling {text} on {scores.backend}: relative error {error:.2e}")
+    unchosen, _ = run(model, seqs[:1], scratch / "logits", device, chunk=33)
+    report.check(relative_error(unchosen, reference) > 10 * error, f"--rope-scaling {text} changes nothing")
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", action="append", help="default: cpu-reference and cpu")
@@ -139,6 +166,11 @@ def main():
                 worst[device] = max(worst.get(device, 0), error)
                 if args.verbose:
                     print(f"{name} on {device}: relative error {error:.2e}")
+        for text, wanted, file_scaling in CHOICES:
+            if args.only not in "rope choice":
+                continue
+            for device in devices or ["cpu-reference"]:
+                check_choice(report, text, dict(wanted), file_scaling, device, scratch)
     for device, error in worst.items():
         print(f"{device}: largest relative error {error:.2e}")
     report.finish()

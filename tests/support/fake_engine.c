@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "engine/base/utf8.h"
+#include "engine/text/split.h"
 #include "tests/support/value_text.h"
 
 enum { MAX_SESSIONS = 64 };
@@ -18,6 +19,7 @@ struct session {
 	bool used;
 	struct engine_session_info info;
 	struct tokens held;
+	uint64_t watcher; /* 0: none */
 };
 
 struct run {
@@ -86,6 +88,7 @@ void engine_event_free(struct engine_event *ev)
 	buf_free(&ev->piece);
 	free(ev->tokens);
 	free(ev->logprobs);
+	free(ev->chunks);
 	free(ev->sessions);
 	free(ev->kv);
 	free(ev);
@@ -191,6 +194,31 @@ void engine_detokenize(struct engine *e, uint64_t id, const int32_t *ids, size_t
 	decode(e, ids, n, &event(e, ENGINE_EVENT_TEXT, id)->text);
 }
 
+static int32_t count_bytes(void *arg, struct str text)
+{
+	(void)arg;
+	return (int32_t)text.n;
+}
+
+/* Cut by the engine's own rules, where each byte is a token; all at once. */
+void engine_split(struct engine *e, uint64_t id, struct buf *text, const struct engine_split_params *params)
+{
+	struct engine_event *ev = event(e, ENGINE_EVENT_SPLIT, id);
+	struct split s = {.text = buf_str(text), .max_tokens = params->max_tokens, .overlap_permille = params->overlap_permille, .count = count_bytes};
+	struct split_chunk c;
+	bool done = false;
+	ev->text = *text;
+	*text = BUF_INIT;
+	while (split_next(&s, &c, &done, &ev->error) == STATUS_OK && !done) {
+		ev->chunks = realloc(ev->chunks, (ev->n_chunks + 1) * sizeof *ev->chunks);
+		if (!ev->chunks)
+			abort();
+		ev->chunks[ev->n_chunks++] = (struct engine_chunk){c.start, c.fresh, c.end, c.n_tokens, split_cut_name(c.cut)};
+	}
+	if (!done)
+		ev->type = ENGINE_EVENT_ERROR;
+}
+
 /* ---- Sessions ---- */
 
 static struct session *find_session(struct engine *e, int32_t tenant, const char *id)
@@ -249,6 +277,27 @@ void engine_session_get(struct engine *e, uint64_t id, int32_t tenant, const cha
 		error_event(e, id, STATUS_NOT_FOUND, "there is no such session");
 }
 
+void engine_session_watch(struct engine *e, uint64_t id, int32_t tenant, const char *session)
+{
+	struct session *s = find_session(e, tenant, session);
+	if (!s) {
+		error_event(e, id, STATUS_NOT_FOUND, "there is no such session");
+		return;
+	}
+	session_event(e, id, s);
+	list_entry(e->events.prev, struct engine_event, link)->type = ENGINE_EVENT_CONTEXT;
+	s->watcher = id;
+}
+
+void fake_engine_tell(struct engine *e, const char *session)
+{
+	struct session *s = find_session(e, 0, session);
+	if (s && s->watcher) {
+		session_event(e, s->watcher, s);
+		list_entry(e->events.prev, struct engine_event, link)->type = ENGINE_EVENT_CONTEXT;
+	}
+}
+
 void engine_session_heartbeat(struct engine *e, uint64_t id, int32_t tenant, const char *session)
 {
 	e->n_heartbeats++;
@@ -263,6 +312,8 @@ static void end_session(struct engine *e, struct session *s, const char *detail)
 		if (!e->runs[i].ended && e->runs[i].r->tenant == s->info.tenant &&
 		    strcmp(e->runs[i].r->session, s->info.id) == 0)
 			end_run(e, &e->runs[i], ENGINE_FINISH_CANCELLED, detail);
+	if (s->watcher)
+		error_event(e, s->watcher, STATUS_NOT_FOUND, "the session has ended");
 	free(s->held.ids);
 	*s = (struct session){0};
 }
@@ -442,6 +493,12 @@ static bool accept(struct engine *e, struct run *run, char *why, size_t cap, enu
 		return false;
 	}
 	return true;
+}
+
+void engine_hurry(struct engine *e, uint64_t id)
+{
+	(void)e;
+	(void)id;
 }
 
 void engine_submit(struct engine *e, struct engine_request *r)
@@ -699,6 +756,7 @@ enum status engine_create(const struct engine_options *options, struct engine **
 				       .file_bytes = 4000,
 				       .n_ctx = 1000,
 				       .n_ctx_train = 2000,
+				       .rope = {"yarn", 4, 1e6f, 500, 2000, true},
 				       .kv_type = "F16",
 				       .n_vocab = FAKE_VOCAB,
 				       .n_embd = 8,

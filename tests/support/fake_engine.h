@@ -29,6 +29,8 @@ int fake_engine_active(const struct engine *e);
 bool fake_engine_has_events(const struct engine *e);
 /* All of them fail. */
 void fake_engine_fail(struct engine *e, enum status status, const char *message);
+/* Whoever watches the session hears of it. */
+void fake_engine_tell(struct engine *e, const char *session);
 /* A session's time is over: its requests are cancelled. */
 void fake_engine_expire(struct engine *e, const char *session);
 int fake_engine_sessions(const struct engine *e);

@@ -32,6 +32,7 @@ struct http_exchange {
 	struct list link;
 	enum http_method method;
 	char path[512];
+	char query[512]; /* as it stands behind the path */
 	char *body;
 	struct pair headers[MAX_PAIRS], params[8], sent[MAX_PAIRS];
 	size_t n_headers, n_params, n_sent;
@@ -53,6 +54,7 @@ struct ws_conn {
 	void *user;
 	int32_t principal;
 	bool stalled;
+	size_t unread;
 	int close_code;
 	struct pieces sent;
 };
@@ -83,6 +85,7 @@ void fake_server_start(struct fake_server *s)
 	/* Only what the API reads. */
 	s->config.cors_origin = (char *)"*";
 	s->config.session_heartbeat = 30000;
+	s->config.response_store = 1 << 20;
 	s->engine = fake_engine_create();
 	assert_non_null(s->engine);
 	log_set_level(LOG_OFF);
@@ -143,8 +146,10 @@ struct str http_header(const struct http_exchange *x, const char *name)
 
 struct str http_query(const struct http_exchange *x, const char *name)
 {
-	(void)x;
-	(void)name;
+	size_t n = strlen(name);
+	for (const char *at = x->query; *at; at += strcspn(at, "&"), at += *at == '&')
+		if (strncmp(at, name, n) == 0 && at[n] == '=')
+			return (struct str){at + n + 1, strcspn(at + n + 1, "&")};
 	return (struct str){NULL, 0};
 }
 
@@ -304,7 +309,9 @@ struct http_exchange *http_fake_request(struct fake_server *s, enum http_method 
 	assert_non_null(x);
 	list_push_back(&exchanges, &x->link);
 	x->method = method;
-	snprintf(x->path, sizeof x->path, "%s", path);
+	size_t n = strcspn(path, "?");
+	snprintf(x->path, sizeof x->path, "%.*s", (int)n, path);
+	snprintf(x->query, sizeof x->query, "%s", path[n] ? path + n + 1 : "");
 	read_headers(x, headers);
 	route = http->dispatch(x, http->app);
 	if (!route) {
@@ -405,6 +412,18 @@ enum status ws_send(struct ws_conn *c, const char *text, size_t n)
 		return STATUS_LIMIT;
 	add_piece(&c->sent, text, n);
 	return STATUS_OK;
+}
+
+size_t ws_unread(const struct ws_conn *c)
+{
+	return c->unread;
+}
+
+void ws_fake_leave_unread(struct ws_conn *c, size_t n)
+{
+	c->unread = n;
+	if (n == 0)
+		app_ws(c->app)->drained(c, c->app);
 }
 
 void ws_close(struct ws_conn *c, int code, const char *reason)

@@ -53,6 +53,8 @@ struct ws_conn *ws_fake_open(struct fake_server *s);
 void ws_fake_say(struct ws_conn *c, const char *text);
 void ws_fake_close(struct ws_conn *c);
 void ws_fake_stall(struct ws_conn *c);
+/* What the client has not read of what it was sent; 0: it has read all. */
+void ws_fake_leave_unread(struct ws_conn *c, size_t n);
 void ws_fake_alive(struct ws_conn *c);
 size_t ws_fake_n(const struct ws_conn *c);
 const char *ws_fake_sent(const struct ws_conn *c, size_t i);

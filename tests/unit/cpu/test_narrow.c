@@ -12,6 +12,9 @@
 enum { PAGES = 40, SEQS = 3 };
 
 static const char *const devices[] = {"cpu-reference", "cpu-avx2", "cpu-avx512", "cpu-avx512-bf16", "cpu-neon", "cpu-neon-dotprod"};
+/* Those that look at what they store; a GPU's kernels are compared elsewhere (tests/gpu). */
+static const char *const lookers[] = {"cpu-reference", "cpu-avx2",         "cpu-avx512", "cpu-avx512-bf16",
+                                      "cpu-neon",      "cpu-neon-dotprod", "cuda-host"};
 static uint64_t seed = 5;
 static int32_t n_wide = PAGES; /* room for copies in the pools that are opened */
 
@@ -31,7 +34,11 @@ static struct side open_side(struct backend *b, enum kv_form form, int32_t n_hea
 	assert_int_equal(kv_pool_create_narrow(b, &s.layout, PAGES, form == KV_FORM_F16 ? 0 : n_wide, &s.pool, NULL), STATUS_OK);
 	s.layout = *kv_pool_layout(s.pool);
 	/* Pages that were used before hold anything. */
-	memset(kv_pool_slab(s.pool), 0xFF, kv_pool_bytes(&s.layout, PAGES, form == KV_FORM_F16 ? 0 : n_wide));
+	size_t bytes = kv_pool_bytes(&s.layout, PAGES, form == KV_FORM_F16 ? 0 : n_wide);
+	char *anything = malloc(bytes);
+	memset(anything, 0xFF, bytes);
+	assert_int_equal(b->ops->mem_write(b, kv_pool_slab(s.pool), anything, bytes), STATUS_OK);
+	free(anything);
 	return s;
 }
 
@@ -42,14 +49,33 @@ static void close_side(struct side *s)
 	assert_int_equal(kv_pool_destroy(s->pool), STATUS_OK);
 }
 
+/* k, v, q and out are the host's; every step is run until it counts. */
 static void step(struct side *s, const struct batch *batch, const float *k, const float *v, const float *q, float *out)
 {
 	const struct backend_ops *ops = s->b->ops;
-	void *kv = kv_pool_slab(s->pool);
-	assert_int_equal(ops->step_begin(s->b, batch), STATUS_OK);
-	assert_int_equal(ops->kv_write(s->b, kv, &s->layout, 1, k, v), STATUS_OK);
-	assert_int_equal(ops->attention(s->b, kv, &s->layout, 1, q, s->n_head, &(struct attention_params){.scale = 1 / sqrtf((float)s->layout.head_dim)}, out), STATUS_OK);
-	assert_int_equal(ops->step_end(s->b), STATUS_OK);
+	void *kv = kv_pool_slab(s->pool), *on_device[4];
+	const struct attention_params params = {.scale = 1 / sqrtf((float)s->layout.head_dim)};
+	const float *const from[] = {k, v, q};
+	size_t row = (size_t)batch->n_rows * (size_t)s->layout.head_dim * sizeof(float);
+	size_t kv_bytes = row * (size_t)s->layout.n_head_kv, q_bytes = row * (size_t)s->n_head;
+	const size_t bytes[] = {kv_bytes, kv_bytes, q_bytes, q_bytes};
+	for (int i = 0; i < 4; i++)
+		assert_int_equal(ops->mem_alloc(s->b, bytes[i], &on_device[i]), STATUS_OK);
+	for (int i = 0; i < 3; i++)
+		assert_int_equal(ops->mem_write(s->b, on_device[i], from[i], bytes[i]), STATUS_OK);
+	enum status st;
+	int n_runs = 0;
+	assert_int_equal(ops->reserve(s->b, batch->n_rows, s->n_head * s->layout.head_dim, &s->layout), STATUS_OK);
+	do {
+		assert_int_equal(ops->step_begin(s->b, batch), STATUS_OK);
+		assert_int_equal(ops->kv_write(s->b, kv, &s->layout, 1, on_device[0], on_device[1]), STATUS_OK);
+		assert_int_equal(ops->attention(s->b, kv, &s->layout, 1, on_device[2], s->n_head, &params, on_device[3]), STATUS_OK);
+		st = ops->step_end(s->b);
+	} while (st == STATUS_BUSY && ++n_runs < 2);
+	assert_int_equal(st, STATUS_OK);
+	assert_int_equal(ops->mem_read(s->b, out, on_device[3], q_bytes), STATUS_OK);
+	for (int i = 0; i < 4; i++)
+		ops->mem_free(s->b, on_device[i], bytes[i]);
 }
 
 static double largest_difference(const float *a, const float *b, size_t n)
@@ -178,23 +204,31 @@ static struct row plain_row(int row)
 	return r;
 }
 
-/* Writes them one by one; what the last one gives. */
-static struct row write_page(struct side *s, float bad_k, float bad_v)
+/* Writes them, n_together at a time; what the last one gives. */
+static struct row write_page(struct side *s, float bad_k, float bad_v, int n_together)
 {
+	enum { ROWS = BAD_ROW + 1 };
 	int32_t table[1] = {PAGE};
 	struct scattered batch;
-	struct row r;
-	for (int row = 0; row <= BAD_ROW; row++) {
-		r = plain_row(row);
-		if (row == BAD_ROW && bad_k != 0)
-			r.k[BAD_DIM] = bad_k;
-		if (row == BAD_ROW && bad_v != 0)
-			r.v[BAD_DIM] = bad_v;
-		scattered_init(&batch);
-		scattered_add(&batch, table, row, 1);
-		step(s, &batch.batch, r.k, r.v, r.q, r.out);
+	struct row last = plain_row(BAD_ROW);
+	float k[ROWS][DIM], v[ROWS][DIM], q[ROWS][DIM], out[ROWS][DIM];
+	if (bad_k != 0)
+		last.k[BAD_DIM] = bad_k;
+	if (bad_v != 0)
+		last.v[BAD_DIM] = bad_v;
+	for (int row = 0; row < ROWS; row++) {
+		struct row r = row == BAD_ROW ? last : plain_row(row);
+		memcpy(k[row], r.k, sizeof r.k);
+		memcpy(v[row], r.v, sizeof r.v);
+		memcpy(q[row], r.q, sizeof r.q);
 	}
-	return r;
+	for (int row = 0; row < ROWS; row += n_together) {
+		scattered_init(&batch);
+		scattered_add(&batch, table, row, n_together);
+		step(s, &batch.batch, k[row], v[row], q[row], out[row]);
+	}
+	memcpy(last.out, out[BAD_ROW], sizeof last.out);
+	return last;
 }
 
 static struct kv_wide_counts counts_of(const struct side *s)
@@ -208,11 +242,11 @@ static struct kv_wide_counts counts_of(const struct side *s)
  * An element that no scale fits: its vector would be lost, or all but that element of it. The page gets a wide copy instead, with all that
  * it held, and keeps it; there the element stands by itself, and all the others are what they were.
  */
-static void falls_back(struct backend *b, enum kv_form form, float bad)
+static void falls_back(struct backend *b, enum kv_form form, float bad, int n_together)
 {
 	struct side s = open_side(b, form, 1, 1, DIM), exact = open_side(b, KV_FORM_F16, 1, 1, DIM);
 	bool halves = s.layout.type == QUANT_F16, number = isfinite(bad);
-	struct row got = write_page(&s, 0, bad), want = write_page(&exact, 0, bad);
+	struct row got = write_page(&s, 0, bad, n_together), want = write_page(&exact, 0, bad, n_together);
 	for (int d = 0; d < DIM; d++) {
 		if (d == BAD_DIM)
 			assert_int_equal(isfinite(got.out[d]) != 0, isfinite(want.out[d]) != 0);
@@ -238,11 +272,13 @@ static void a_page_falls_back_for_a_value_without_a_narrow_form(void **state)
 {
 	(void)state;
 	const float bad[] = {NAN, INFINITY, -INFINITY, 1e5f, -3e38f};
-	for (size_t i = 0; i < sizeof devices / sizeof devices[0]; i++) {
-		struct backend *b = open_backend(devices[i], 2);
+	for (size_t i = 0; i < sizeof lookers / sizeof lookers[0]; i++) {
+		struct backend *b = open_backend(lookers[i], 2);
 		for (size_t n = 0; b && n < sizeof bad / sizeof bad[0]; n++) {
-			falls_back(b, KV_FORM_INT8, bad[n]);
-			falls_back(b, KV_FORM_FP8_E4M3, bad[n]);
+			falls_back(b, KV_FORM_INT8, bad[n], 1);
+			falls_back(b, KV_FORM_FP8_E4M3, bad[n], 1);
+			falls_back(b, KV_FORM_INT8, bad[n], BAD_ROW + 1);
+			falls_back(b, KV_FORM_FP8_E4M3, bad[n], 3);
 		}
 		if (b)
 			b->ops->destroy(b);
@@ -254,12 +290,12 @@ static void huge_values_give_numbers(void **state)
 {
 	(void)state;
 	const float huge[] = {65519, 65520, 1e5f, -1e6f, 1e20f};
-	for (size_t i = 0; i < sizeof devices / sizeof devices[0]; i++) {
-		struct backend *b = open_backend(devices[i], 2);
+	for (size_t i = 0; i < sizeof lookers / sizeof lookers[0]; i++) {
+		struct backend *b = open_backend(lookers[i], 2);
 		for (int form = 0; b && form < KV_N_FORMS; form++) {
 			for (size_t n = 0; n < sizeof huge / sizeof huge[0]; n++) {
 				struct side s = open_side(b, (enum kv_form)form, 1, 1, DIM);
-				struct row got = write_page(&s, huge[n], huge[n]);
+				struct row got = write_page(&s, huge[n], huge[n], 2);
 				for (int d = 0; d < DIM; d++)
 					assert_true(isfinite(got.out[d]));
 				assert_true(kv_pool_is_sound(s.pool, PAGE));
@@ -275,8 +311,8 @@ static void huge_values_give_numbers(void **state)
 static void without_room_a_vector_is_lost_and_counted(void **state)
 {
 	(void)state;
-	for (size_t i = 0; i < sizeof devices / sizeof devices[0]; i++) {
-		struct backend *b = open_backend(devices[i], 2);
+	for (size_t i = 0; i < sizeof lookers / sizeof lookers[0]; i++) {
+		struct backend *b = open_backend(lookers[i], 2);
 		if (!b)
 			continue;
 		n_wide = 2;
@@ -284,7 +320,7 @@ static void without_room_a_vector_is_lost_and_counted(void **state)
 		n_wide = PAGES;
 		kv_pool_widen(t.pool, 0);
 		kv_pool_widen(t.pool, 1);
-		struct row got = write_page(&t, 0, NAN);
+		struct row got = write_page(&t, 0, NAN, 1);
 		assert_true(isnan(got.out[3]));
 		assert_int_equal(counts_of(&t).n_not_finite, 1);
 		assert_int_equal(counts_of(&t).fallback, 0);

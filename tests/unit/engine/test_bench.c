@@ -223,7 +223,7 @@ static void what_makes_no_sense_is_refused_by_name(void **state)
 	p = params();
 	p.depth = &far;
 	p.n_depths = 1;
-	refuses(&p, STATUS_INVALID, "depth", "no test fits the 128 tokens");
+	refuses(&p, STATUS_INVALID, "depth", "context of 128 tokens");
 	p = params();
 	p.device = "abacus";
 	refuses(&p, STATUS_INVALID, "", "abacus");

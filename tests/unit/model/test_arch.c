@@ -265,6 +265,31 @@ static void unknown_rope_types_and_missing_factors_are_named(void **state)
 		REFUSED(STATUS_NOT_FOUND, "llama.rope.scaling.factor", {"llama.rope.scaling.type", 's', 0, types[i]});
 }
 
+/* Each number of a scaling that is out of range, or of another type, is refused by its name. */
+static void odd_numbers_of_a_scaling_are_named(void **state)
+{
+	(void)state;
+	static const struct meta bad[] = {
+		{"llama.rope.scaling.original_context_length", 'u', 0, NULL},
+		{"llama.rope.scaling.original_context_length", 'u', 4e9, NULL},
+		{"llama.rope.scaling.original_context_length", 'f', 512.5, NULL},
+		{"llama.rope.scaling.attn_factor", 'f', 0, NULL},
+		{"llama.rope.scaling.attn_factor", 'f', INFINITY, NULL},
+		{"llama.rope.scaling.yarn_attn_factor", 'f', -1, NULL},
+		{"llama.rope.scaling.yarn_beta_fast", 'f', 0, NULL},
+		{"llama.rope.scaling.yarn_beta_slow", 'f', NAN, NULL},
+		{"llama.rope.scaling.yarn_ext_factor", 'f', 2, NULL},
+		{"llama.rope.scaling.low_freq_factor", 'f', 0, NULL},
+		{"llama.rope.scaling.high_freq_factor", 's', 0, "high"},
+	};
+	for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
+		REFUSED(STATUS_INVALID, bad[i].key, {"llama.rope.scaling.type", 's', 0, "yarn"}, {"llama.rope.scaling.factor", 'f', 4, NULL}, bad[i]);
+	REFUSED(STATUS_INVALID, "rope.scaling.factor", {"llama.rope.scaling.factor", 'f', NAN, NULL});
+	REFUSED(STATUS_INVALID, "rope.scaling.factor", {"llama.rope.scaling.factor", 's', 0, "four"});
+	REFUSED(STATUS_INVALID, "low_freq_factor", {"llama.rope.scaling.type", 's', 0, "llama3"}, {"llama.rope.scaling.factor", 'f', 4, NULL},
+	        {"llama.rope.scaling.low_freq_factor", 'f', 8, NULL});
+}
+
 /* Mistral 0.1: all layers have the file's window, and nothing that left it is read again. */
 static void a_window_of_a_llama_file_holds_in_all_layers(void **state)
 {
@@ -397,6 +422,7 @@ int main(void)
 		cmocka_unit_test(rope_types_are_read),
 		cmocka_unit_test(a_factor_without_a_type_is_linear_as_in_old_files),
 		cmocka_unit_test(unknown_rope_types_and_missing_factors_are_named),
+		cmocka_unit_test(odd_numbers_of_a_scaling_are_named),
 		cmocka_unit_test(a_window_of_a_llama_file_holds_in_all_layers),
 		cmocka_unit_test(a_window_of_unknown_layers_limits_the_context),
 		cmocka_unit_test(gemma_rows_have_what_their_files_do_not_say),

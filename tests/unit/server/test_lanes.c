@@ -125,11 +125,11 @@ static void an_id_that_is_not_kept_is_said_so(void **state)
 	struct fake_server *s = *state;
 	struct ws_conn *c = ws_fake_open(s), *other = ws_fake_open(s);
 	char first[64], second[64];
-	say(s, c, CREATE ",\"input\":\"one\"}");
+	say(s, c, CREATE ",\"input\":\"one\",\"store\":false}");
 	response_id_of(c, first);
-	say_next(s, c, first, ",\"input\":\"two\"");
+	say_next(s, c, first, ",\"input\":\"two\",\"store\":false");
 	response_id_of(c, second);
-	/* Only the latest is kept. */
+	/* Only the latest is kept, of those that are not stored. */
 	say_next(s, c, first, ",\"input\":\"again\"");
 	expect_error(c, "previous_response_not_found");
 	assert_json(last(c), "status", "400");
@@ -559,8 +559,96 @@ static void the_drain_deadline_fails_what_runs(void **state)
 	assert_json(last(c), "response.error.code", "\"cancelled\"");
 }
 
+/* ---- session.context events ---- */
+
+#define WATCH "{\"type\":\"session.update\",\"context_events\":true"
+
+static void whoever_asks_is_told_of_its_sessions(void **state)
+{
+	struct fake_server *s = *state;
+	struct ws_conn *c = ws_fake_open(s), *quiet = ws_fake_open(s);
+	say(s, c, WATCH "}");
+	assert_json(last(c), "type", "\"session.updated\"");
+	assert_json(last(c), "context_events", "true");
+	assert_json(last(c), "session_id", "null");
+	say(s, c, CREATE ",\"input\":\"one\"}");
+	say(s, quiet, CREATE ",\"input\":\"one\"}");
+	assert_int_equal(count(c, "session.context"), 1);
+	assert_int_equal(count(quiet, "session.context"), 0);
+	const char *session = fake_engine_submitted(s->engine, 0)->session;
+	fake_engine_tell(s->engine, session);
+	fake_server_step(s);
+	assert_json(last(c), "type", "\"session.context\"");
+	char quoted[80];
+	snprintf(quoted, sizeof quoted, "\"%s\"", session);
+	assert_json(last(c), "session_id", quoted);
+	assert_json(last(c), "pages_by_tier.device", "0");
+	assert_json(last(c), "moved.lost", "0");
+	/* And not any more. */
+	say(s, c, "{\"type\":\"session.update\",\"context_events\":false}");
+	size_t n = ws_fake_n(c);
+	fake_engine_tell(s->engine, session);
+	fake_server_step(s);
+	assert_int_equal(ws_fake_n(c), n);
+}
+
+static void one_session_may_be_watched_by_its_name(void **state)
+{
+	struct fake_server *s = *state;
+	struct ws_conn *c = ws_fake_open(s);
+	struct engine_session_params p = {.id = "tea"};
+	engine_session_create(s->engine, engine_next_id(s->engine), &p);
+	say(s, c, WATCH ",\"session_id\":\"tea\"}");
+	assert_int_equal(count(c, "session.context"), 1);
+	/* Twice is once. */
+	say(s, c, WATCH ",\"session_id\":\"tea\"}");
+	fake_engine_tell(s->engine, "tea");
+	fake_server_step(s);
+	assert_int_equal(count(c, "session.context"), 2);
+	/* Lanes are not. */
+	say(s, c, CREATE ",\"input\":\"one\"}");
+	assert_int_equal(count(c, "session.context"), 2);
+	fake_engine_expire(s->engine, "tea");
+	fake_server_step(s);
+	assert_json(last(c), "ended", "true");
+	assert_json(last(c), "session_id", "\"tea\"");
+	say(s, c, WATCH ",\"session_id\":\"nobody\"}");
+	assert_json(last(c), "ended", "true");
+	static const struct {
+		const char *text, *param;
+	} wrong[] = {{"{\"type\":\"session.update\"}", "\"context_events\""},
+		     {"{\"type\":\"session.update\",\"context_events\":1}", "\"context_events\""},
+		     {WATCH ",\"session_id\":\"no name\"}", "\"session_id\""}};
+	for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+		say(s, c, wrong[i].text);
+		assert_json(last(c), "type", "\"error\"");
+		assert_json(last(c), "error.param", wrong[i].param);
+	}
+}
+
+static void who_does_not_read_gets_the_latest_when_it_has_read(void **state)
+{
+	struct fake_server *s = *state;
+	struct ws_conn *c = ws_fake_open(s);
+	struct engine_session_params p = {.id = "tea"};
+	engine_session_create(s->engine, engine_next_id(s->engine), &p);
+	say(s, c, WATCH ",\"session_id\":\"tea\"}");
+	size_t n = ws_fake_n(c);
+	ws_fake_leave_unread(c, 100000);
+	for (int i = 0; i < 50; i++) {
+		fake_engine_tell(s->engine, "tea");
+		fake_server_step(s);
+	}
+	assert_int_equal(ws_fake_n(c), n);
+	ws_fake_leave_unread(c, 0);
+	assert_int_equal(ws_fake_n(c), n + 1);
+	ws_fake_leave_unread(c, 0);
+	assert_int_equal(ws_fake_n(c), n + 1);
+}
+
 #define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
-UNIT_MAIN(T(a_turn_has_the_events_of_the_stream), T(the_next_turn_sends_only_what_is_new),
+UNIT_MAIN(T(whoever_asks_is_told_of_its_sessions), T(one_session_may_be_watched_by_its_name),
+	  T(who_does_not_read_gets_the_latest_when_it_has_read), T(a_turn_has_the_events_of_the_stream), T(the_next_turn_sends_only_what_is_new),
 	  T(an_id_that_is_not_kept_is_said_so), T(a_lane_forks_from_another),
 	  T(lanes_run_side_by_side_and_each_in_order), T(a_waiting_turn_may_continue_the_one_before_it),
 	  T(limits_are_said_and_survived), T(stream_ids_are_checked), T(bad_messages_are_answered_and_survived),
