@@ -61,7 +61,7 @@ enum status kv_overflow_plan(const struct kv_layout *l, int32_t pool_pages, int3
 	*out = (struct kv_overflow_plan){
 	        .group_pages = group,
 	        .resident_pages = resident,
-	        .step_rows = step_tokens < step_pages * KV_PAGE_TOKENS ? step_tokens : step_pages * KV_PAGE_TOKENS,
+	        .step_rows = step_tokens / KV_PAGE_TOKENS < step_pages ? step_tokens : step_pages * KV_PAGE_TOKENS,
 	        .ram_groups = groups_in(ram_bytes, in_ram, l, group),
 	        .disk_groups = groups_in(disk_bytes, on_disk, l, group),
 	};
