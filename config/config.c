@@ -231,14 +231,14 @@ enum status config_read_args(struct config *c, int argc, char **argv, const char
 	return option_read_args(table, c, argc, argv, positional, positional && !*positional ? 1 : 0, &n, err);
 }
 
-enum status config_kv_disk(const struct config *c, size_t *dir_n, int64_t *bytes, struct error *err)
+enum status config_dir_size(const char *option, const char *value, size_t *dir_n, int64_t *bytes, struct error *err)
 {
-	static const struct option size = {OPTION_BYTES, "kv-disk", 0, NULL, 0, 0, 1, INT64_MAX, NULL};
-	const char *colon = strrchr(c->kv_disk, ':');
-	if (!colon || colon == c->kv_disk || option_set(&size, bytes, str_from(colon + 1), "", NULL) != STATUS_OK)
-		return error_set_param(err, STATUS_INVALID, "kv-disk",
-		                       "kv-disk: \"%.200s\" does not fit; expected DIR:SIZE, such as /var/cache/kvasir:20G", c->kv_disk);
-	*dir_n = (size_t)(colon - c->kv_disk);
+	const struct option size = {OPTION_BYTES, option, 0, NULL, 0, 0, 1, INT64_MAX, NULL};
+	const char *colon = strrchr(value, ':');
+	if (!colon || colon == value || option_set(&size, bytes, str_from(colon + 1), "", NULL) != STATUS_OK)
+		return error_set_param(err, STATUS_INVALID, option,
+		                       "%s: \"%.200s\" does not fit; expected DIR:SIZE, such as /var/cache/kvasir:20G", option, value);
+	*dir_n = (size_t)(colon - value);
 	return STATUS_OK;
 }
 
@@ -295,7 +295,9 @@ enum status config_check(const struct config *c, struct error *err)
 	int64_t bytes;
 	if (c->transfer_key && strlen(c->transfer_key) < 16)
 		return error_set(err, STATUS_INVALID, "transfer-key: expected a secret of at least 16 characters, such as `openssl rand -hex 32` gives");
-	if (c->kv_disk && config_kv_disk(c, &dir_n, &bytes, err) != STATUS_OK)
+	if (c->kv_disk && config_dir_size("kv-disk", c->kv_disk, &dir_n, &bytes, err) != STATUS_OK)
+		return STATUS_INVALID;
+	if (c->kv_overflow_disk && config_dir_size("kv-overflow-disk", c->kv_overflow_disk, &dir_n, &bytes, err) != STATUS_OK)
 		return STATUS_INVALID;
 	if (c->cors_origin && check_origins(c->cors_origin, err) != STATUS_OK)
 		return STATUS_INVALID;

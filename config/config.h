@@ -48,11 +48,8 @@ enum status config_load(struct config *c, int argc, char **argv, char **envp, st
 /* What no single option can tell: values that contradict each other or name something unknown. */
 enum status config_check(const struct config *c, struct error *err);
 
-/*
- * kv-disk, "DIR:SIZE", in its parts: *dir_n bytes of c->kv_disk name the directory. INVALID for any other form. Not called when
- * c->kv_disk is NULL.
- */
-enum status config_kv_disk(const struct config *c, size_t *dir_n, int64_t *bytes, struct error *err);
+/* The value of an option of the form "DIR:SIZE" in its parts: *dir_n bytes of it name the directory. INVALID for any other form. */
+enum status config_dir_size(const char *option, const char *value, size_t *dir_n, int64_t *bytes, struct error *err);
 /* Whether an HTTP header can carry an API key: no control character, and no space at either end, which would be cut off. */
 bool config_key_fits_header(struct str key);
 

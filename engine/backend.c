@@ -50,6 +50,16 @@ void kv_layout_narrow(struct kv_layout *l, enum kv_form form)
 	l->page_stride = (l->page_bytes + 4095) & ~(size_t)4095;
 }
 
+struct kv_layout kv_layout_of_layer(const struct kv_layout *l)
+{
+	struct kv_layout one = *l;
+	one.n_layer = 1;
+	one.page_bytes = one.page_stride = l->page_bytes / (size_t)l->n_layer;
+	one.wide = NULL;
+	one.watch = NULL;
+	return one;
+}
+
 const char *kv_form_name(enum kv_form form)
 {
 	static const char *const names[KV_N_FORMS] = {"f16", "fp8_e4m3", "int8"};

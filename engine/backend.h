@@ -84,7 +84,10 @@ struct kv_bounds {
 	int32_t n_pages; /* of the pool */
 };
 
-/* Geometry of the KV cache. A page holds page_tokens positions of ALL layers. Its inner order belongs to the backend. */
+/*
+ * Geometry of the KV cache. A page holds page_tokens positions of ALL layers. Its inner order belongs to the backend, except that its layers
+ * stand one after the other, page_bytes / n_layer bytes each.
+ */
 struct kv_layout {
 	int32_t n_layer;
 	int32_t n_head_kv;
@@ -134,6 +137,26 @@ struct kv_order {
 	enum kv_block_order keys, values;
 };
 
+/* Pages that follow each other in a sequence, of one layer. */
+struct kv_far_run {
+	int32_t n_pages;
+	const void *kv;             /* the slab of a pool whose pages have that layer alone: kv_layout_of_layer() */
+	const int32_t *block_table; /* [n_pages] host memory */
+};
+
+/*
+ * The first pages of a sequence where they are not in the pool, but somewhere further off. They are whole, and are only read. The forward
+ * pass asks for them layer by layer, and within a layer in their order.
+ */
+struct kv_far {
+	int32_t n_pages;
+	/*
+	 * Pages from `page` on, as many as can be had together: they stay where they are until the next call, for whichever sequence. False:
+	 * they cannot be had any more. Then what is computed for the sequence means nothing.
+	 */
+	bool (*get)(struct kv_far *far, int32_t layer, int32_t page, struct kv_far_run *out);
+};
+
 /*
  * Rows that do not read all they see (Tang et al., "Quest: Query-Aware Sparsity for Efficient Long-Context LLM Inference", 2024). In layers
  * without a window such a row reads, in each layer and for each KV head, at most n_pages of the pages up to its own: the first n_first, the
@@ -165,6 +188,7 @@ struct batch_seq {
 	 */
 	uint64_t *mass;
 	struct attention_look *look; /* NULL, or what attention adds a description of its rows to */
+	struct kv_far *far;         /* NULL, or where its first pages are, whose places in the table are empty. None of its rows writes there */
 };
 
 enum { KV_MASS_BITS = 24 };
@@ -250,6 +274,16 @@ struct attention_params {
 	int32_t window; /* a row sees its last `window` positions, itself among them; 0: all */
 };
 
+enum { KV_PART_PAGES = 4 };
+
+/* Some of the pages that the rows of one sequence see. */
+struct attention_part {
+	int32_t seq;                 /* of the batch; it has far pages */
+	int32_t first_page, n_pages; /* in its block table, the first a multiple of KV_PART_PAGES; of the last part, those of its rows as well */
+	const int32_t *block_table;  /* [n_pages] where they are */
+	bool first, last;            /* nothing that a row sees is in front of it, or behind it */
+};
+
 /* Gated linear units (Shazeer, "GLU Variants Improve Transformer", 2020), by what the gate goes through. */
 enum glu {
 	GLU_SILU, /* x / (1 + exp(-x)) */
@@ -327,11 +361,19 @@ struct backend_ops {
 	/*
 	 * Causal attention of q[n_rows][n_head][head_dim] over the positions of its block table up to its own that each row sees. Query head h
 	 * uses KV head h / (n_head / n_head_kv). Pages that lie wholly before a row's window are not read for it: where no row of a
-	 * sequence sees a page, its place in the block table may hold anything. Rows that choose
-	 * read what struct page_choice says.
+	 * sequence sees a page, its place in the block table may hold anything. Rows that choose read what struct page_choice says; rows of
+	 * sequences with far pages are left out.
 	 */
 	enum status (*attention)(struct backend *b, const void *kv, const struct kv_layout *layout, int32_t layer,
 	                         const float *q, int32_t n_head, const struct attention_params *params, float *out);
+	/*
+	 * The same for the rows of a sequence with far pages, part by part: from the one that is `first` to the one that is `last`, each behind
+	 * the one before it, with no other sequence's in between. Softmax over each is merged into what was before by maxima and sums of
+	 * weights; the last one fills the rows of out. That is attention() over all of them, to the bit where the backend can go on with
+	 * a sum that it has interrupted (the fast ones), or to within rounding. Layouts that are not narrow. NULL where the backend has none.
+	 */
+	enum status (*attention_part)(struct backend *b, const void *kv, const struct kv_layout *layout, int32_t layer, const float *q,
+	                              int32_t n_head, const struct attention_params *params, const struct attention_part *part, float *out);
 	/* gate[n][dim] = f(gate) * up */
 	enum status (*glu)(struct backend *b, enum glu f, float *gate, const float *up, int64_t n, int32_t dim);
 	/* x[n] = cap * tanh(x / cap) */
@@ -381,6 +423,8 @@ enum status kv_layout_init(struct kv_layout *layout, int32_t n_layer, int32_t n_
                            enum quant_type type);
 /* Makes it a layout of a narrow form: a page takes 2 * n_layer * n_head_kv * page_tokens * (head_dim + 4) bytes. */
 void kv_layout_narrow(struct kv_layout *layout, enum kv_form form);
+/* The layout of a slab that holds one layer of such pages, without anything in between. */
+struct kv_layout kv_layout_of_layer(const struct kv_layout *layout);
 /* "f16", "fp8_e4m3", "int8"; NULL past the end. */
 const char *kv_form_name(enum kv_form form);
 /* False when there is none of that name. */

@@ -145,6 +145,7 @@ enum status engine_create(const struct engine_options *options, struct engine **
 	o.chat_template = copy_or_null(o.chat_template, &failed);
 	o.device = copy_or_null(o.device ? o.device : "cpu", &failed);
 	o.kv_disk_dir = copy_or_null(o.kv_disk_dir, &failed);
+	o.kv_overflow_dir = copy_or_null(o.kv_overflow_dir, &failed);
 	o.kv_remote = copy_or_null(o.kv_remote, &failed);
 	o.transfer_key = copy_or_null(o.transfer_key, &failed);
 	o.rope_scaling = NULL; /* it is parsed */
@@ -185,6 +186,7 @@ fail_strings:
 	free((char *)o.chat_template);
 	free((char *)o.device);
 	free((char *)o.kv_disk_dir);
+	free((char *)o.kv_overflow_dir);
 	free((char *)o.kv_remote);
 	free((char *)o.transfer_key);
 	free(e);
@@ -203,6 +205,7 @@ void engine_destroy(struct engine *e)
 	free((char *)e->options.chat_template);
 	free((char *)e->options.device);
 	free((char *)e->options.kv_disk_dir);
+	free((char *)e->options.kv_overflow_dir);
 	free((char *)e->options.kv_remote);
 	free((char *)e->options.transfer_key);
 	free(e);

@@ -51,6 +51,9 @@ struct engine_options {
 	const char *kv_disk_dir;   /* files for pages that leave the pool, and for sessions at a restart; NULL: none */
 	uint64_t kv_disk_bytes;    /* of these files */
 	uint64_t kv_disk_write_bytes_per_s; /* 0: no bound */
+	uint64_t kv_overflow_bytes; /* host memory for conversations with more KV than the pool holds; 0: none */
+	const char *kv_overflow_dir; /* and a file of kv_overflow_disk_bytes; NULL: none */
+	uint64_t kv_overflow_disk_bytes;
 	const char *kv_remote;     /* HOST:PORT or socket of a Valkey or Redis server for pages that daemons share; NULL: none */
 	const char *transfer_key;  /* a secret that daemons share so that sessions can move between them; NULL: they cannot */
 	const char *kv_policy;     /* which cached pages go when room is needed: of engine_kv_policy(); NULL: the default */
@@ -92,6 +95,7 @@ struct engine_info {
 	const char *quantization; /* most common tensor type, "Q4_1" */
 	uint64_t n_params, file_bytes;
 	int32_t n_ctx;         /* longest conversation of which all is kept */
+	int32_t n_ctx_pool;    /* of which all is kept in the pool: n_ctx, unless there is more room below it */
 	int32_t n_ctx_long;    /* and of which a context policy keeps a part */
 	int32_t n_ctx_train, n_vocab, n_embd, n_layer, n_threads;
 	struct engine_rope rope;
@@ -552,6 +556,17 @@ struct engine_tiers {
 };
 
 /* A snapshot of counters (since start) and gauges; consistent in itself. */
+/* Room for conversations with more KV than the pool holds; all zero where there is none. */
+struct engine_overflow {
+	int32_t max_tokens;                        /* of one that has all of it */
+	uint64_t ram_bytes, ram_used_bytes, disk_bytes, disk_used_bytes;
+	int32_t requests, pages;                   /* that have something there now */
+	uint64_t moved_pages, lost_requests;       /* so far */
+	uint64_t bytes_read, bytes_written, waits; /* of the disk; blocks that a step had to wait for */
+	bool disk_off;
+	const char *off_reason;                    /* "" or a static text */
+};
+
 struct engine_stats {
 	int32_t n_running, n_waiting, n_sessions;
 	int32_t pages_total, pages_free;
@@ -575,6 +590,7 @@ struct engine_stats {
 	uint64_t kv_clamped;                /* vectors with a value beyond the range of halves, at which they were held */
 	struct engine_kv kv;             /* counted now and then: see counted_ms_ago */
 	struct engine_tiers tiers;
+	struct engine_overflow overflow;
 	/* Of context policies, as engine_context_policy() numbers them: requests ended, tokens let go of. */
 	uint64_t context_requests[ENGINE_MAX_CONTEXT_POLICIES], context_evicted[ENGINE_MAX_CONTEXT_POLICIES];
 	/* And of the ended requests: see struct engine_context_usage. */

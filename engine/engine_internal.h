@@ -16,6 +16,7 @@
 #include "engine/backend.h"
 #include "engine/base/mailbox.h"
 #include "engine/engine.h"
+#include "engine/kv/overflow.h"
 #include "engine/kv/pool.h"
 #include "engine/kv/prefix.h"
 #include "engine/kv/tiers.h"
@@ -107,6 +108,7 @@ struct engine {
 	struct kv_pool *pool;
 	struct kv_prefix *prefix;
 	struct kv_tiers *tiers;      /* NULL: none */
+	struct kv_overflow *overflow; /* NULL: none */
 	struct kv_key identity;      /* of all that KV depends on but salts */
 	_Atomic bool wake_sent;      /* a WAKE is in worker_box */
 	struct kv_root root;         /* what pages are indexed under, without a salt */
@@ -146,6 +148,7 @@ void *worker_thread_main(void *engine);
 
 /* t may be NULL. */
 void engine_tiers_describe(const struct kv_tiers *t, struct engine_tiers *out);
+void engine_overflow_describe(const struct kv_overflow *o, struct engine_overflow *out);
 /* A generation of the tenant has ended: what engine_submit() counted. */
 void flight_end(struct engine *e, int32_t tenant);
 /* Frees a command and all it still owns, its reply included. */

@@ -121,9 +121,14 @@ void engine_split_kv(const struct kv_layout *layout, bool bounds, uint64_t bytes
 	*n_pages = bytes / (layout->page_stride + (bounds ? kv_bounds_bytes(layout) : 0));
 }
 
-/* Bytes of KV the pool gets, and the context that fits in them. */
+/* Longest conversations: that the model, or the user, allows; of which all is kept; and of which all is kept in the pool. */
+struct contexts {
+	int32_t all, full, pool;
+};
+
+/* Pages that the pool gets, for conversations of n_ctx tokens. */
 static enum status size_pool(struct engine *e, const struct model_params *p, int32_t *n_pages, int32_t *n_wide, int32_t *n_ctx,
-                             int32_t *n_ctx_long, struct error *err)
+                             struct error *err)
 {
 	const struct engine_options *o = &e->options;
 	size_t stride = e->layout.page_stride;
@@ -144,20 +149,56 @@ static enum status size_pool(struct engine *e, const struct model_params *p, int
 	if (pages < 1)
 		return error_set(err, STATUS_NOMEM, "the KV cache gets %" PRIu64 " bytes, but one page of %d tokens takes %zu",
 		                 o->kv_bytes, KV_PAGE_TOKENS, stride);
-	*n_ctx_long = *n_ctx;
-	if (pages < full) {
-		/* Where a policy keeps a part of it, it need not all fit. */
-		if (o->context_tokens && strcmp(o->context_policy, kv_policy_name(KV_POLICY_FULL)) == 0)
-			return error_set(err, STATUS_NOMEM,
-			                 "a context of %" PRId32 " tokens takes %" PRIu64 " bytes of KV cache, but there are %" PRIu64
-			                 ": choose a smaller --context or a larger --kv-memory",
-			                 *n_ctx, full * stride, pages * stride);
-		*n_ctx = (int32_t)pages * KV_PAGE_TOKENS;
-		log_msg(LOG_WARN, "context", "the KV cache of %" PRIu64 " bytes holds %" PRId32 " tokens, less than the model's context",
-		        pages * stride, *n_ctx);
-	}
 	*n_pages = (int32_t)pages;
 	return STATUS_OK;
+}
+
+/* Cuts the context to what there is room for, in the pool and below it. */
+static enum status fit_context(struct engine *e, struct contexts *c, struct error *err)
+{
+	const struct engine_options *o = &e->options;
+	size_t stride = e->layout.page_stride;
+	int64_t all = c->all, pool = (int64_t)kv_pool_n_pages(e->pool) * KV_PAGE_TOKENS;
+	int64_t below = e->overflow ? kv_overflow_now(e->overflow)->max_tokens : 0, most = below > pool ? below : pool;
+	c->pool = (int32_t)(all < pool ? all : pool);
+	c->full = (int32_t)(all < most ? all : most);
+	if (c->full == c->all)
+		return STATUS_OK;
+	/* Where a policy keeps a part of it, it need not all fit. */
+	if (o->context_tokens && strcmp(o->context_policy, kv_policy_name(KV_POLICY_FULL)) == 0)
+		return error_set(err, STATUS_NOMEM,
+		                 "a context of %" PRId32 " tokens takes %" PRIu64 " bytes of KV cache, but there are %" PRIu64 "%s"
+		                 ": choose a smaller --context or a larger --kv-memory",
+		                 c->all, (uint64_t)kv_pages_for(c->all) * stride, (uint64_t)most / KV_PAGE_TOKENS * stride,
+		                 e->overflow ? " with what is below it" : "");
+	log_msg(LOG_WARN, "context", "the KV cache of %" PRIu64 " bytes%s holds %" PRId32 " tokens, less than the model's context",
+	        (uint64_t)kv_pool_n_pages(e->pool) * stride, e->overflow ? " with what is below it" : "", c->full);
+	return STATUS_OK;
+}
+
+/* Room for conversations larger than the pool. */
+static enum status open_overflow(struct engine *e, struct error *err)
+{
+	const struct engine_options *o = &e->options;
+	struct kv_overflow_options options = {
+	        .ram_bytes = o->kv_overflow_bytes,
+	        .dir = o->kv_overflow_dir,
+	        .disk_bytes = o->kv_overflow_disk_bytes,
+	        .step_tokens = o->step_tokens,
+	};
+	if (!options.ram_bytes && !options.dir)
+		return STATUS_OK;
+	if (model_horizon(model_params(e->model)) > 0)
+		return error_set(err, STATUS_UNSUPPORTED, "all layers of this model have a window, in front of which nothing is kept: kv-overflow is of no use to it");
+	enum status st = kv_overflow_create(e->backend, e->pool, &options, &e->overflow, err);
+	/* A disk that cannot be used is no reason not to serve what fits. */
+	if (st == STATUS_IO) {
+		log_msg(LOG_WARN, "kv_overflow", "conversations have no room beyond the KV cache: %s", err->message);
+		return STATUS_OK;
+	}
+	if (st == STATUS_OK)
+		log_msg(LOG_INFO, "kv_overflow", "conversations of up to %" PRId32 " tokens find room beyond the KV cache", kv_overflow_now(e->overflow)->max_tokens);
+	return st;
 }
 
 /*
@@ -356,7 +397,7 @@ static const char *main_type(const struct gguf *g)
 	return best;
 }
 
-static enum status fill_info(struct engine *e, int32_t n_pages, int32_t n_wide, int32_t n_ctx, int32_t n_ctx_long, struct error *err)
+static enum status fill_info(struct engine *e, int32_t n_pages, int32_t n_wide, const struct contexts *c, struct error *err)
 {
 	const struct model_params *p = model_params(e->model);
 	struct engine_info *info = &e->info;
@@ -377,8 +418,9 @@ static enum status fill_info(struct engine *e, int32_t n_pages, int32_t n_wide, 
 	        .quantization = main_type(e->gguf),
 	        .n_params = model_n_params(e->model),
 	        .file_bytes = gguf_file_bytes(e->gguf),
-	        .n_ctx = n_ctx,
-	        .n_ctx_long = n_ctx_long,
+	        .n_ctx = c->full,
+	        .n_ctx_pool = c->pool,
+	        .n_ctx_long = c->all,
 	        .n_ctx_train = p->n_ctx_train,
 	        .n_vocab = p->n_vocab,
 	        .n_embd = p->n_embd,
@@ -409,7 +451,8 @@ static enum status fill_info(struct engine *e, int32_t n_pages, int32_t n_wide, 
 enum status engine_load(struct engine *e, struct error *err)
 {
 	const struct engine_options *o = &e->options;
-	int32_t n_pages = 0, n_wide = 0, n_ctx = 0, n_ctx_long = 0;
+	int32_t n_pages = 0, n_wide = 0;
+	struct contexts contexts = {0};
 	enum status st = gguf_open(o->model_path, &e->gguf, err);
 	if (st != STATUS_OK)
 		return st;
@@ -440,7 +483,7 @@ enum status engine_load(struct engine *e, struct error *err)
 		return error_set(err, st, "the model's KV geometry is not supported");
 	if (kv.form != KV_FORM_F16)
 		kv_layout_narrow(&e->layout, kv.form);
-	st = size_pool(e, p, &n_pages, &n_wide, &n_ctx, &n_ctx_long, err);
+	st = size_pool(e, p, &n_pages, &n_wide, &contexts.all, err);
 	if (st != STATUS_OK)
 		return st;
 	st = kv_pool_create_narrow(e->backend, &e->layout, n_pages, n_wide, &e->pool, err);
@@ -450,6 +493,11 @@ enum status engine_load(struct engine *e, struct error *err)
 	if (st != STATUS_OK)
 		return error_set(err, st, "no memory for the bounds of %" PRId32 " pages", n_pages);
 	e->layout = *kv_pool_layout(e->pool);
+	st = open_overflow(e, err);
+	if (st == STATUS_OK)
+		st = fit_context(e, &contexts, err);
+	if (st != STATUS_OK)
+		return st;
 	st = kv_prefix_create(e->pool, o->kv_policy, &e->prefix, err);
 	if (st != STATUS_OK)
 		return st;
@@ -461,13 +509,14 @@ enum status engine_load(struct engine *e, struct error *err)
 	st = model_reserve(e->model, o->step_tokens, e->max_outputs, &e->layout, err);
 	if (st != STATUS_OK)
 		return st;
-	return fill_info(e, n_pages, n_wide, n_ctx, n_ctx_long, err);
+	return fill_info(e, n_pages, n_wide, &contexts, err);
 }
 
 void engine_unload(struct engine *e)
 {
 	kv_tiers_destroy(e->tiers);
 	kv_prefix_destroy(e->prefix);
+	kv_overflow_destroy(e->overflow);
 	kv_pool_destroy(e->pool); /* says who still holds what, if anybody does */
 	model_destroy(e->model);
 	if (e->backend)

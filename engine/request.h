@@ -8,6 +8,7 @@
 #include <stdint.h>
 
 #include "engine/engine.h"
+#include "engine/kv/overflow.h"
 #include "engine/kv/policy.h"
 #include "engine/kv/prefix.h"
 #include "engine/kv/seq.h"
@@ -42,6 +43,8 @@ struct request {
 	int32_t n_prompt;
 	int32_t max_total;        /* the answer ends when tokens.n reaches this */
 	struct kv_seq kv;         /* kv.n_tokens positions of `tokens` are computed */
+	struct kv_spill spill;    /* pages in front of kv that are not in the pool */
+	bool is_large;            /* it runs, and has more tokens than the pool holds */
 	struct kv_policy policy;  /* which pages of kv stay when it grows long */
 	struct kv_chain chain;    /* of tokens: what its pages are indexed under */
 	struct kv_fetch fetch;    /* pages that come from the tiers; under way while it waits */

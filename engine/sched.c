@@ -32,7 +32,8 @@ enum status sched_init(struct sched *s, struct kv_pool *pool, struct kv_prefix *
 	s->seq = calloc(2 * (size_t)max_running, sizeof *s->seq);
 	s->output_row = calloc((size_t)max_outputs, sizeof *s->output_row);
 	s->part = calloc(2 * (size_t)max_running, sizeof *s->part);
-	if (!s->token || !s->position || !s->seq || !s->output_row || !s->part) {
+	s->spill = calloc((size_t)max_running, sizeof(struct kv_spill *));
+	if (!s->token || !s->position || !s->seq || !s->output_row || !s->part || !s->spill) {
 		sched_free(s);
 		return STATUS_NOMEM;
 	}
@@ -50,6 +51,7 @@ void sched_free(struct sched *s)
 	free(s->seq);
 	free(s->output_row);
 	free(s->part);
+	free(s->spill);
 	memset(s, 0, sizeof *s);
 }
 
@@ -132,6 +134,14 @@ void sched_add(struct sched *s, struct request *r)
 		kv_prefix_hold(s->prefix, &r->chain, r->tokens.ids, request_known(r), &r->kv);
 }
 
+/* Gives back what it has in the pool and below. */
+static void release_kv(struct sched *s, struct request *r)
+{
+	kv_seq_release(s->pool, &r->kv);
+	kv_overflow_release(&r->spill);
+	r->is_large = false;
+}
+
 void sched_hurry(struct sched *s, struct request *r)
 {
 	if (!r->background)
@@ -190,7 +200,7 @@ void sched_remove(struct sched *s, struct request *r)
 		ended_add(&r->session->ended, usage);
 		session_touch(s->sessions, r->session);
 	}
-	kv_seq_release(s->pool, &r->kv);
+	release_kv(s, r);
 }
 
 struct request *sched_find(const struct sched *s, uint64_t id)
@@ -239,7 +249,7 @@ static bool reclaim(struct sched *s, const struct request *r, int32_t n_free)
 static void preempt(struct sched *s, struct request *r, enum engine_room room)
 {
 	leave_list(s, r);
-	kv_seq_release(s->pool, &r->kv);
+	release_kv(s, r);
 	kv_seq_charge(&r->kv, NULL);
 	r->fetched = false;
 	r->n_moving = 0;
@@ -303,6 +313,65 @@ static bool make_room(struct sched *s, struct request *r, int32_t n)
 	}
 }
 
+/* ---- Large requests ---- */
+
+/* Whether the pool holds so many tokens of it. */
+static bool fits_pool(const struct sched *s, const struct request *r, int32_t n_tokens)
+{
+	return r->policy.kind != KV_POLICY_FULL || kv_pages_for(n_tokens) <= kv_pool_n_pages(s->pool);
+}
+
+/* Tokens that it is sure to come to, as far as is known: all that were asked for, or a group more than there are. */
+static int32_t sure_tokens(const struct sched *s, const struct request *r)
+{
+	int32_t group = kv_overflow_now(s->overflow)->group_pages * KV_PAGE_TOKENS, n = (int32_t)r->tokens.n;
+	return r->spec->max_tokens >= 0 || n > r->max_total - group ? r->max_total : n + group;
+}
+
+/* Reserves what it will have below the pool; false when that is others' now. */
+static bool reserve_below(struct sched *s, struct request *r)
+{
+	if (!s->overflow)
+		return true;
+	int32_t n = sure_tokens(s, r);
+	if (fits_pool(s, r, n))
+		return true;
+	if (s->overflow_pass == s->pass || !kv_overflow_reserve(s->overflow, &r->spill, kv_overflow_groups_for(kv_overflow_now(s->overflow), n))) {
+		s->overflow_pass = s->pass;
+		return false;
+	}
+	return true;
+}
+
+/* What the next step may compute of it. */
+static int32_t reach_of(const struct sched *s, const struct request *r)
+{
+	int32_t n = request_reach(r);
+	return r->is_large && n > kv_overflow_now(s->overflow)->step_rows ? kv_overflow_now(s->overflow)->step_rows : n;
+}
+
+/*
+ * Pages of a large request leave the pool until it has no more there than it may, its next rows among them. False when there is no more room below,
+ * for one that came to more than was reserved for it. When copying fails it is lost (struct kv_spill), and stays as it is.
+ */
+static bool make_way(struct sched *s, struct request *r)
+{
+	if (s->overflow && !r->is_large)
+		r->is_large = !fits_pool(s, r, (int32_t)r->tokens.n < r->max_total ? (int32_t)r->tokens.n + 1 : r->max_total);
+	if (!r->is_large)
+		return true;
+	const struct kv_overflow_plan *plan = kv_overflow_now(s->overflow);
+	int32_t last_full = r->kv.n_tokens / KV_PAGE_TOKENS - 1;
+	while (kv_pages_for(r->kv.n_tokens + reach_of(s, r)) - r->kv.n_gone > plan->resident_pages &&
+	       r->kv.n_gone + plan->group_pages <= last_full) {
+		if (!kv_overflow_reserve(s->overflow, &r->spill, r->spill.n_groups + 1))
+			return false;
+		if (!kv_overflow_spill(s->overflow, &r->spill, &r->kv, s->pool))
+			return true;
+	}
+	return true;
+}
+
 /* ---- Admission ---- */
 
 /* Finds what its session or the index has of the prompt. */
@@ -329,8 +398,11 @@ static void attach_kv(struct sched *s, struct request *r)
  */
 static bool could_admit(const struct sched *s, struct request *r)
 {
-	int32_t n = request_known(r);
-	int64_t need = (int64_t)kv_policy_max_pages(&r->policy, (int32_t)r->tokens.n) + s->n_running; /* without what the index knows, which takes a look */
+	int32_t n = request_known(r), pages = kv_policy_max_pages(&r->policy, (int32_t)r->tokens.n);
+	bool large = s->overflow && !fits_pool(s, r, (int32_t)r->tokens.n);
+	if (large)
+		pages = kv_overflow_now(s->overflow)->resident_pages;
+	int64_t need = (int64_t)pages + s->n_running; /* without what the index knows, which takes a look */
 	int64_t can = kv_pool_n_free(s->pool);
 	if (s->n_running == 0 || need <= can)
 		return true;
@@ -339,19 +411,28 @@ static bool could_admit(const struct sched *s, struct request *r)
 	kv_prefix_stats(s->prefix, &index);
 	kv_pool_counts(s->pool, &held);
 	can += index.n_idle + held.pages[KV_HOLDER_WAITING] + s->parking.n_pages;
-	return need <= can || need - kv_prefix_match(s->prefix, &r->chain, r->tokens.ids, n) <= can;
+	/* What a large one finds does not stay in the pool. */
+	return need <= can || (!large && need - kv_prefix_match(s->prefix, &r->chain, r->tokens.ids, n) <= can);
 }
 
-enum admission { ADMITTED, WAITS_FOR_MEMORY, WAITS_FOR_CAP };
+enum admission { ADMITTED, WAITS_FOR_MEMORY, WAITS_FOR_CAP, WAITS_FOR_ROOM_BELOW };
 
-/* Takes the pages of the whole prompt, or of as much as its policy ever has pages for, and leaves one for each running request's next token, of all and of the tenant. */
+/* Takes the pages of the whole prompt, or of as much as its policy, or its size, ever has pages for, and leaves one for each running request's next token, of all and of the tenant. */
 static enum admission admit(struct sched *s, struct request *r)
 {
 	enum admission why = WAITS_FOR_MEMORY;
-	if (!could_admit(s, r))
+	if (!reserve_below(s, r))
+		return WAITS_FOR_ROOM_BELOW;
+	if (!could_admit(s, r)) {
+		kv_overflow_release(&r->spill);
 		return WAITS_FOR_MEMORY;
+	}
 	attach_kv(s, r);
-	int32_t reach = request_reach(r);
+	if (!make_way(s, r)) {
+		why = WAITS_FOR_ROOM_BELOW;
+		goto wait;
+	}
+	int32_t reach = reach_of(s, r);
 	int32_t need = kv_seq_pages_needed(s->pool, &r->kv, reach);
 	if (!keeps_cap(r, more_pages(r, reach) + r->tenant->n_running)) {
 		why = WAITS_FOR_CAP;
@@ -382,6 +463,10 @@ static enum admission admit(struct sched *s, struct request *r)
 	return ADMITTED;
 
 wait:
+	if (r->spill.n_groups > 0)
+		release_kv(s, r);
+	kv_overflow_release(&r->spill);
+	r->is_large = false;
 	/* What the index knew of it, it holds on to. */
 	kv_seq_truncate(s->pool, &r->kv, r->kv.n_tokens);
 	kv_seq_charge(&r->kv, NULL);
@@ -529,9 +614,19 @@ static void add_rows(struct sched *s, struct request *r, int32_t n_rows, int32_t
 	}
 	for (int32_t i = 0; i < n_outputs; i++)
 		s->output_row[b->n_outputs + i] = first + n_rows - n_outputs + i;
-	s->seq[b->n_seqs] = (struct batch_seq){first, n_rows, kv_seq_places(&r->kv), r->kv.pages, r->kv.n_pages, request_choice(r),
-	                                      at >= kv_policy_weighs_from(&r->policy) ? r->kv.mass : NULL,
-	                                      r->spec->context.diagnostics && at >= r->n_prompt ? &r->look : NULL};
+	s->seq[b->n_seqs] = (struct batch_seq){
+	        .first_row = first,
+	        .n_rows = n_rows,
+	        .first_position = kv_seq_places(&r->kv),
+	        .block_table = r->kv.pages,
+	        .n_pages = r->kv.n_pages,
+	        .choice = request_choice(r),
+	        .mass = at >= kv_policy_weighs_from(&r->policy) ? r->kv.mass : NULL,
+	        .look = r->spec->context.diagnostics && at >= r->n_prompt ? &r->look : NULL,
+	        .far = r->spill.n_groups > 0 ? &r->spill.far : NULL,
+	};
+	if (s->seq[b->n_seqs].far)
+		s->seq[b->n_seqs].look = NULL; /* attention by parts tells nothing */
 	s->part[b->n_seqs] = (struct step_part){r, n_rows, b->n_outputs, n_outputs, false, false};
 	b->n_rows += n_rows;
 	b->n_outputs += n_outputs;
@@ -578,8 +673,8 @@ static void add_prompt_rows(struct sched *s, struct request *r, int32_t n_rows)
 	bool all_outputs = r->prompt_logprobs && !r->prompt_done;
 	if (all_outputs && n_rows > room)
 		n_rows = room;
-	if (n_rows > request_reach(r))
-		n_rows = request_reach(r);
+	if (n_rows > reach_of(s, r))
+		n_rows = reach_of(s, r);
 	if (n_rows <= 0 || room <= 0)
 		return;
 	bool completes = n_rows == request_pending(r);
@@ -588,22 +683,31 @@ static void add_prompt_rows(struct sched *s, struct request *r, int32_t n_rows)
 	add_rows(s, r, n_rows, all_outputs ? n_rows : wants_last ? 1 : 0);
 }
 
-static void add_prompts(struct sched *s, bool decoding)
+/* Whether a running request stands back in this step. */
+static bool stands_back(const struct request *r, bool large_rest)
+{
+	return large_rest && r->spill.n_groups > 0;
+}
+
+static void add_prompts(struct sched *s, bool decoding, bool large_rest)
 {
 	int32_t n_prompts = 0;
 	list_each(l, next, &s->running)
-		n_prompts += entry(l)->state == REQUEST_PREFILL;
+		n_prompts += entry(l)->state == REQUEST_PREFILL && !stands_back(entry(l), large_rest);
 	if (n_prompts == 0)
 		return;
 	int32_t left = step_budget(s, decoding) - s->batch.n_rows;
 	list_each(l, next, &s->running) {
 		struct request *r = entry(l);
-		if (r->state != REQUEST_PREFILL || left <= 0 || r->n_moving != r->n_moving_now)
+		if (r->state != REQUEST_PREFILL || left <= 0 || r->n_moving != r->n_moving_now || stands_back(r, large_rest))
 			continue;
 		/* Equal shares, so that a short prompt behind a long one does not wait for all of it; what one leaves goes on. */
 		int32_t share = (left + n_prompts - 1) / n_prompts;
 		if (share < MIN_PROMPT_ROWS)
 			share = left < MIN_PROMPT_ROWS ? left : MIN_PROMPT_ROWS;
+		/* All that is below the pool is read for it, however many they are. */
+		if (r->spill.n_groups > 0)
+			share = s->step_tokens - s->batch.n_rows;
 		int32_t before = s->batch.n_rows;
 		add_prompt_rows(s, r, share);
 		left -= s->batch.n_rows - before;
@@ -652,6 +756,10 @@ static bool move_first_pages(struct sched *s, struct request *r)
 /* Its policy acts where it is time for that, and there is room for what follows up to the next time. As make_room(). */
 static bool go_on(struct sched *s, struct request *r)
 {
+	if (!make_way(s, r)) {
+		preempt(s, r, ENGINE_ROOM_DECODE);
+		return false;
+	}
 	int32_t n = kv_policy_due(&r->policy, &r->kv);
 	if (n > 0 && r->policy.kind == KV_POLICY_EVICT && !note_pages(s, r)) {
 		preempt(s, r, ENGINE_ROOM_DECODE);
@@ -665,7 +773,8 @@ static bool go_on(struct sched *s, struct request *r)
 	s->pages_dropped[r->policy.kind] += (uint64_t)n;
 	if (!move_first_pages(s, r))
 		return false;
-	if (!(r->state == REQUEST_PREFILL && r->policy.kind == KV_POLICY_FULL) && !make_room(s, r, r->state == REQUEST_DECODE ? 1 : request_reach(r)))
+	bool paged = r->policy.kind == KV_POLICY_FULL && !r->is_large; /* its prompt has its pages since it was admitted */
+	if (!(r->state == REQUEST_PREFILL && paged) && !make_room(s, r, r->state == REQUEST_DECODE ? 1 : reach_of(s, r)))
 		return false;
 	if (r->kv.n_tokens < kv_policy_weighs_from(&r->policy) || kv_seq_weigh(&r->kv))
 		return true;
@@ -688,17 +797,39 @@ static void make_exact(struct step_part *part, struct batch_seq *seq)
 	seq->look = NULL;
 }
 
+/* Large requests stand back while others are owed time. */
+static bool others_are_owed(const struct sched *s)
+{
+	bool others = false;
+	list_each(l, next, (struct list *)&s->running)
+		others = others || entry(l)->spill.n_groups == 0;
+	return s->owed_ns > 0 && others;
+}
+
+/* Tells the room below the pool what the step will read of it. */
+static void announce_spills(struct sched *s)
+{
+	int32_t n = 0;
+	for (int32_t i = 0; i < s->batch.n_seqs; i++) {
+		if (s->batch.seq[i].far)
+			s->spill[n++] = &s->part[i].request->spill;
+	}
+	if (n > 0)
+		kv_overflow_step(s->overflow, s->spill, n);
+}
+
 bool sched_build(struct sched *s)
 {
 	struct batch *b = &s->batch;
 	int32_t n_seen = 0;
 	b->n_rows = b->n_seqs = b->n_outputs = 0;
 	admit_waiting(s);
+	bool large_rest = others_are_owed(s);
 	/* Oldest first: whoever has to give way is younger and so not in the batch yet. */
 	for (struct list *l = s->running.next; l != &s->running;) {
 		struct request *r = entry(l);
 		struct list *older = l->prev;
-		if (!go_on(s, r)) {
+		if (!stands_back(r, large_rest) && !go_on(s, r)) {
 			l = older->next;
 			continue;
 		}
@@ -707,13 +838,18 @@ bool sched_build(struct sched *s)
 		/* All behind it may have a row. */
 		int32_t room = s->step_tokens - b->n_rows - (s->n_running - ++n_seen);
 		bool ready = r->n_moving == 0 || add_moved_rows(s, r, room);
-		if (r->state != REQUEST_DECODE || !ready)
+		if (r->state != REQUEST_DECODE || !ready || stands_back(r, large_rest))
 			continue;
 		add_rows(s, r, 1, 1);
 		if (wants_exact(r))
 			make_exact(&s->part[b->n_seqs - 1], &s->seq[b->n_seqs - 1]);
 	}
-	add_prompts(s, b->n_rows > 0);
+	add_prompts(s, b->n_rows > 0, large_rest);
+	if (b->n_rows == 0 && large_rest) {
+		s->owed_ns = 0; /* they have no use for it */
+		return sched_build(s);
+	}
+	announce_spills(s);
 	return b->n_rows > 0;
 }
 
@@ -776,7 +912,11 @@ void sched_describe(const struct sched *s, struct engine_stats *out)
 
 void sched_measure(struct sched *s, int32_t n_rows, bool has_prompt_rows, int64_t step_ns)
 {
-	if (!has_prompt_rows || n_rows < MIN_PROMPT_ROWS || step_ns <= 0)
+	bool large = false;
+	for (int32_t i = 0; i < s->batch.n_seqs; i++)
+		large = large || s->batch.seq[i].far;
+	s->owed_ns = large ? step_ns : s->owed_ns > step_ns ? s->owed_ns - step_ns : 0;
+	if (large || !has_prompt_rows || n_rows < MIN_PROMPT_ROWS || step_ns <= 0)
 		return;
 	double now = n_rows / (step_ns * 1e-9);
 	s->rows_per_s = s->rows_per_s > 0 ? 0.7 * s->rows_per_s + 0.3 * now : now;

@@ -17,6 +17,11 @@
  * and what has to go then goes in front of the next one. Pages that go may be shared, so each stretch asks for
  * room as a decoding request does.
  *
+ * A request with more tokens than the pool holds is large. It can run where there is room below the pool for its first pages (kv/overflow.h), which
+ * is reserved when it is admitted, for all that it may come to if it says that; those that wait for such room are overtaken. It has half of
+ * the pool at most, and is computed in steps as large as that allows, since each of them reads all that is below. A step with such a
+ * request is slow for everybody in it: while there are others, they get as much time to themselves afterwards.
+ *
  * Work in the background, which nobody waits for, comes last in every order: it is admitted while nothing else runs or waits, goes on
  * beside what comes then, and is set back first, for a prompt that lacks room as well.
  *
@@ -31,6 +36,7 @@
 #include "engine/backend.h"
 #include "engine/base/clock.h"
 #include "engine/base/list.h"
+#include "engine/kv/overflow.h"
 #include "engine/kv/pool.h"
 #include "engine/kv/prefix.h"
 #include "engine/kv/score.h"
@@ -52,6 +58,7 @@ struct sched {
 	struct kv_pool *pool;
 	struct kv_prefix *prefix;
 	struct kv_tiers *tiers; /* below the pool; NULL, as sched_init() leaves it: none */
+	struct kv_overflow *overflow; /* room for what large requests have beyond the pool; NULL, as sched_init() leaves it: none */
 	struct kv_scorer *scorer; /* NULL, as sched_init() leaves it: all pages are worth the same */
 	struct session_table *sessions;
 	struct parking parking; /* KV of idle sessions that is not the index's */
@@ -65,6 +72,8 @@ struct sched {
 	uint64_t next_order;
 	uint64_t turn;       /* of the request admitted last */
 	uint64_t pass;       /* of admission */
+	uint64_t overflow_pass; /* in which a request had to wait for room below the pool */
+	int64_t owed_ns;     /* to the other requests, for the last step that had a large one */
 	const struct request *awaited; /* during a pass of admission: whom the last one that waits for another waits for */
 	uint64_t n_preemptions, preempted[ENGINE_N_ROOMS]; /* in all, and by what needed the room */
 	uint64_t n_holds_dropped;
@@ -78,6 +87,7 @@ struct sched {
 	struct batch_seq *seq;     /* [2 * max_running]: some have two parts */
 	int32_t *output_row;       /* [max_outputs] */
 	struct step_part *part;    /* [2 * max_running] */
+	struct kv_spill **spill;   /* [max_running] of the large ones */
 };
 
 /* step_tokens and max_outputs are at least max_running. */

@@ -331,6 +331,12 @@ void session_keep(struct session_table *t, struct session *s, const struct kv_se
 		kv_prefix_weaken(t->prefix, kv, &s->kv);
 }
 
+void session_recall(struct session *s, const struct kv_key *keys, int32_t n_pages, int32_t n_tokens)
+{
+	if (s)
+		kv_weak_recall(keys, n_pages, n_tokens, &s->kv);
+}
+
 /* own: references on it that are the session's, weak and strong. */
 static void describe_page(const struct session_table *t, const struct kv_pool *pool, int32_t page, int32_t own,
                           struct engine_session_info *out)
@@ -342,10 +348,15 @@ static void describe_page(const struct session_table *t, const struct kv_pool *p
 	out->pages_exclusive += refs - indexed + (t->prefix ? kv_prefix_n_weak(t->prefix, page) : 0) == own;
 }
 
-/* Where its pages are, of which the first `alive` never left; those of a request that runs, and those that are its own, are on the device. */
+/*
+ * Where its pages are, of which the first `alive` never left; those of a request that runs, and those that are its own, are on the device, but
+ * for what a large one has below.
+ */
 static void describe_places(const struct session_table *t, const struct session *s, int32_t alive, struct engine_session_info *out)
 {
 	out->pages_device = out->n_pages;
+	if (s->running)
+		kv_overflow_count(&s->running->spill, &out->pages_tier[KV_TIER_RAM], &out->pages_tier[KV_TIER_DISK]);
 	if (s->running || s->parked)
 		return;
 	for (int32_t i = alive; i < s->kv.n_pages; i++) {

@@ -101,6 +101,9 @@ void session_remove(struct session_table *t, struct session *s);
 /* Remembers what a request of the session, which ends, leaves in the index of its KV. */
 void session_keep(struct session_table *t, struct session *s, const struct kv_seq *kv);
 
+/* The keys of what it had, as another process has left them; copied. It may be in tiers. */
+void session_recall(struct session *s, const struct kv_key *keys, int32_t n_pages, int32_t n_tokens);
+
 /* Looks at each of its pages. */
 void session_describe(const struct session_table *t, const struct session *s, const struct kv_pool *pool,
                       struct engine_session_info *out);

@@ -68,3 +68,28 @@ void engine_tiers_describe(const struct kv_tiers *t, struct engine_tiers *out)
 	out->fetching = s.n_fetching;
 	out->prefill_tokens_per_s = s.prefill_tokens_per_s;
 }
+
+void engine_overflow_describe(const struct kv_overflow *o, struct engine_overflow *out)
+{
+	struct kv_overflow_stats s;
+	*out = (struct engine_overflow){.off_reason = ""};
+	if (!o)
+		return;
+	kv_overflow_stats(o, &s);
+	*out = (struct engine_overflow){
+	        .max_tokens = kv_overflow_now(o)->max_tokens,
+	        .ram_bytes = s.ram_bytes,
+	        .ram_used_bytes = s.ram_used_bytes,
+	        .disk_bytes = s.disk_bytes,
+	        .disk_used_bytes = s.disk_used_bytes,
+	        .requests = s.n_sequences,
+	        .pages = s.n_pages,
+	        .moved_pages = s.pages_spilled,
+	        .lost_requests = s.sequences_lost,
+	        .bytes_read = s.bytes_read,
+	        .bytes_written = s.bytes_written,
+	        .waits = s.waits,
+	        .disk_off = s.disk_off,
+	        .off_reason = s.off_reason,
+	};
+}

@@ -57,6 +57,15 @@ static void describe_diagnostics(const struct request *r, struct engine_diagnost
 	}
 }
 
+/* Its pages below the pool, which hold none of it. */
+static void describe_spill(const struct worker *w, const struct request *r, struct engine_context_usage *out)
+{
+	int32_t *ram = &out->pages_tier[ENGINE_TIER_RAM], *disk = &out->pages_tier[ENGINE_TIER_DISK];
+	kv_overflow_count(&r->spill, ram, disk);
+	out->pages -= *ram + *disk;
+	out->bytes = (uint64_t)out->pages * w->e->layout.page_stride;
+}
+
 void worker_finish_request(struct worker *w, struct request *r, enum engine_finish finish, const char *detail)
 {
 	struct engine_event *ev = r->last;
@@ -78,6 +87,7 @@ void worker_finish_request(struct worker *w, struct request *r, enum engine_fini
 	if (!r->started_ns)
 		r->usage.queue_ns = now - r->submitted_ns;
 	context_describe(&r->policy, &r->kv, w->e->pool, &r->usage.context);
+	describe_spill(w, r, &r->usage.context);
 	describe_diagnostics(r, &r->usage.context.diagnostics);
 	w->stats.context_requests[r->policy.kind]++;
 	w->stats.context_merged[r->policy.kind] += (uint64_t)r->usage.context.merged_tokens;
@@ -138,6 +148,11 @@ static void end_overdue(struct worker *w)
 	}
 }
 
+void worker_explain_loss(struct error *err)
+{
+	error_set(err, STATUS_IO, "the disk that has conversations larger than the KV cache failed, and this one needs it");
+}
+
 void worker_explain_failure(const struct worker *w, enum status st, struct error *err)
 {
 	const struct backend *b = w->e->backend;
@@ -167,6 +182,7 @@ static void publish(struct worker *w)
 	s.pages_free = kv_pool_n_free(e->pool);
 	s.kv = w->kv;
 	engine_tiers_describe(e->tiers, &s.tiers);
+	engine_overflow_describe(e->overflow, &s.overflow);
 	s.sessions_created = w->sessions.created;
 	s.sessions_expired = w->sessions.expired;
 	s.sessions_deleted = w->sessions.deleted;
@@ -252,6 +268,41 @@ static void look_at_device(struct worker *w)
 	worker_explain_failure(w, STATUS_DEVICE, &w->lost_error);
 }
 
+int32_t worker_max_tokens(const struct worker *w)
+{
+	const struct engine_info *info = &w->e->info;
+	if (!w->e->overflow)
+		return info->n_ctx;
+	int32_t most = kv_overflow_now(w->e->overflow)->max_tokens;
+	most = most > info->n_ctx_pool ? most : info->n_ctx_pool;
+	return most < info->n_ctx ? most : info->n_ctx;
+}
+
+/* The room below the pool has become less, since its disk has failed: requests that need what it had end now, rather than wait for ever. */
+static void look_below(struct worker *w)
+{
+	struct list *const heads[] = {&w->sched.running, &w->sched.waiting};
+	struct error err;
+	if (!w->e->overflow || kv_overflow_now(w->e->overflow)->max_tokens >= w->overflow_tokens)
+		return;
+	w->overflow_tokens = kv_overflow_now(w->e->overflow)->max_tokens;
+	int32_t most = worker_max_tokens(w);
+	for (size_t i = 0; i < 2; i++) {
+		list_each(l, next, heads[i]) {
+			struct request *r = list_entry(l, struct request, link);
+			if (r->policy.kind != KV_POLICY_FULL || r->max_total <= most)
+				continue;
+			/* What it said it needs, or has already, is no longer to be had; else its answer ends sooner. */
+			if (r->spec->max_tokens < 0 && (int32_t)r->tokens.n < most) {
+				r->max_total = most;
+				continue;
+			}
+			worker_explain_loss(&err);
+			worker_fail_request(w, r, &err);
+		}
+	}
+}
+
 /* Ends everything for good with one error, and tells why the engine answers nothing from now on. */
 static void give_up(struct worker *w)
 {
@@ -277,6 +328,7 @@ static void serve(struct worker *w)
 		take_commands(w, idle);
 		collect_when_due(w);
 		end_overdue(w);
+		look_below(w);
 		idle = !sched_build(&w->sched);
 		/* What was evicted for the step is told before it. */
 		if (session_watches_tell(&w->watches, clock_now_ms(e->clock), &w->out))
@@ -364,6 +416,8 @@ static enum status start(struct worker *w, struct error *err)
 	if (!w->part_logits || !w->part_token || !w->choice || !w->chosen)
 		return error_set(err, STATUS_NOMEM, "no memory for the outputs of a step");
 	w->sched.tiers = w->sessions.tiers = e->tiers;
+	w->sched.overflow = e->overflow;
+	w->overflow_tokens = e->overflow ? kv_overflow_now(e->overflow)->max_tokens : 0;
 	w->sched.horizon = model_horizon(model_params(e->model));
 	if (e->tiers) {
 		calibrate_prefill(e, &w->sched);

@@ -36,6 +36,7 @@ struct worker {
 	struct sample_row *choice; /* [max_running] what the backend chooses */
 	int32_t *chosen;           /* [max_running] and what comes back */
 	struct engine_stats stats; /* counters; gauges are filled in at publication */
+	int32_t overflow_tokens; /* that a request may have below the pool, when that was looked at last */
 	bool stopping;
 	bool lost;               /* the device is: nothing can be computed any more */
 	struct error lost_error; /* what was wrong with it */
@@ -51,6 +52,10 @@ void worker_end_session(struct worker *w, struct session *s, const char *detail)
 /* Ends the sessions whose time is over. */
 void worker_collect_sessions(struct worker *w);
 void worker_take_census(struct worker *w);
+/* The longest conversation of which all is kept, as far as there is room for it now. */
+int32_t worker_max_tokens(const struct worker *w);
+/* The sentence for requests that have lost what they had below the pool. */
+void worker_explain_loss(struct error *err);
 /* The sentence for requests that a failed device leaves without an answer. */
 void worker_explain_failure(const struct worker *w, enum status st, struct error *err);
 

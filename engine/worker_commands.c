@@ -239,7 +239,9 @@ static void handle_generate(struct worker *w, struct command *c)
 		return;
 	}
 	c->request = NULL;
-	int32_t n_ctx = context_is_bounded(&e->options, &spec->context) ? e->info.n_ctx_long : e->info.n_ctx;
+	int32_t n_ctx = policy.kind == KV_POLICY_FULL ? worker_max_tokens(w) : e->info.n_ctx_pool;
+	if (context_is_bounded(&e->options, &spec->context))
+		n_ctx = e->info.n_ctx_long;
 	if (request_create(spec, &c->tokens, e->tokenizer, e->words, n_ctx, c->submitted_ns, &r, &err) != STATUS_OK) {
 		refuse_generate(w, c, &err);
 		return;

@@ -127,6 +127,11 @@ static void take_part(struct worker *w, const struct step_part *part, float *min
 	struct request *r = part->request;
 	struct error err;
 	int32_t first = r->kv.n_tokens;
+	if (r->spill.lost) {
+		worker_explain_loss(&err);
+		worker_fail_request(w, r, &err);
+		return;
+	}
 	if (part->moves) {
 		sched_moved(part);
 		return;

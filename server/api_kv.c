@@ -116,6 +116,23 @@ static void write_tiers(struct buf *out, const struct engine_tiers *t)
 		   t->prefill_tokens_per_s);
 }
 
+/* Room below the pool for conversations larger than it, where there is any. */
+static void write_overflow(struct buf *out, const struct engine_overflow *o)
+{
+	if (o->ram_bytes + o->disk_bytes == 0 && !o->disk_off)
+		return;
+	buf_printf(out,
+		   ",\"overflow\":{\"max_tokens\":%d,\"requests\":%d,\"pages\":%d,\"moved_pages\":%llu,\"lost_requests\":%llu,"
+		   "\"ram\":{\"bytes\":%llu,\"bytes_used\":%llu},\"disk\":{\"state\":\"%s\",\"reason\":",
+		   o->max_tokens, o->requests, o->pages, (unsigned long long)o->moved_pages, (unsigned long long)o->lost_requests,
+		   (unsigned long long)o->ram_bytes, (unsigned long long)o->ram_used_bytes,
+		   o->disk_off ? "off" : o->disk_bytes ? "on" : "none");
+	buf_json_string(out, o->off_reason, strlen(o->off_reason));
+	buf_printf(out, ",\"bytes\":%llu,\"bytes_used\":%llu,\"bytes_read\":%llu,\"bytes_written\":%llu,\"waits\":%llu}}",
+		   (unsigned long long)o->disk_bytes, (unsigned long long)o->disk_used_bytes, (unsigned long long)o->bytes_read,
+		   (unsigned long long)o->bytes_written, (unsigned long long)o->waits);
+}
+
 static void write_limit(struct buf *out, const char *name, uint64_t limit)
 {
 	if (limit)
@@ -171,6 +188,7 @@ static void reply_kv(struct app *a, struct http_exchange *x, const struct engine
 	write_holders(&body, ev->kv);
 	write_counters(&body, &stats, engine_kv_policy_find(a->config->kv_policy));
 	write_tiers(&body, &stats.tiers);
+	write_overflow(&body, &stats.overflow);
 	write_keys(a, http_principal(x), &body);
 	buf_puts(&body, ",\"sessions\":{");
 	write_session_list(a, ev, &body);

@@ -144,7 +144,8 @@ static void write_diagnostics(struct buf *out, const struct engine_diagnostics *
 
 void kv_cache_write(struct buf *out, const struct engine_context_usage *u, const struct compacted *compacted, bool asked)
 {
-	if (!u->policy || (!asked && u->policy == engine_context_policy(0)))
+	int32_t below = u->pages_tier[ENGINE_TIER_RAM] + u->pages_tier[ENGINE_TIER_DISK];
+	if (!u->policy || (!asked && below == 0 && u->policy == engine_context_policy(0)))
 		return;
 	buf_printf(out,
 		   ",\"kv_cache\":{\"policy\":\"%s\",\"tokens_logical\":%d,\"tokens_resident\":%d,\"evicted_tokens\":%d,"

@@ -260,6 +260,7 @@ void server_engine_options(const struct config *c, struct engine_options *out)
 		.kv_ram_bytes = (uint64_t)c->kv_ram,
 		.kv_ram_type = c->kv_ram_dtype,
 		.kv_disk_write_bytes_per_s = (uint64_t)c->kv_disk_rate,
+		.kv_overflow_bytes = (uint64_t)c->kv_overflow,
 		.kv_policy = c->kv_policy,
 		.context_policy = c->context_policy,
 		.max_cache_size = (int32_t)c->max_cache_size,
@@ -279,25 +280,41 @@ void server_engine_options(const struct config *c, struct engine_options *out)
 	};
 }
 
+/* DIR:SIZE in its parts; *dir is malloc'd. NULL: neither. */
+static enum status dir_and_size(const char *option, const char *value, char **dir, uint64_t *bytes, struct error *err)
+{
+	size_t n;
+	int64_t size;
+	*dir = NULL;
+	*bytes = 0;
+	if (!value)
+		return STATUS_OK;
+	enum status st = config_dir_size(option, value, &n, &size, err);
+	if (st != STATUS_OK)
+		return st;
+	*bytes = (uint64_t)size;
+	*dir = strndup(value, n);
+	return *dir ? STATUS_OK : error_set(err, STATUS_NOMEM, "out of memory");
+}
+
 static enum status start_engine(struct server *s, const char *chat_template)
 {
 	const struct config *c = s->config;
 	struct engine_options options;
-	size_t dir_n = 0;
-	int64_t disk_bytes = 0;
-	if (c->kv_disk && config_kv_disk(c, &dir_n, &disk_bytes, s->err) != STATUS_OK)
-		return s->err->status;
-	char *dir = c->kv_disk ? strndup(c->kv_disk, dir_n) : NULL;
-	if (c->kv_disk && !dir)
-		return error_set(s->err, STATUS_NOMEM, "out of memory");
+	char *dir = NULL, *overflow_dir = NULL;
 	server_engine_options(c, &options);
+	enum status st = dir_and_size("kv-disk", c->kv_disk, &dir, &options.kv_disk_bytes, s->err);
+	if (st == STATUS_OK)
+		st = dir_and_size("kv-overflow-disk", c->kv_overflow_disk, &overflow_dir, &options.kv_overflow_disk_bytes, s->err);
 	options.chat_template = chat_template;
 	options.kv_disk_dir = dir;
-	options.kv_disk_bytes = (uint64_t)disk_bytes;
+	options.kv_overflow_dir = overflow_dir;
 	options.wake = wake_loop;
 	options.wake_arg = s;
-	enum status st = engine_create(&options, &s->engine, s->err);
+	if (st == STATUS_OK)
+		st = engine_create(&options, &s->engine, s->err);
 	free(dir);
+	free(overflow_dir);
 	return st;
 }
 

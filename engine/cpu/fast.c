@@ -703,6 +703,7 @@ static const struct backend_ops fast_ops = {
         .rope = rope,
         .kv_write = fast_kv_write,
         .attention = fast_attention,
+        .attention_part = fast_attention_part,
         .glu = glu,
         .softcap = softcap,
         .gather_rows = cpu_gather_rows,

@@ -112,7 +112,8 @@ struct block_weights {
 struct attn_job {
 	const char *kv;              /* the slab, moved to the layer and the first KV head */
 	size_t page_stride;
-	const int32_t *block_table;
+	const int32_t *block_table;  /* of pages from first_page on */
+	int32_t first_page;
 	int32_t head_dim;
 	int32_t from, to;            /* positions [from, to): whole blocks but for the end; the first ones may be before all of `first` */
 	int32_t end;                 /* of the positions in the block table: what follows `to` is likely to be read next */
@@ -251,3 +252,5 @@ enum status fast_kv_write(struct backend *b, void *kv, const struct kv_layout *l
 enum status fast_attention(struct backend *b, const void *kv, const struct kv_layout *layout, int32_t layer, const float *q,
                            int32_t n_head, const struct attention_params *params, float *out);
 enum status fast_page_bounds(struct backend *b, const void *kv, const struct kv_layout *layout, const int32_t *pages, int32_t n);
+enum status fast_attention_part(struct backend *b, const void *kv, const struct kv_layout *layout, int32_t layer, const float *q,
+                                int32_t n_head, const struct attention_params *params, const struct attention_part *part, float *out);

@@ -12,6 +12,10 @@
  *
  * A row that chooses is a tile by itself, at the position that its last page has among the chosen ones. What each KV head chooses is found
  * before the items run, and takes the place of the block table.
+ *
+ * A part of a sequence (struct attention_part) is computed in the same way from the ranges that it has, and from pieces of them. For each row and
+ * query head two partial results are kept in between (`state`): of all ranges that are complete, into which the next ones are folded, and
+ * of one that the last part left open, with which the next part goes on as if it had not been interrupted.
  */
 #include <math.h>
 #include <stdatomic.h>
@@ -40,6 +44,7 @@ struct attn_tile {
 	int32_t span;         /* KV heads of an item */
 	int32_t range_tokens;
 	int32_t first_range, n_ranges; /* ranges [first_range, first_range + n_ranges) hold what the rows see */
+	int32_t from, to;     /* positions that are looked at: all, or those of a part */
 	int64_t split;        /* index of its first span in `partials` and `left`, or WHOLE */
 };
 
@@ -68,8 +73,12 @@ struct attn_cut {
 	struct scratch items; /* struct attn_item */
 };
 
+_Static_assert((int)KV_PART_PAGES * (int)KV_PAGE_TOKENS % (int)ATTN_BLOCK == 0, "a part ends with a block");
+
+enum { CUT_ALL, CUT_WINDOW, CUT_PART, N_CUTS }; /* of layers without a window, with one, and of the part at hand */
+
 struct attn_plan {
-	struct attn_cut cut[2];   /* of layers without a window, and with one */
+	struct attn_cut cut[N_CUTS];
 	struct scratch left;      /* _Atomic int32_t: ranges of a split (tile, span) that are not done */
 	struct scratch partials;  /* float: results of the ranges of split ones, partial_floats() each */
 	struct scratch per_thread; /* float: thread_floats() each */
@@ -78,6 +87,7 @@ struct attn_plan {
 	struct scratch bounds;     /* float: bound_floats() for each thread */
 	int32_t most_pages;        /* in the block table of a chooser */
 	struct scratch weights;    /* struct block_weights [most_blocks] for each query of an item, of each thread and then of each split */
+	struct scratch state;     /* float [rows of the sequence][n_head][2][head_dim + 2]: weighted sum, maximum and sum of the parts so far */
 };
 
 enum status attn_plan_create(struct attn_plan **out)
@@ -90,10 +100,11 @@ void attn_plan_destroy(struct attn_plan *p)
 {
 	if (!p)
 		return;
-	for (int i = 0; i < 2; i++) {
+	for (int i = 0; i < N_CUTS; i++) {
 		scratch_free(&p->cut[i].tiles);
 		scratch_free(&p->cut[i].items);
 	}
+	scratch_free(&p->state);
 	scratch_free(&p->left);
 	scratch_free(&p->partials);
 	scratch_free(&p->per_thread);
@@ -106,7 +117,7 @@ void attn_plan_destroy(struct attn_plan *p)
 
 void attn_plan_reset(struct attn_plan *p)
 {
-	p->cut[0].valid = p->cut[1].valid = false;
+	p->cut[CUT_ALL].valid = p->cut[CUT_WINDOW].valid = false;
 }
 
 static int32_t min_i32(int32_t a, int32_t b)
@@ -172,7 +183,7 @@ static enum status reserve(struct fast *f, struct attn_cut *cut, int64_t tiles, 
 enum status attn_plan_reserve(struct fast *f, int32_t max_rows, const struct kv_layout *layout)
 {
 	enum status s = STATUS_OK;
-	for (int i = 0; i < 2 && s == STATUS_OK; i++)
+	for (int i = 0; i < CUT_PART && s == STATUS_OK; i++)
 		s = reserve(f, &f->plan->cut[i], max_rows, (int64_t)max_rows * layout->n_head_kv, layout->head_dim);
 	return s;
 }
@@ -220,6 +231,7 @@ static int64_t cut_sequence(const struct batch_seq *seq, int32_t group, int32_t 
 			        .range_tokens = length,
 			        .first_range = first,
 			        .n_ranges = (position + n_rows - 1) / length + 1 - first,
+			        .to = position + n_rows,
 			        .split = WHOLE,
 			};
 		}
@@ -227,6 +239,19 @@ static int64_t cut_sequence(const struct batch_seq *seq, int32_t group, int32_t 
 		next_chosen += chooses ? (int64_t)n_head_kv * seq->choice.n_pages : 0;
 	}
 	return n;
+}
+
+/* Leaves of a tile what it sees of a part, which may be no range at all. */
+static void clip(struct attn_tile *t, const struct attention_part *part)
+{
+	int32_t end_range = t->first_range + t->n_ranges;
+	t->from = part->first_page * KV_PAGE_TOKENS;
+	if (!part->last)
+		t->to = min_i32(t->to, (part->first_page + part->n_pages) * KV_PAGE_TOKENS);
+	if (t->first_range < t->from / t->range_tokens)
+		t->first_range = t->from / t->range_tokens;
+	end_range = min_i32(end_range, (t->to - 1) / t->range_tokens + 1);
+	t->n_ranges = end_range > t->first_range ? end_range - t->first_range : 0;
 }
 
 /* Lists the rows of a sequence that choose in out, where it is not NULL, and counts them. */
@@ -288,7 +313,9 @@ static enum status list_choosers(struct fast *f, struct attn_cut *p, const struc
 
 static int64_t tile_cost(const struct attn_tile *t, int32_t window)
 {
-	return (int64_t)t->n_rows * t->n_heads * ((int64_t)t->position + t->n_rows - first_seen(t->position, window));
+	int32_t first = first_seen(t->position, window);
+	first = first < t->from ? t->from : first;
+	return t->to > first ? (int64_t)t->n_rows * t->n_heads * (t->to - first) : 0;
 }
 
 /* KV heads of an item: as many as fit, but the tile's `n_ranges` ranges shall make enough items for all threads. */
@@ -317,15 +344,20 @@ static void add_items(struct attn_cut *p, int32_t tile, int32_t n_head_kv, int32
 			items[p->n_items++] = (struct attn_item){tile, h, min_i32(t->span, n_head_kv - h), first_range + r};
 }
 
-static enum status make_cut(struct fast *f, struct attn_cut *p, const struct kv_layout *layout, int32_t n_head, int32_t window)
+/* Of all sequences without far pages, or of a part of one that has some. */
+static enum status make_cut(struct fast *f, struct attn_cut *p, const struct kv_layout *layout, int32_t n_head, int32_t window,
+                            const struct attention_part *part)
 {
 	const struct batch *batch = f->base.batch;
 	int32_t group = n_head / layout->n_head_kv, n_head_kv = layout->n_head_kv;
 	int64_t n = 0, cost = 0, n_splits = 0, n_chosen = 0, n_threads = threads_count(f->base.threads);
-	for (int32_t s = 0; s < batch->n_seqs; s++)
-		n += cut_sequence(&batch->seq[s], group, n_head_kv, window, 0, NULL);
+	for (int32_t s = 0; s < batch->n_seqs; s++) {
+		if (part ? s == part->seq : !batch->seq[s].far)
+			n += cut_sequence(&batch->seq[s], group, n_head_kv, window, 0, NULL);
+	}
 	enum status status = reserve(f, p, n, n * n_head_kv, layout->head_dim);
-	if (status == STATUS_OK)
+	p->n_choosers = 0;
+	if (status == STATUS_OK && !part)
 		status = list_choosers(f, p, layout, window);
 	if (status != STATUS_OK)
 		return status;
@@ -333,17 +365,22 @@ static enum status make_cut(struct fast *f, struct attn_cut *p, const struct kv_
 	struct attn_tile *tiles = p->tiles.p;
 	p->n_tiles = 0;
 	for (int32_t s = 0; s < batch->n_seqs; s++) {
+		if (part ? s != part->seq : batch->seq[s].far != NULL)
+			continue;
 		p->n_tiles += cut_sequence(&batch->seq[s], group, n_head_kv, window, n_chosen, tiles + p->n_tiles);
 		n_chosen += chosen_by(&batch->seq[s], n_head_kv, window);
 	}
-	for (int64_t i = 0; i < p->n_tiles; i++)
+	for (int64_t i = 0; i < p->n_tiles; i++) {
+		if (part)
+			clip(&tiles[i], part);
 		cost += tile_cost(&tiles[i], window) * n_head_kv;
+	}
 
 	/* Split items first, then the long ones of each prompt: the last to finish should be short. */
 	int64_t share = cost / (SHARES * n_threads);
 	p->n_items = 0;
 	for (int64_t i = 0; i < p->n_tiles; i++) {
-		if (tiles[i].n_ranges == 1 || tile_cost(&tiles[i], window) <= share)
+		if (tiles[i].n_ranges <= 1 || tile_cost(&tiles[i], window) <= share)
 			continue;
 		tiles[i].span = choose_span(&tiles[i], n_head_kv, tiles[i].n_ranges, n_threads);
 		tiles[i].split = n_splits;
@@ -351,7 +388,7 @@ static enum status make_cut(struct fast *f, struct attn_cut *p, const struct kv_
 		add_items(p, (int32_t)i, n_head_kv, tiles[i].first_range, tiles[i].n_ranges);
 	}
 	for (int64_t i = p->n_tiles - 1; i >= 0; i--) {
-		if (tiles[i].split != WHOLE)
+		if (tiles[i].split != WHOLE || tiles[i].n_ranges == 0)
 			continue;
 		tiles[i].span = choose_span(&tiles[i], n_head_kv, p->n_tiles, n_threads);
 		add_items(p, (int32_t)i, n_head_kv, WHOLE, 1);
@@ -374,6 +411,7 @@ static enum status make_cut(struct fast *f, struct attn_cut *p, const struct kv_
 struct attention_call {
 	struct fast *f;
 	const struct attn_cut *cut;
+	const struct attention_part *part; /* NULL: everything at once */
 	const char *kv;
 	const struct kv_layout *layout;
 	int32_t layer;
@@ -407,17 +445,53 @@ static int64_t query_offset(const struct attention_call *c, const struct attn_ti
 	return (row * c->n_head + head) * c->layout->head_dim;
 }
 
+enum { CLOSED_RANGES, OPEN_RANGE };
+
+/* Where query i of an item has its state of either kind. */
+static float *state_at(const struct attention_call *c, const struct attn_tile *t, int32_t head_kv, int32_t i, int kind)
+{
+	int32_t dim = c->layout->head_dim;
+	int64_t query = query_offset(c, t, head_kv, i) / dim - (int64_t)t->seq->first_row * c->n_head;
+	return (float *)c->f->plan->state.p + (2 * query + kind) * (dim + 2);
+}
+
+static void load_state(const struct attention_call *c, const struct attn_tile *t, int32_t head_kv, int n, int kind, struct partial to)
+{
+	int32_t dim = c->layout->head_dim;
+	for (int i = 0; i < n; i++) {
+		const float *state = state_at(c, t, head_kv, i, kind);
+		memcpy(to.acc + (int64_t)i * dim, state, (size_t)dim * sizeof *state);
+		to.max[i] = state[dim];
+		to.sum[i] = state[dim + 1];
+	}
+}
+
+static void store_state(const struct attention_call *c, const struct attn_tile *t, int32_t head_kv, int n, int kind, struct partial from)
+{
+	int32_t dim = c->layout->head_dim;
+	for (int i = 0; i < n; i++) {
+		float *state = state_at(c, t, head_kv, i, kind);
+		memcpy(state, from.acc + (int64_t)i * dim, (size_t)dim * sizeof *state);
+		state[dim] = from.max[i];
+		state[dim + 1] = from.sum[i];
+	}
+}
+
 /* Reduces one range of a tile into `to`; goes_on: the one after it follows. */
 static void run_range(const struct attention_call *c, const struct attn_tile *t, struct attn_job *j, int32_t range, bool goes_on,
                       struct partial to)
 {
 	int32_t dim = c->layout->head_dim;
 	int n = j->n_heads * j->n_queries;
-	for (int i = 0; i < n; i++) {
-		to.max[i] = -INFINITY;
-		to.sum[i] = 0;
+	if (range * t->range_tokens < t->from && !c->part->first) {
+		load_state(c, t, j->head_kv, n, OPEN_RANGE, to);
+	} else {
+		for (int i = 0; i < n; i++) {
+			to.max[i] = -INFINITY;
+			to.sum[i] = 0;
+		}
+		memset(to.acc, 0, (size_t)n * (size_t)dim * sizeof *to.acc);
 	}
-	memset(to.acc, 0, (size_t)n * (size_t)dim * sizeof *to.acc);
 	for (int i = 0; j->weights && i < n; i++) {
 		struct block_weights *w = j->weights + (int64_t)i * j->n_blocks + range * t->range_tokens / ATTN_BLOCK - j->first_block;
 		for (int b = 0; b < t->range_tokens / ATTN_BLOCK; b++)
@@ -425,10 +499,11 @@ static void run_range(const struct attention_call *c, const struct attn_tile *t,
 	}
 	/* What lies before all rows' windows is not looked at; blocks begin where they would without a window. */
 	int32_t seen = j->first[0] / ATTN_BLOCK * ATTN_BLOCK;
+	seen = seen < t->from ? t->from : seen;
 	j->from = range * t->range_tokens;
 	j->from = j->from < seen ? seen : j->from;
-	j->to = min_i32((range + 1) * t->range_tokens, t->position + t->n_rows);
-	j->end = min_i32(j->to + (goes_on ? t->range_tokens : 0), t->position + t->n_rows);
+	j->to = min_i32((range + 1) * t->range_tokens, t->to);
+	j->end = min_i32(j->to + (goes_on ? t->range_tokens : 0), t->to);
 	j->max = to.max;
 	j->sum = to.sum;
 	j->acc = to.acc;
@@ -498,12 +573,32 @@ static void finish(const struct attention_call *c, const struct attn_tile *t, co
 		                           c->out + query_offset(c, t, head_kv, i));
 }
 
+/* A range of a part is there: it joins those before it, or is left open for the next part. */
+static void end_range(const struct attention_call *c, const struct attn_tile *t, const struct attn_job *j, int32_t range, struct partial total,
+                      struct partial part)
+{
+	if (!c->part->last && (range + 1) * t->range_tokens > t->to)
+		store_state(c, t, j->head_kv, j->n_heads * j->n_queries, OPEN_RANGE, part);
+	else
+		fold(c, t, j, range, total, part);
+}
+
+/* All ranges of a part are folded: that is the result, or what the next part goes on with. */
+static void end_part(const struct attention_call *c, const struct attn_tile *t, const struct attn_job *j, int32_t head_kv, int n,
+                     struct partial total)
+{
+	if (c->part->last)
+		finish(c, t, j, head_kv, n, total);
+	else
+		store_state(c, t, head_kv, n, CLOSED_RANGES, total);
+}
+
 /* `more`: the item after it, or NULL, is the next that this thread runs. */
 static void run_item(const struct attention_call *c, const struct attn_item *item, const struct attn_item *more, int thread, float *scratch)
 {
 	struct attn_plan *plan = c->f->plan;
 	const struct attn_tile *t = (const struct attn_tile *)c->cut->tiles.p + item->tile;
-	int32_t dim = c->layout->head_dim, limit[ATTN_QUERIES], first_of[ATTN_QUERIES], end_range = t->first_range + t->n_ranges;
+	int32_t dim = c->layout->head_dim, limit[ATTN_QUERIES], first_of[ATTN_QUERIES], end = t->first_range + t->n_ranges;
 	float *q = scratch, *score = q + (int64_t)ATTN_QUERIES * dim;
 	float *first = score + ATTN_QUERIES * ATTN_BLOCK, *second = first + partial_floats(dim);
 	const int32_t *pages = t->seq->block_table;
@@ -512,7 +607,8 @@ static void run_item(const struct attention_call *c, const struct attn_item *ite
 	struct attn_job j = {
 	        .kv = c->kv + kv_offset(c->layout, c->layer, item->head_kv),
 	        .page_stride = c->layout->page_stride,
-	        .block_table = pages,
+	        .block_table = c->part ? c->part->block_table : pages,
+	        .first_page = c->part ? c->part->first_page : 0,
 	        .head_dim = dim,
 	        .n_heads = item->n_heads_kv,
 	        .n_queries = t->n_rows * t->n_heads,
@@ -537,16 +633,26 @@ static void run_item(const struct attention_call *c, const struct attn_item *ite
 		j.n_blocks = c->cut->most_blocks;
 	}
 	for (int i = 0; i < j.n_queries; i++) {
-		limit[i] = t->position + i / t->n_heads + 1;
-		first_of[i] = first_seen(limit[i] - 1, c->params.window);
+		int32_t position = t->position + i / t->n_heads;
+		limit[i] = min_i32(position + 1, t->to);
+		first_of[i] = first_seen(position, c->params.window);
 	}
 	for (int i = 0; i < n; i++)
 		c->f->pages->attn_query(c->q + query_offset(c, t, item->head_kv, i), c->params.scale * 0x1.715476p+0f, dim,
 		                          q + (int64_t)i * dim);
 	if (item->range == WHOLE) {
 		struct partial total = partial_at(first), part = partial_at(second);
+		if (c->part) {
+			load_state(c, t, item->head_kv, n, CLOSED_RANGES, total);
+			for (int32_t r = t->first_range; r < end; r++) {
+				run_range(c, t, &j, r, true, part);
+				end_range(c, t, &j, r, total, part);
+			}
+			end_part(c, t, &j, item->head_kv, n, total);
+			return;
+		}
 		run_range(c, t, &j, t->first_range, true, total);
-		for (int32_t r = t->first_range + 1; r < end_range; r++) {
+		for (int32_t r = t->first_range + 1; r < end; r++) {
 			run_range(c, t, &j, r, true, part);
 			fold(c, t, &j, r, total, part);
 		}
@@ -561,8 +667,15 @@ static void run_item(const struct attention_call *c, const struct attn_item *ite
 	/* Whoever ends the last range finds all others written, and folds them in their order. */
 	if (atomic_fetch_sub(left, 1) != 1)
 		return;
-	struct partial total = partial_at(partials);
-	for (int32_t r = t->first_range + 1; r < end_range; r++)
+	struct partial total = partial_at(c->part ? first : partials);
+	if (c->part) {
+		load_state(c, t, item->head_kv, n, CLOSED_RANGES, total);
+		for (int32_t r = t->first_range; r < end; r++)
+			end_range(c, t, &j, r, total, partial_at(partials + (size_t)(r - t->first_range) * partial_floats(dim)));
+		end_part(c, t, &j, item->head_kv, n, total);
+		return;
+	}
+	for (int32_t r = t->first_range + 1; r < end; r++)
 		fold(c, t, &j, r, total, partial_at(partials + (size_t)(r - t->first_range) * partial_floats(dim)));
 	finish(c, t, &j, item->head_kv, n, total);
 }
@@ -607,28 +720,56 @@ static void choose_items(void *arg, int64_t begin, int64_t end, int thread)
 	}
 }
 
+/* Computes what the cut says. */
+static void run_cut(const struct attention_call *c)
+{
+	struct attn_plan *plan = c->f->plan;
+	const struct attn_tile *tiles = c->cut->tiles.p;
+	for (int64_t i = 0; i < c->cut->n_tiles; i++)
+		for (int64_t k = 0; tiles[i].split != WHOLE && k < n_spans(&tiles[i], c->layout->n_head_kv); k++)
+			atomic_store_explicit((_Atomic int32_t *)plan->left.p + tiles[i].split + k, tiles[i].n_ranges,
+			                      memory_order_relaxed);
+	threads_for(c->f->base.threads, c->cut->n_items, 1, run_items, (void *)c);
+}
+
 enum status fast_attention(struct backend *b, const void *kv, const struct kv_layout *layout, int32_t layer, const float *q,
                            int32_t n_head, const struct attention_params *params, float *out)
 {
 	struct fast *f = (struct fast *)b;
-	struct attn_plan *plan = f->plan;
-	struct attn_cut *p = &plan->cut[params->window > 0];
+	struct attn_cut *p = &f->plan->cut[params->window > 0 ? CUT_WINDOW : CUT_ALL];
 	if (layout->type != f->pages->type)
 		return STATUS_INVALID;
 	if (!p->valid || p->n_head != n_head || p->window != params->window) {
-		enum status s = make_cut(f, p, layout, n_head, params->window);
+		enum status s = make_cut(f, p, layout, n_head, params->window, NULL);
 		if (s != STATUS_OK)
 			return s;
 	}
-	const struct attn_tile *tiles = p->tiles.p;
-	for (int64_t i = 0; i < p->n_tiles; i++)
-		for (int64_t k = 0; tiles[i].split != WHOLE && k < n_spans(&tiles[i], layout->n_head_kv); k++)
-			atomic_store_explicit((_Atomic int32_t *)plan->left.p + tiles[i].split + k, tiles[i].n_ranges,
-			                      memory_order_relaxed);
-	struct attention_call c = {f, p, kv, layout, layer, q, n_head, *params, out};
+	struct attention_call c = {f, p, NULL, kv, layout, layer, q, n_head, *params, out};
 	if (p->n_choosers > 0)
 		threads_for(f->base.threads, p->n_choosers * layout->n_head_kv, 1, choose_items, &c);
-	threads_for(f->base.threads, p->n_items, 1, run_items, &c);
+	run_cut(&c);
+	return STATUS_OK;
+}
+
+enum status fast_attention_part(struct backend *b, const void *kv, const struct kv_layout *layout, int32_t layer, const float *q,
+                                int32_t n_head, const struct attention_params *params, const struct attention_part *part, float *out)
+{
+	struct fast *f = (struct fast *)b;
+	struct attn_cut *p = &f->plan->cut[CUT_PART];
+	size_t queries = (size_t)f->base.batch->seq[part->seq].n_rows * (size_t)n_head;
+	if (layout->type != f->pages->type || layout->form != KV_FORM_F16 || part->first_page % KV_PART_PAGES != 0)
+		return STATUS_INVALID;
+	if (part->first) {
+		size_t bytes = queries * 2 * ((size_t)layout->head_dim + 2) * sizeof(float);
+		if (!scratch_grow(&f->plan->state, bytes))
+			return STATUS_NOMEM;
+		memset(f->plan->state.p, 0, bytes);
+	}
+	enum status s = make_cut(f, p, layout, n_head, params->window, part);
+	if (s != STATUS_OK)
+		return s;
+	struct attention_call c = {f, p, part, kv, layout, layer, q, n_head, *params, out};
+	run_cut(&c);
 	return STATUS_OK;
 }
 

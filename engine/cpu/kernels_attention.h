@@ -153,7 +153,7 @@ static int find_pages(const struct attn_job *j, int32_t at, int32_t end, const u
 	for (int p = 0; p < n; p++) {
 		int32_t page = at / KV_PAGE_TOKENS + p;
 		page = page < seen ? seen : page;
-		k[p] = (const uint16_t *)(const void *)(j->kv + (size_t)j->block_table[page] * j->page_stride);
+		k[p] = (const uint16_t *)(const void *)(j->kv + (size_t)j->block_table[page - j->first_page] * j->page_stride);
 	}
 	return n;
 }

@@ -30,6 +30,7 @@ struct reference {
 	/* Per thread: OUT_TILE dequantised weight rows, or the keys and values of one head. Grows with the longest sequence. */
 	float *scratch; /* [n_threads][scratch_floats] */
 	size_t scratch_floats;
+	double *state;  /* [rows][n_head][head_dim + 2] of a sequence whose attention is computed by parts */
 };
 
 static struct reference *self(const struct backend *b)
@@ -541,6 +542,8 @@ static void attention_items(void *arg, int64_t begin, int64_t end, int thread)
 		const struct batch_seq *seq = &batch->seq[item / l->n_head_kv];
 		int32_t head = (int32_t)(item % l->n_head_kv);
 		int64_t n = (int64_t)seq->first_position + seq->n_rows;
+		if (seq->far)
+			continue;
 		float *base = j->r->scratch + (size_t)thread * j->r->scratch_floats;
 		double *sum = (double *)(((uintptr_t)base + 7) & ~(uintptr_t)7);
 		float *k = (float *)(sum + dim), *v = k + n * dim, *score = v + n * dim;
@@ -574,7 +577,7 @@ static enum status attention(struct backend *b, const void *kv, const struct kv_
 	int64_t longest = 0;
 	for (int32_t s = 0; s < batch->n_seqs; s++) {
 		int64_t n = (int64_t)batch->seq[s].first_position + batch->seq[s].n_rows;
-		longest = n > longest ? n : longest;
+		longest = n > longest && !batch->seq[s].far ? n : longest;
 	}
 	enum status s = grow_scratch(r, attention_floats(l, longest));
 	if (s != STATUS_OK)
@@ -623,6 +626,88 @@ static enum status page_bounds(struct backend *b, const void *kv, const struct k
 	return STATUS_OK;
 }
 
+/* ---- Attention by parts ---- */
+
+struct part_job {
+	struct attention_job a;
+	const struct attention_part *part;
+};
+
+/* Scratch of a part: one position's K and V. */
+static size_t part_floats(const struct kv_layout *l)
+{
+	return 2 * (size_t)l->head_dim;
+}
+
+/* One more position: what was summed up is scaled to the new maximum. state: [dim] weighted sum, maximum, sum of weights. */
+static void attend_one(const float *q, const float *k, const float *v, int32_t dim, const struct attention_params *params, double *state)
+{
+	double s = score_of(q, k, dim, params), *max = state + dim, *total = max + 1;
+	if (s > *max) {
+		double factor = exp(*max - s);
+		for (int32_t d = 0; d < dim; d++)
+			state[d] *= factor;
+		*total *= factor;
+		*max = s;
+	}
+	double p = exp(s - *max);
+	for (int32_t d = 0; d < dim; d++)
+		state[d] += p * v[d];
+	*total += p;
+}
+
+/* Items are KV heads: each position that some row sees is loaded once for all rows and query heads. */
+static void part_items(void *arg, int64_t begin, int64_t end, int thread)
+{
+	const struct part_job *j = arg;
+	const struct attention_job *a = &j->a;
+	const struct attention_part *part = j->part;
+	const struct batch_seq *seq = &a->r->base.batch->seq[part->seq];
+	int32_t dim = a->layout->head_dim, group = a->n_head / a->layout->n_head_kv;
+	int64_t from = (int64_t)part->first_page * KV_PAGE_TOKENS, to = from + (int64_t)part->n_pages * KV_PAGE_TOKENS;
+	float *k = a->r->scratch + (size_t)thread * a->r->scratch_floats, *v = k + dim;
+	for (int64_t head = begin; head < end; head++) {
+		for (int64_t t = from; t < to && t < (int64_t)seq->first_position + seq->n_rows; t++) {
+			for (int what = KEY; what <= VALUE; what++)
+				load_vector(a, part->block_table[(t - from) / KV_PAGE_TOKENS], what, (int32_t)head,
+				            (int32_t)(t % KV_PAGE_TOKENS), what == KEY ? k : v);
+			for (int32_t i = 0; i < seq->n_rows; i++) {
+				int64_t position = (int64_t)seq->first_position + i;
+				for (int64_t h = head * group; t <= position && t >= first_seen(&a->params, position) && h < (head + 1) * group; h++)
+					attend_one(a->q + ((seq->first_row + i) * (int64_t)a->n_head + h) * dim, k, v, dim, &a->params,
+					           a->r->state + (i * (int64_t)a->n_head + h) * (dim + 2));
+			}
+		}
+	}
+}
+
+static enum status attention_part(struct backend *b, const void *kv, const struct kv_layout *l, int32_t layer, const float *q,
+                                  int32_t n_head, const struct attention_params *params, const struct attention_part *part, float *out)
+{
+	struct reference *r = self(b);
+	const struct batch_seq *seq = &r->base.batch->seq[part->seq];
+	int64_t n = (int64_t)seq->n_rows * n_head, dim = l->head_dim;
+	if (l->form != KV_FORM_F16 || part->first_page % KV_PART_PAGES != 0)
+		return STATUS_INVALID;
+	if (part->first) {
+		double *state = realloc(r->state, (size_t)n * ((size_t)dim + 2) * sizeof *state);
+		if (!state)
+			return STATUS_NOMEM;
+		r->state = state;
+		for (int64_t i = 0; i < n * (dim + 2); i++)
+			state[i] = i % (dim + 2) == dim ? -INFINITY : 0;
+	}
+	enum status s = grow_scratch(r, part_floats(l));
+	if (s != STATUS_OK)
+		return s;
+	struct part_job j = {{r, kv, l, layer, q, n_head, *params, NULL}, part};
+	threads_for(r->base.threads, l->n_head_kv, 1, part_items, &j);
+	for (int64_t i = 0; part->last && i < n; i++)
+		for (int64_t d = 0; d < dim; d++)
+			out[(seq->first_row * (int64_t)n_head + i) * dim + d] = (float)(r->state[i * (dim + 2) + d] / r->state[i * (dim + 2) + dim + 1]);
+	return STATUS_OK;
+}
+
 /* ---- The backend ---- */
 
 static enum status reserve(struct backend *b, int32_t max_rows, int32_t max_width, const struct kv_layout *layout)
@@ -661,6 +746,7 @@ static void destroy(struct backend *b)
 	cpu_base_fini(&r->base);
 	free(r->half);
 	free(r->scratch);
+	free(r->state);
 	free(r);
 }
 
@@ -685,6 +771,7 @@ static const struct backend_ops reference_ops = {
         .rope = rope,
         .kv_write = kv_write,
         .attention = attention,
+        .attention_part = attention_part,
         .glu = glu,
         .softcap = softcap,
         .gather_rows = cpu_gather_rows,

@@ -90,6 +90,8 @@ enum {
 	MAX_CHILDREN_COMPARED = 32,
 };
 
+static const uint64_t NO_SERIAL = UINT64_MAX; /* no entry's: they are counted from 1 */
+
 /* In whose name the index holds pages. */
 static const struct kv_holder self = {KV_HOLDER_INDEX, 0};
 
@@ -525,6 +527,19 @@ void kv_prefix_weaken(struct kv_prefix *p, const struct kv_seq *seq, struct kv_w
 		out->pages[out->n_pages++] = (struct kv_weak_page){page, p->nodes[page].serial};
 		p->nodes[page].n_weak++;
 	}
+}
+
+void kv_weak_recall(const struct kv_key *keys, int32_t n_pages, int32_t n_tokens, struct kv_weak *out)
+{
+	out->pages = calloc((size_t)n_pages + 1, sizeof *out->pages);
+	out->keys = calloc((size_t)n_pages + 1, sizeof *out->keys);
+	if (!out->pages || !out->keys)
+		return;
+	for (; out->n_pages < n_pages; out->n_pages++) {
+		out->pages[out->n_pages] = (struct kv_weak_page){0, NO_SERIAL};
+		out->keys[out->n_pages] = keys[out->n_pages];
+	}
+	out->n_tokens = n_tokens;
 }
 
 int32_t kv_weak_alive(const struct kv_prefix *p, const struct kv_weak *weak)

@@ -159,6 +159,8 @@ void kv_prefix_hint(struct kv_prefix *p, const struct kv_seq *seq, int32_t n_pag
 
 /* Makes *out refer to the pages of seq that are indexed, in place of what it held; out->n_pages is 0 without memory. */
 void kv_prefix_weaken(struct kv_prefix *p, const struct kv_seq *seq, struct kv_weak *out);
+/* Makes the empty *out refer to pages that were known by these keys (copied) before this index was made: none of them is in it. */
+void kv_weak_recall(const struct kv_key *keys, int32_t n_pages, int32_t n_tokens, struct kv_weak *out);
 /* How many of its pages, from the first on, are still there: eviction takes the last one first. O(log n_pages). */
 int32_t kv_weak_alive(const struct kv_prefix *p, const struct kv_weak *weak);
 void kv_weak_free(struct kv_prefix *p, struct kv_weak *weak); /* leaves it empty */

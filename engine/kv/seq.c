@@ -84,7 +84,12 @@ void kv_seq_let_go(struct kv_pool *pool, struct kv_seq *s, int32_t window)
 {
 	int32_t seen = s->n_tokens >= window ? (s->n_tokens + 1 - window) / KV_PAGE_TOKENS : 0;
 	int32_t last_full = s->n_tokens / KV_PAGE_TOKENS - 1;
-	for (int32_t i = s->n_gone; i < seen && i < last_full; i++) {
+	kv_seq_move_out(pool, s, seen < last_full ? seen : last_full);
+}
+
+void kv_seq_move_out(struct kv_pool *pool, struct kv_seq *s, int32_t n)
+{
+	for (int32_t i = s->n_gone; i < n; i++) {
 		kv_pool_unref(pool, s->pages[i], s->holder);
 		s->pages[i] = KV_NO_PAGE;
 		set_pages(s, s->n_pages, i + 1);

@@ -76,6 +76,8 @@ static inline int32_t kv_seq_refs(const struct kv_seq *s)
  * see; the last full page stays, so that what follows can be indexed behind it. Not together with kv_seq_drop().
  */
 void kv_seq_let_go(struct kv_pool *pool, struct kv_seq *s, int32_t window);
+/* Gives back the pages in front of the n-th, which are full and not the last that are, because they are kept elsewhere. As above. */
+void kv_seq_move_out(struct kv_pool *pool, struct kv_seq *s, int32_t n);
 /*
  * Forgets positions from n_tokens on and gives their pages back. Where pages would be missing, which were there when those positions were
  * computed (n_tokens < dropped_at, or any before where some are gone), nothing is left at all.

@@ -30,7 +30,7 @@ struct model {
 	float *inv_freq; /* [2][rope_dims / 2] of all layers, and of those with a window where these have their own */
 
 	int32_t max_rows, max_outputs; /* 0 before model_reserve() */
-	struct kv_layout layout;
+	struct kv_layout layout, layer_layout; /* of the pool, and of a slab that has one layer of its pages */
 	struct activations act;
 	void *slab; /* device memory that `act` points into */
 	size_t slab_bytes;
@@ -220,6 +220,7 @@ enum status model_reserve(struct model *m, int32_t max_rows, int32_t max_outputs
 	for (size_t i = 0; i < STEP_PARTS; i++)
 		*place[i] = (float *)m->slab + parts.offset[i];
 	m->layout = *layout;
+	m->layer_layout = kv_layout_of_layer(layout);
 	m->max_rows = max_rows;
 	m->max_outputs = max_outputs;
 	return STATUS_OK;
@@ -233,6 +234,35 @@ enum status model_reserve(struct model *m, int32_t max_rows, int32_t max_outputs
 		if (try_st != STATUS_OK)                                                                               \
 			return try_st;                                                                                 \
 	} while (0)
+
+/*
+ * Attention of a sequence with far pages: these, as many as can be had at a time, then those in the pool. When some cannot be had, its rows
+ * get something, for nobody, and those of others are what they were.
+ */
+static enum status attend_far(struct model *m, const struct batch *batch, int32_t s, const void *kv, int32_t layer,
+                              const struct attention_params *params)
+{
+	const struct batch_seq *seq = &batch->seq[s];
+	const struct backend_ops *ops = m->backend->ops;
+	struct activations *a = &m->act;
+	struct kv_far_run run;
+	bool windowed = params->window > 0 && seq->first_position >= params->window;
+	struct attention_part part = {.seq = s, .first = true};
+	int32_t page = windowed ? (seq->first_position + 1 - params->window) / m->layout.page_tokens : 0;
+	page -= page % KV_PART_PAGES;
+	for (; page < seq->far->n_pages && seq->far->get(seq->far, layer, page, &run); page += run.n_pages) {
+		part.first_page = page;
+		part.n_pages = run.n_pages;
+		part.block_table = run.block_table;
+		TRY(ops->attention_part(m->backend, run.kv, &m->layer_layout, 0, a->q, m->params.n_head, params, &part, a->mixed));
+		part.first = false;
+	}
+	part.first_page = page > seq->far->n_pages ? page : seq->far->n_pages;
+	part.n_pages = seq->n_pages - part.first_page;
+	part.block_table = seq->block_table + part.first_page;
+	part.last = true;
+	return ops->attention_part(m->backend, kv, &m->layout, layer, a->q, m->params.n_head, params, &part, a->mixed);
+}
 
 /* Keys, values and queries of all rows; leaves what attention gives in act.mixed. */
 static enum status attend(struct model *m, const struct batch *batch, void *kv, int32_t layer)
@@ -260,7 +290,12 @@ static enum status attend(struct model *m, const struct batch *batch, void *kv, 
 	TRY(ops->kv_write(m->backend, kv, &m->layout, layer, a->k, a->v));
 	if (layer == p->n_layer - 1 && batch->n_outputs == 0)
 		return STATUS_OK; /* the last layer's keys and values were all that was wanted of it */
-	return ops->attention(m->backend, kv, &m->layout, layer, a->q, p->n_head, &params, a->mixed);
+	TRY(ops->attention(m->backend, kv, &m->layout, layer, a->q, p->n_head, &params, a->mixed));
+	for (int32_t s = 0; s < batch->n_seqs; s++) {
+		if (batch->seq[s].far)
+			TRY(attend_far(m, batch, s, kv, layer, &params));
+	}
+	return STATUS_OK;
 }
 
 /* hidden += x W^T, or what a norm makes of the product where there is one; normed is lost then. */
@@ -346,6 +381,8 @@ static bool batch_fits(const struct model *m, const struct batch *b)
 			return false;
 		const struct page_choice *c = &s->choice;
 		if (c->n_pages != 0 && (!m->layout.bounds || c->n_first < 0 || c->n_last < 1 || c->n_pages < (int64_t)c->n_first + c->n_last))
+			return false;
+		if (s->far && (!m->backend->ops->attention_part || s->far->n_pages > s->first_position / m->layout.page_tokens))
 			return false;
 		for (int32_t j = 0; j < s->n_rows; j++) {
 			if (b->position[next + j] < s->first_position || b->position[next + j] != b->position[next] + j)

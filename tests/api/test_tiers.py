@@ -1,4 +1,6 @@
 """KV below the pool: pages come back from RAM and disk with the same answer, a dying disk harms nobody, sessions outlive a restart."""
+import concurrent.futures
+import errno
 import json
 import os
 import re
@@ -9,13 +11,11 @@ import time
 import httpx
 import pytest
 
-from daemon import BIN, SLOW, Daemon, eventually
-from faults import sanitizer
+from bad_disk import BadDiskDaemon
+from daemon import SLOW, Daemon, eventually
 
 PAGE = 368640  # of SmolLM2-135M: 30 layers, 3 KV heads of 64, f16
 POOL = ("--kv-memory", 64 * PAGE, "--context", 900)  # a conversation of 900 tokens, and little more
-
-SLOW_DISK = os.path.join(os.path.dirname(os.path.dirname(BIN)), "tests", "support", "slow-disk.so")
 
 
 @pytest.fixture
@@ -84,11 +84,7 @@ def test_writes_keep_to_their_rate(disk):
 @pytest.mark.parametrize("delay_us, pays", [(0, True), (1000000, False)])
 def test_the_break_even_chooses_rightly_both_ways(disk, delay_us, pays):
     """A page of 16 tokens is computed in some 12 ms: one that is read in a second is not worth it, one that is read in 1 ms is."""
-    slow = {"LD_PRELOAD": SLOW_DISK, "KVASIR_SLOW_READ_US": str(delay_us),
-            "ASAN_OPTIONS": "verify_asan_link_order=0:" + os.environ.get("ASAN_OPTIONS", "")}
-    if sanitizer() == "tsan":
-        pytest.skip("TSan has to be the first library that is loaded")
-    with Daemon(*POOL, "--kv-disk", f"{disk}:256M", env=slow) as d:
+    with BadDiskDaemon(*POOL, "--kv-disk", f"{disk}:256M", read_us=delay_us) as d:
         text = prompt("mine", 60)
         first, n, _ = complete(d, text)
         push_out(d)
@@ -121,6 +117,57 @@ def test_a_disk_that_vanishes_harms_nobody(disk):
         push_out(d, 1)
         assert d.stderr().count("event=kv_disk_off") <= 1
         assert httpx.get(d.url + "/v1/kv").json()["drift_pages"] == 0
+
+
+# What is done to a disk at work, which pages are written to and read from, whether that is the end of it, and what it shows.
+FAILURES = {
+    "full": ({"write_error": errno.ENOSPC}, True, "n_failed"),
+    "write errors": ({"write_error": errno.EIO}, True, "n_failed"),
+    "read errors": ({"read_error": errno.EIO}, True, "n_failed"),
+    "hanging reads": ({"hang_reads": 1}, True, "n_hung"),
+    "hanging writes": ({"hang_writes": 1}, True, "n_hung"),
+    "short transfers": ({"halve": 1}, False, "n_halved"),
+    "wrong bits": ({"flip_reads": 1}, False, "n_flipped"),
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_a_disk_that_fails_fails_no_request(disk, name):
+    """Conversations that push each other out, from several clients, while it happens: all have their answers, the tier is off with
+    one line, and nothing is left behind."""
+    what, ends, seen = FAILURES[name]
+    with BadDiskDaemon(*POOL, "--kv-disk", f"{disk}:256M") as d:
+        texts, news = ([prompt(f"{who}{i}", 30) for i in range(4)] for who in ("mine", "new"))
+        whole = d.pages()
+        answers = [complete(d, t)[0] for t in texts]
+        push_out(d, 1)
+        settled(d, "disk")
+        files = d.n_files()
+        for field, value in what.items():
+            setattr(d.disk, field, value)
+        with concurrent.futures.ThreadPoolExecutor(3) as clients:
+            # What is on disk is read, what is new is written.
+            again = list(clients.map(lambda t: complete(d, t)[0], [*texts, *news, *reversed(texts)]))
+        assert again[:4] == answers and again[8:] == answers[::-1]
+        assert getattr(d.disk, seen) > 0
+        if ends:
+            # The one that hangs is given up after five seconds, whether or not a request waits for it.
+            eventually(lambda: tier(d, "disk")["state"] == "off", 20, "the tier is off")
+            d.disk.heal()
+            assert [complete(d, t)[0] for t in news] == again[4:8], "and stays off"
+            assert tier(d, "disk")["pages"] == 0
+        assert d.stderr().count("event=kv_disk_off") == ends, d.stderr()
+        d.wait_idle()
+        assert d.pages() == whole and d.kv()["drift_pages"] == 0 and d.kv()["fetches"]["under_way"] == 0
+        eventually(lambda: d.n_files() <= files, 5, f"no more than {files} descriptors are open")
+
+
+def test_a_disk_that_is_full_from_the_start_fails_no_request(disk):
+    with BadDiskDaemon(*POOL, "--kv-disk", f"{disk}:256M", allocate_error=errno.ENOSPC) as d:
+        assert d.stderr().count("there is no disk tier") == 1 and "No space left" in d.stderr()
+        first = complete(d, prompt("mine", 30))[0]
+        push_out(d, 1)
+        assert complete(d, prompt("mine", 30))[0] == first
 
 
 def test_no_disk_is_no_reason_not_to_serve():
@@ -220,6 +267,7 @@ def test_a_session_outlives_a_restart(disk):
         assert httpx.get(d.url + "/v1/sessions/brief").status_code == 404, "its TTL has passed meanwhile"
         now = httpx.get(d.url + "/v1/sessions/tea").json()
         assert now["age"] >= born["age"] + 1 and now["requests"] == 1
+        assert now["pages"] == 0 and now["pages_by_tier"]["disk"] == born["pages"], "it knows where its pages are"
         turns += [first["choices"][0]["message"], {"role": "user", "content": "Go on."}]
         usage = chat(d, "tea", turns)["usage"]
         kept = first["usage"]["prompt_tokens"]
@@ -229,6 +277,26 @@ def test_a_session_outlives_a_restart(disk):
         httpx.delete(d.url + "/v1/sessions/tea")
     with Daemon(*POOL, *args) as d:
         assert httpx.get(d.url + "/v1/sessions/tea").status_code == 404
+
+
+@pytest.mark.parametrize("damage", ["a bit", "cut", "longer", "empty"])
+def test_a_damaged_file_of_sessions_is_not_used(disk, damage):
+    args = ("--kv-disk", f"{disk}:256M", "--session-heartbeat", "200s", "--session-ttl", "200s")
+    with Daemon(*POOL, *args) as d:
+        httpx.post(d.url + "/v1/sessions", json={"id": "tea"})
+        complete(d, prompt("mine", 10), session_id="tea")
+    path = os.path.join(disk, "kvasir-sessions")
+    data = bytearray(open(path, "rb").read())
+    if damage == "a bit":
+        data[-5] ^= 4  # in a page's key
+    data = {"cut": data[:-7], "longer": data + b"x" * 32, "empty": b""}.get(damage, data)
+    with open(path, "wb") as f:
+        f.write(data)
+    with Daemon(*POOL, *args) as d:
+        assert "are not used: they are damaged" in d.stderr()
+        assert httpx.get(d.url + "/v1/sessions/tea").status_code == 404
+        assert not os.path.exists(path)
+        complete(d, "Hello")
 
 
 def first_token(d, ids):

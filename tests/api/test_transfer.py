@@ -229,6 +229,31 @@ def test_pages_that_have_left_the_pool_are_exported_from_their_tier(kind, narrow
             nothing_left(d)
 
 
+def test_a_session_is_exported_after_a_restart_before_its_next_turn(pair, tmp_path):
+    """Twice restarted, since the second daemon knows of its pages only what the first has left."""
+    _, b = pair
+    disk = ("--kv-disk", f"{tmp_path}/kv:256M")
+    with Daemon(*POOL, *KEY, *disk) as d:
+        turns, first = make(d, "tea", 60)
+        before = httpx.get(d.url + "/v1/sessions/tea").json()
+        whole = export(d, "tea").content
+    with Daemon(*POOL, *KEY, *disk) as d:
+        pass
+    with Daemon(*POOL, *KEY, *disk) as d:
+        data = export(d, "tea")
+        assert data.status_code == 200, data.text
+        assert len(data.content) == len(whole)
+        # Reading them made nothing of them resident.
+        assert d.kv()["pages"]["index"] == 0
+    moved = send(b, "restarted", data.content)
+    assert moved.status_code == 200, moved.text
+    assert (moved.json()["pages"], moved.json()["tokens"]) == (before["pages"], before["tokens"])
+    answer = chat(b, "restarted", turns)
+    assert cached(answer) >= first["usage"]["prompt_tokens"]
+    nothing_left(b)
+    httpx.delete(b.url + "/v1/sessions/restarted")
+
+
 def test_a_daemon_that_drains_gives_its_sessions_away(pair):
     _, b = pair
     with Daemon(*POOL, *KEY, "--drain-timeout", "60s") as d:

@@ -180,6 +180,17 @@ static void contradictions_are_found(void **state)
 	assert_int_equal(config_check(c, &err), STATUS_INVALID);
 	assert_string_equal(err.param, "session-heartbeat");
 	c->session_heartbeat = c->session_ttl;
+	c->kv_overflow_disk = strdup("/var/overflow");
+	assert_int_equal(config_check(c, &err), STATUS_INVALID);
+	assert_string_equal(err.message, "kv-overflow-disk: \"/var/overflow\" does not fit; expected DIR:SIZE, such as /var/cache/kvasir:20G");
+	free(c->kv_overflow_disk);
+	c->kv_overflow_disk = strdup("/var:/overflow:3G");
+	size_t dir_n;
+	int64_t bytes;
+	assert_int_equal(config_check(c, &err), STATUS_OK);
+	assert_int_equal(config_dir_size("kv-overflow-disk", c->kv_overflow_disk, &dir_n, &bytes, &err), STATUS_OK);
+	assert_int_equal(dir_n, strlen("/var:/overflow"));
+	assert_int_equal(bytes, 3LL << 30);
 	free(c->log_level);
 	c->log_level = strdup("loud");
 	assert_int_equal(config_check(c, &err), STATUS_INVALID);
