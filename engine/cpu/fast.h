@@ -135,14 +135,14 @@ struct attn_job {
 	uint16_t *unpacked;          /* [ATTN_BLOCK / 16][2][16 * head_dim] scratch */
 };
 
-/* Bounds of a row's queries of one KV head, summed over them, in n pages: see struct kv_bounds. */
+/* Bounds of one of a row's queries in n pages: see struct kv_bounds. */
 struct bound_job {
 	const char *bounds;          /* the slab of bounds, moved to the layer and KV head */
 	const int32_t *pages;        /* [n] */
 	int32_t n;
 	int32_t head_dim;
-	const float *plus, *minus;   /* [head_dim] the sums of the queries' elements above zero, and of those below */
-	float *bound;                /* [n] */
+	const float *plus, *minus;   /* [head_dim] the query's elements above zero, and those below, with zeros for the others */
+	float *bound;                /* [n] raised to the query's where that is more, or no number */
 };
 
 /* What depends on the elements of KV pages, and on how they lie. */

@@ -702,10 +702,6 @@ static void choose_items(void *arg, int64_t begin, int64_t end, int thread)
 		const struct page_choice *choice = &a->seq->choice;
 		int32_t head_kv = (int32_t)(i % l->n_head_kv), first = choice->n_first;
 		const float *q = c->q + ((int64_t)a->row * c->n_head + head_kv * group) * dim;
-		memset(plus, 0, 2 * (size_t)dim * sizeof *plus);
-		for (int32_t h = 0; h < group; h++, q += dim)
-			for (int32_t d = 0; d < dim; d++)
-				(q[d] > 0 ? plus : minus)[d] += q[d];
 		const struct bound_job j = {
 		        .bounds = (const char *)l->bounds->slab + kv_bounds_offset(l, c->layer, head_kv, 0),
 		        .pages = a->seq->block_table + first,
@@ -715,7 +711,15 @@ static void choose_items(void *arg, int64_t begin, int64_t end, int thread)
 		        .minus = minus,
 		        .bound = bound + first,
 		};
-		c->f->pages->attn_bound(&j);
+		for (int32_t k = 0; k < j.n; k++)
+			j.bound[k] = -INFINITY;
+		for (int32_t h = 0; h < group; h++, q += dim) {
+			for (int32_t d = 0; d < dim; d++) {
+				plus[d] = q[d] > 0 ? q[d] : 0;
+				minus[d] = q[d] > 0 ? 0 : q[d];
+			}
+			c->f->pages->attn_bound(&j);
+		}
 		choose_pages(choice, a->seq->block_table, a->own, bound, (int32_t *)plan->chosen.p + a->chosen + (int64_t)head_kv * choice->n_pages);
 	}
 }

@@ -233,7 +233,8 @@ static void attn_bound(const struct bound_job *j)
 			low = vf_fma(vf_load_n(j->minus + d, dim - d), bound_load_n(least + d, dim - d), low);
 			high = vf_fma(vf_load_n(j->plus + d, dim - d), bound_load_n(greatest + d, dim - d), high);
 		}
-		j->bound[i] = vf_hsum(vf_add(low, high));
+		float bound = vf_hsum(vf_add(low, high));
+		j->bound[i] = bound > j->bound[i] || bound != bound ? bound : j->bound[i];
 	}
 }
 

@@ -497,22 +497,23 @@ static float bound_element(const struct attention_job *j, uint16_t bits)
 	return j->layout->type == QUANT_BF16 ? quant_bf16_to_float(bits) : j->r->half[bits];
 }
 
-/* The bound of a page for the `group` query heads of a KV head; NaN when one of its own is. */
+/* The largest bound of a page among the `group` query heads of a KV head; NaN when one of its own is. */
 static float page_bound(const struct attention_job *j, const float *q, int32_t group, int32_t head, int32_t page)
 {
 	const struct kv_layout *l = j->layout;
 	const uint16_t *least = (const uint16_t *)(const void *)((const char *)l->bounds->slab + kv_bounds_offset(l, j->layer, head, page));
-	double sum = 0;
-	for (int32_t d = 0; d < l->head_dim; d++) {
-		double low = bound_element(j, least[d]), high = bound_element(j, least[l->head_dim + d]);
-		for (int32_t h = 0; h < group; h++) {
-			double x = q[h * l->head_dim + d];
+	double most = -INFINITY;
+	for (int32_t h = 0; h < group; h++) {
+		double sum = 0;
+		for (int32_t d = 0; d < l->head_dim; d++) {
+			double low = bound_element(j, least[d]), high = bound_element(j, least[l->head_dim + d]), x = q[h * l->head_dim + d];
 			sum += x > 0 ? x * high : x * low;
+			/* Either bound may be the one that is none. */
+			sum += isnan(low) || isnan(high) ? NAN : 0;
 		}
-		/* Either bound may be the one that is none. */
-		sum += isnan(low) || isnan(high) ? NAN : 0;
+		most = sum > most || isnan(sum) ? sum : most;
 	}
-	return (float)sum;
+	return (float)most;
 }
 
 /* K and V of the pages that the row at a place chooses, q being its queries of the KV head; how many positions it reads. */

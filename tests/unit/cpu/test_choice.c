@@ -96,8 +96,9 @@ static void attend(struct talk *t, const int32_t *table, int32_t at, int32_t n_r
 /* The bound of a page, from its keys; a NaN in it is more than anything. */
 static double bound(const struct talk *t, const float *q, int32_t head, int32_t page)
 {
-	double sum = 0;
-	for (int32_t h = 0; h < GROUP; h++)
+	double largest = -INFINITY;
+	for (int32_t h = 0; h < GROUP; h++) {
+		double sum = 0;
 		for (int32_t d = 0; d < t->dim; d++) {
 			double most = -INFINITY, x = q[(head * GROUP + h) * t->dim + d];
 			for (int32_t i = page * PAGE; i < (page + 1) * PAGE; i++) {
@@ -108,7 +109,9 @@ static double bound(const struct talk *t, const float *q, int32_t head, int32_t 
 			}
 			sum += most;
 		}
-	return sum;
+		largest = sum > largest ? sum : largest;
+	}
+	return largest;
 }
 
 /* What the row at a place reads, by the words of backend.h. */
