@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -39,6 +40,43 @@ int cli_misuse(const char *fmt, ...)
 	va_end(args);
 	complain(text);
 	return CLI_USAGE;
+}
+
+static volatile sig_atomic_t interrupted;
+
+static void on_interrupt(int signo)
+{
+	(void)signo;
+	interrupted = 1;
+}
+
+void cli_catch_interrupt(void)
+{
+	struct sigaction action = {.sa_handler = on_interrupt};
+	sigaction(SIGINT, &action, NULL);
+	signal(SIGPIPE, SIG_IGN);
+}
+
+bool cli_interrupted(void)
+{
+	return interrupted != 0;
+}
+
+enum status cli_wait_ready(struct engine *e, struct error *err)
+{
+	while (engine_state(e) == ENGINE_LOADING && !interrupted) {
+		struct list events;
+		list_init(&events);
+		engine_wait(e, &events, CLI_POLL_MS);
+		for (struct list *node; (node = list_pop_front(&events)) != NULL;)
+			engine_event_free(list_entry(node, struct engine_event, link));
+	}
+	if (interrupted)
+		return error_set(err, STATUS_CANCELLED, "interrupted");
+	if (engine_state(e) != ENGINE_FAILED)
+		return STATUS_OK;
+	*err = *engine_load_error(e);
+	return err->status;
 }
 
 bool cli_write(const char *data, size_t n)

@@ -50,6 +50,18 @@ int cli_fail(const struct error *err);
 /* The same for a mistake in the arguments; returns CLI_USAGE. */
 int cli_misuse(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 
+/* ---- Commands that generate, and may be interrupted ---- */
+
+struct engine;
+
+enum { CLI_POLL_MS = 100 /* how soon Ctrl-C is seen when no token comes */ };
+
+/* From now on Ctrl-C is remembered rather than deadly, and a reader that is gone is an error of writing. */
+void cli_catch_interrupt(void);
+bool cli_interrupted(void);
+/* Waits until the model is there: CANCELLED after Ctrl-C, or why it could not be loaded. */
+enum status cli_wait_ready(struct engine *e, struct error *err);
+
 enum { CLI_NUMBERS_MAX = 32 };
 
 struct cli_numbers {

@@ -9,8 +9,6 @@
 #include "engine/engine.h"
 #include "server/document.h"
 
-enum { POLL_MS = 100 /* how soon Ctrl-C is seen when no token comes */ };
-
 struct args {
 	char *model, *instruction, *reduce_instruction, *device, *chat_template, *rope_scaling;
 	bool split_only, json;
@@ -42,14 +40,6 @@ static const struct cli_usage usage = {
 	"answers together until there is one, which is written to standard output.",
 	{rows, sizeof rows / sizeof *rows},
 };
-
-static volatile sig_atomic_t interrupted;
-
-static void on_interrupt(int signo)
-{
-	(void)signo;
-	interrupted = 1;
-}
 
 /* ---- Cutting only ---- */
 
@@ -149,8 +139,8 @@ static enum status answer(struct chunking *c, struct buf *text, struct error *er
 	while (st == STATUS_OK && !document_ended(c->document)) {
 		struct list events;
 		list_init(&events);
-		engine_wait(c->engine, &events, POLL_MS);
-		if (interrupted)
+		engine_wait(c->engine, &events, CLI_POLL_MS);
+		if (cli_interrupted())
 			st = error_set(err, STATUS_CANCELLED, "interrupted");
 		for (struct list *node; (node = list_pop_front(&events)) != NULL;) {
 			struct engine_event *ev = list_entry(node, struct engine_event, link);
@@ -162,23 +152,6 @@ static enum status answer(struct chunking *c, struct buf *text, struct error *er
 			st = start_runs(c, err);
 	}
 	return st;
-}
-
-/* Waits until the model is there; Ctrl-C gives up. */
-static enum status wait_ready(struct engine *e, struct error *err)
-{
-	while (engine_state(e) == ENGINE_LOADING && !interrupted) {
-		struct list events;
-		list_init(&events);
-		engine_wait(e, &events, POLL_MS);
-		for (struct list *node; (node = list_pop_front(&events)) != NULL;)
-			engine_event_free(list_entry(node, struct engine_event, link));
-	}
-	if (interrupted)
-		return error_set(err, STATUS_CANCELLED, "interrupted");
-	if (engine_state(e) == ENGINE_FAILED)
-		*err = *engine_load_error(e);
-	return engine_state(e) == ENGINE_FAILED ? err->status : STATUS_OK;
 }
 
 static enum status write_answer(const struct args *args, const struct document *d, struct error *err)
@@ -220,7 +193,7 @@ static enum status run(const struct args *args, const struct document_params *pa
 	if (!args->split_only) {
 		st = engine_create(&options, &c.engine, err);
 		if (st == STATUS_OK)
-			st = wait_ready(c.engine, err);
+			st = cli_wait_ready(c.engine, err);
 	}
 	if (st == STATUS_OK)
 		st = document_create(params, args->split_only ? NULL : engine_info(c.engine), &c.document, err);
@@ -241,7 +214,6 @@ int cli_chunk(int argc, char **argv)
 	struct error err;
 	const char *path = NULL;
 	struct buf text = BUF_INIT, template = BUF_INIT;
-	struct sigaction action = {.sa_handler = on_interrupt};
 	int status;
 	if (cli_read_args(&usage, &args, argc, argv, &path, &status) == CLI_STOP)
 		goto out;
@@ -249,8 +221,7 @@ int cli_chunk(int argc, char **argv)
 		status = cli_misuse("chunk needs --model FILE, --instruction TEXT (or --split-only), and a document: FILE or -");
 		goto out;
 	}
-	sigaction(SIGINT, &action, NULL);
-	signal(SIGPIPE, SIG_IGN);
+	cli_catch_interrupt();
 	status = CLI_OK;
 	const struct document_params params = {
 		.instruction = args.instruction ? str_from(args.instruction) : (struct str){NULL, 0},
@@ -267,7 +238,7 @@ int cli_chunk(int argc, char **argv)
 	if (st == STATUS_OK)
 		st = run(&args, &params, &template, &text, &err);
 	if (st != STATUS_OK)
-		status = interrupted ? 128 + SIGINT : cli_fail(&err);
+		status = cli_interrupted() ? 128 + SIGINT : cli_fail(&err);
 out:
 	buf_free(&text);
 	buf_free(&template);

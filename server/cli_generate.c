@@ -11,7 +11,6 @@
 
 enum {
 	ARENA_BYTES = 64 << 20, /* more than any prompt that fits a context */
-	POLL_MS = 100,          /* how soon Ctrl-C is seen when no token comes */
 };
 
 struct args {
@@ -48,14 +47,6 @@ static const struct cli_usage usage = {
 	"Streams one answer to standard output, and timings to standard error.",
 	{rows, sizeof rows / sizeof *rows},
 };
-
-static volatile sig_atomic_t interrupted;
-
-static void on_interrupt(int signo)
-{
-	(void)signo;
-	interrupted = 1;
-}
 
 /* {"messages": [{"role", "content"}...], "add_generation_prompt": true} */
 static struct value *chat_value(struct arena *a, const struct args *args, const struct buf *prompt)
@@ -137,8 +128,8 @@ static int stream(struct engine *e, uint64_t id)
 	while (!ended) {
 		struct list events;
 		list_init(&events);
-		engine_wait(e, &events, POLL_MS);
-		if (interrupted && !cancelled) {
+		engine_wait(e, &events, CLI_POLL_MS);
+		if (cli_interrupted() && !cancelled) {
 			engine_cancel(e, id);
 			cancelled = true;
 		}
@@ -161,26 +152,7 @@ static int stream(struct engine *e, uint64_t id)
 			engine_event_free(ev);
 		}
 	}
-	return interrupted ? 128 + SIGINT : status;
-}
-
-/* Waits until the model is there; Ctrl-C gives up. */
-static enum status wait_ready(struct engine *e, struct error *err)
-{
-	while (engine_state(e) == ENGINE_LOADING && !interrupted) {
-		struct list events;
-		list_init(&events);
-		engine_wait(e, &events, POLL_MS);
-		for (struct list *node; (node = list_pop_front(&events)) != NULL;)
-			engine_event_free(list_entry(node, struct engine_event, link));
-	}
-	if (interrupted)
-		return error_set(err, STATUS_CANCELLED, "interrupted");
-	if (engine_state(e) == ENGINE_FAILED) {
-		*err = *engine_load_error(e);
-		return err->status;
-	}
-	return STATUS_OK;
+	return cli_interrupted() ? 128 + SIGINT : status;
 }
 
 int cli_generate(int argc, char **argv)
@@ -190,7 +162,6 @@ int cli_generate(int argc, char **argv)
 	struct engine *engine = NULL;
 	struct engine_request *request = NULL;
 	struct buf prompt = BUF_INIT, template = BUF_INIT;
-	struct sigaction action = {.sa_handler = on_interrupt};
 	int status;
 	if (cli_read_args(&usage, &args, argc, argv, NULL, &status) == CLI_STOP)
 		goto out;
@@ -199,8 +170,7 @@ int cli_generate(int argc, char **argv)
 		goto out;
 	}
 	status = CLI_FAILED;
-	sigaction(SIGINT, &action, NULL);
-	signal(SIGPIPE, SIG_IGN);
+	cli_catch_interrupt();
 	if (strcmp(args.prompt, "-") == 0) {
 		if (cli_read_file("-", &prompt, &err) != STATUS_OK)
 			goto fail;
@@ -219,7 +189,7 @@ int cli_generate(int argc, char **argv)
 		.kv_bytes = (uint64_t)args.kv_memory,
 		.max_running = 1,
 	};
-	if (engine_create(&options, &engine, &err) != STATUS_OK || wait_ready(engine, &err) != STATUS_OK)
+	if (engine_create(&options, &engine, &err) != STATUS_OK || cli_wait_ready(engine, &err) != STATUS_OK)
 		goto fail;
 	if (build_request(engine, &args, &prompt, &request, &err) != STATUS_OK)
 		goto fail;
