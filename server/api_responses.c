@@ -106,9 +106,9 @@ static void start(struct app *a, struct http_exchange *x, struct response_reques
 	http_on_close(x, on_close, h);
 }
 
-void api_responses(struct http_exchange *x, void *app)
+void response_request_read(struct app *a, struct http_exchange *x, const char *missing,
+			   void (*begin)(struct app *a, struct http_exchange *x, struct response_request *q, struct history *base))
 {
-	struct app *a = app;
 	struct json_doc *doc;
 	struct json root, model;
 	struct response_request q = {0};
@@ -129,15 +129,21 @@ void api_responses(struct http_exchange *x, void *app)
 		   STATUS_OK) {
 		reply_error(x, &err);
 	} else if (q.previous_id[0] && !(base = store_find(&a->store, http_principal(x), str_from(q.previous_id)))) {
-		failure_set(&f, FAILURE_NO_PREVIOUS, "previous_response_id",
-			    "There is no response '%s' to continue: it was not stored, or had to make room; send the whole conversation as input.",
-			    q.previous_id);
+		failure_set(&f, FAILURE_NO_PREVIOUS, "previous_response_id", "There is no response '%s' to %s",
+			    q.previous_id, missing);
 		reply_failure(x, &f);
 	} else {
-		start(a, x, &q, base ? base->history : NULL);
+		begin(a, x, &q, base ? base->history : NULL);
 	}
 	response_request_free(&q);
 	json_doc_free(doc);
+}
+
+void api_responses(struct http_exchange *x, void *app)
+{
+	response_request_read(app, x,
+			      "continue: it was not stored, or had to make room; send the whole conversation as input.",
+			      start);
 }
 
 void api_responses_plain_get(struct http_exchange *x, void *app)

@@ -212,6 +212,8 @@ static void start(struct app *a, struct http_exchange *x, struct response_reques
 	};
 	struct error err = {0};
 	enum status status = STATUS_OK;
+	if (!q->compact.threshold)
+		request.settings = compact_defaults(engine_info(a->engine));
 	if (base && !q->base.turns) {
 		buf_append_buf(&messages, history_window(base));
 		request.base = base->base;
@@ -238,36 +240,5 @@ static void start(struct app *a, struct http_exchange *x, struct response_reques
 
 void api_responses_compact(struct http_exchange *x, void *app)
 {
-	struct app *a = app;
-	struct json_doc *doc;
-	struct json root, model;
-	struct response_request q = {0};
-	struct stored *base = NULL;
-	struct error err = {0};
-	struct failure f;
-
-	if (!app_accepts(a, &f)) {
-		reply_failure(x, &f);
-		return;
-	}
-	if (!read_body(x, false, &doc, &root))
-		return;
-	model = json_get(&root, "model");
-	if (!app_serves(a, &model, &f)) {
-		reply_failure(x, &f);
-	} else if (response_request_parse(&q, a->engine, http_principal(x), &root, http_header(x, "x-session-token"),
-					  &err) != STATUS_OK) {
-		reply_error(x, &err);
-	} else if (q.previous_id[0] && !(base = store_find(&a->store, http_principal(x), str_from(q.previous_id)))) {
-		failure_set(&f, FAILURE_NO_PREVIOUS, "previous_response_id",
-			    "There is no response '%s' to summarise: it was not stored, or had to make room.",
-			    q.previous_id);
-		reply_failure(x, &f);
-	} else {
-		if (!q.compact.threshold)
-			q.compact = compact_defaults(engine_info(a->engine));
-		start(a, x, &q, base ? base->history : NULL);
-	}
-	response_request_free(&q);
-	json_doc_free(doc);
+	response_request_read(app, x, "summarise: it was not stored, or had to make room.", start);
 }

@@ -38,6 +38,12 @@ enum status response_request_parse(struct response_request *q, struct engine *e,
 void response_request_free(struct response_request *q);
 /* What the client sent of it that is kept. */
 size_t response_request_bytes(const struct response_request *q);
+/*
+ * Reads a POST of one and has `begin` go on: base is the history of the response that it continues, or NULL. What is wrong with it is
+ * answered; `missing` is how "There is no response ID to" goes on.
+ */
+void response_request_read(struct app *a, struct http_exchange *x, const char *missing,
+			   void (*begin)(struct app *a, struct http_exchange *x, struct response_request *q, struct history *base));
 
 struct response;
 
