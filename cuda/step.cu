@@ -306,12 +306,6 @@ enum status step_upload(struct cuda_backend *b, const struct batch *batch)
 
 /* ---- What it has stored ---- */
 
-static void fold_marks(struct kv_watch *w, int32_t page, uint8_t marks)
-{
-	w->n_unsound += (marks & ~w->mark[page] & KV_MARK_UNSOUND) != 0;
-	w->mark[page] = static_cast<uint8_t>(w->mark[page] | marks);
-}
-
 static void mark_pages(struct cuda_backend *b, const uint32_t *rows)
 {
 	const uint8_t wider = b->layout.form == KV_FORM_F16 ? 0 : KV_MARK_WIDER;
@@ -320,7 +314,7 @@ static void mark_pages(struct cuda_backend *b, const uint32_t *rows)
 		for (int32_t i = 0; i < q->n_rows; i++) {
 			const uint32_t odd = rows[q->first_row + i];
 			if (odd)
-				fold_marks(b->watch, q->block_table[(q->first_position + i) / KV_PAGE_TOKENS],
+				kv_watch_mark(b->watch, q->block_table[(q->first_position + i) / KV_PAGE_TOKENS],
 					   static_cast<uint8_t>(odd & ODD_NO_NUMBER ? KV_MARK_UNSOUND | wider : wider));
 		}
 	}

@@ -72,6 +72,14 @@ enum kv_mark {
 	KV_MARK_ASKED = 4,   /* set by struct kv_wide's widen(): it is not asked twice for such a page */
 };
 
+/* Adds to a page's marks, and counts it when it becomes unsound. */
+static inline void kv_watch_mark(struct kv_watch *w, int32_t page, uint8_t marks)
+{
+	uint8_t before = __atomic_fetch_or(&w->mark[page], marks, __ATOMIC_RELAXED);
+	if (marks & ~before & KV_MARK_UNSOUND)
+		__atomic_fetch_add(&w->n_unsound, 1, __ATOMIC_RELAXED);
+}
+
 #define KV_HALF_MAX 65504.0f
 
 /*

@@ -11,13 +11,6 @@ static int32_t page_of(const struct batch_seq *seq, int32_t i)
 	return seq->block_table[(seq->first_position + i) / KV_PAGE_TOKENS];
 }
 
-static void mark(struct kv_watch *w, int32_t page, uint8_t marks)
-{
-	uint8_t before = __atomic_fetch_or(&w->mark[page], marks, __ATOMIC_RELAXED);
-	if (marks & ~before & KV_MARK_UNSOUND)
-		__atomic_fetch_add(&w->n_unsound, 1, __ATOMIC_RELAXED);
-}
-
 /* Row i of a sequence. */
 static void look_at_row(const struct kv_look *c, const struct batch_seq *seq, int32_t i)
 {
@@ -35,7 +28,7 @@ static void look_at_row(const struct kv_look *c, const struct batch_seq *seq, in
 			int32_t peak = c->peak(rows[what] + (int64_t)h * l->head_dim, l->head_dim);
 			if (peak <= limit)
 				continue;
-			mark(l->watch, page_of(seq, i), peak >= INFINITE ? KV_MARK_UNSOUND | wider : wider);
+			kv_watch_mark(l->watch, page_of(seq, i), peak >= INFINITE ? KV_MARK_UNSOUND | wider : wider);
 			if (peak < INFINITE && l->type == QUANT_F16)
 				__atomic_fetch_add(&l->watch->n_clamped, 1, __ATOMIC_RELAXED);
 		}
