@@ -160,7 +160,7 @@ static size_t thread_floats(int32_t head_dim)
 	return (size_t)ATTN_QUERIES * ((size_t)head_dim + ATTN_BLOCK) + 2 * partial_floats(head_dim) + (size_t)ATTN_BLOCK * (size_t)head_dim;
 }
 
-/* Sums of queries, and bounds of pages. */
+/* A query's elements above zero and below, and bounds of pages. */
 static size_t bound_floats(int32_t head_dim, int32_t n_pages)
 {
 	return 2 * (size_t)head_dim + (size_t)n_pages;
