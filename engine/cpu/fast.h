@@ -135,14 +135,14 @@ struct attn_job {
 	uint16_t *unpacked;          /* [ATTN_BLOCK / 16][2][16 * head_dim] scratch */
 };
 
-/* Bounds of one of a row's queries in n pages: see struct kv_bounds. */
+/* Bounds of n pages for the queries of a row that share a KV head: see struct kv_bounds. */
 struct bound_job {
-	const char *bounds;          /* the slab of bounds, moved to the layer and KV head */
-	const int32_t *pages;        /* [n] */
+	const char *bounds;        /* the slab of bounds, moved to the layer and KV head */
+	const int32_t *pages;      /* [n] */
 	int32_t n;
-	int32_t head_dim;
-	const float *plus, *minus;   /* [head_dim] the query's elements above zero, and those below, with zeros for the others */
-	float *bound;                /* [n] raised to the query's where that is more, or no number */
+	int32_t head_dim, n_heads;
+	const float *plus, *minus; /* [n_heads][head_dim] the queries' elements above zero, and below, zeros for the others */
+	float *bound;              /* [n] the largest of the queries', or no number where one of them is none */
 };
 
 /* What depends on the elements of KV pages, and on how they lie. */

@@ -84,7 +84,7 @@ struct attn_plan {
 	struct scratch per_thread; /* float: thread_floats() each */
 	struct scratch choosers;   /* struct attn_chooser */
 	struct scratch chosen;     /* int32_t: page numbers */
-	struct scratch bounds;     /* float: bound_floats() for each thread */
+	struct scratch bounds;     /* float: bound_floats() for each thread, or for each choice of a layer where these are fewer */
 	int32_t most_pages;        /* in the block table of a chooser */
 	struct scratch weights;    /* struct block_weights [most_blocks] for each query of an item, of each thread and then of each split */
 	struct scratch state;     /* float [rows of the sequence][n_head][2][head_dim + 2]: weighted sum, maximum and sum of the parts so far */
@@ -160,10 +160,10 @@ static size_t thread_floats(int32_t head_dim)
 	return (size_t)ATTN_QUERIES * ((size_t)head_dim + ATTN_BLOCK) + 2 * partial_floats(head_dim) + (size_t)ATTN_BLOCK * (size_t)head_dim;
 }
 
-/* A query's elements above zero and below, and bounds of pages. */
-static size_t bound_floats(int32_t head_dim, int32_t n_pages)
+/* The elements of a KV head's queries above zero, those below, and bounds of pages. */
+static size_t bound_floats(int32_t group, int32_t head_dim, int32_t n_pages)
 {
-	return 2 * (size_t)head_dim + (size_t)n_pages;
+	return 2 * (size_t)group * (size_t)head_dim + (size_t)n_pages;
 }
 
 static enum status reserve(struct fast *f, struct attn_cut *cut, int64_t tiles, int64_t whole_items, int32_t head_dim)
@@ -278,7 +278,7 @@ static int64_t chosen_by(const struct batch_seq *seq, int32_t n_head_kv, int32_t
 }
 
 /* Room for the rows that choose, and their list. */
-static enum status list_choosers(struct fast *f, struct attn_cut *p, const struct kv_layout *layout, int32_t window)
+static enum status list_choosers(struct fast *f, struct attn_cut *p, const struct kv_layout *layout, int32_t group, int32_t window)
 {
 	const struct batch *batch = f->base.batch;
 	struct attn_plan *plan = f->plan;
@@ -299,7 +299,7 @@ static enum status list_choosers(struct fast *f, struct attn_cut *p, const struc
 	size_t n_threads = (size_t)threads_count(f->base.threads);
 	if (!scratch_grow(&plan->choosers, (size_t)p->n_choosers * sizeof(struct attn_chooser)) ||
 	    !scratch_grow(&plan->chosen, (size_t)n_chosen * sizeof(int32_t)) ||
-	    !scratch_grow(&plan->bounds, n_threads * bound_floats(layout->head_dim, most) * sizeof(float)))
+	    !scratch_grow(&plan->bounds, n_threads * bound_floats(group, layout->head_dim, most) * sizeof(float)))
 		return STATUS_NOMEM;
 	plan->most_pages = most;
 	struct attn_chooser *out = plan->choosers.p;
@@ -358,7 +358,7 @@ static enum status make_cut(struct fast *f, struct attn_cut *p, const struct kv_
 	enum status status = reserve(f, p, n, n * n_head_kv, layout->head_dim);
 	p->n_choosers = 0;
 	if (status == STATUS_OK && !part)
-		status = list_choosers(f, p, layout, window);
+		status = list_choosers(f, p, layout, group, window);
 	if (status != STATUS_OK)
 		return status;
 
@@ -689,38 +689,95 @@ static void run_items(void *arg, int64_t begin, int64_t end, int thread)
 		run_item(c, items + i, i + 1 < end ? items + i + 1 : NULL, thread, scratch);
 }
 
-/* Items are (row that chooses, KV head). */
+/* A row that chooses, for a KV head, and what the threads need for it. */
+struct choosing {
+	const struct attn_chooser *a;
+	int32_t head_kv;
+	float *bound; /* [entries of the block table] */
+};
+
+/* Choice i of a layer; its bounds are in the place of a thread, or in one of its own (there are no more choices than threads then). */
+static struct choosing choosing(const struct attention_call *c, int64_t i, int64_t place)
+{
+	const struct kv_layout *l = c->layout;
+	const struct attn_plan *plan = c->f->plan;
+	int32_t group = c->n_head / l->n_head_kv;
+	float *at = (float *)plan->bounds.p + (size_t)place * bound_floats(group, l->head_dim, plan->most_pages);
+	return (struct choosing){
+	        .a = (const struct attn_chooser *)plan->choosers.p + i / l->n_head_kv,
+	        .head_kv = (int32_t)(i % l->n_head_kv),
+	        .bound = at + 2 * (size_t)group * (size_t)l->head_dim,
+	};
+}
+
+/* Piece `piece` of `n_pieces` of the pages that may be chosen. */
+static void bound_piece(const struct attention_call *c, const struct choosing *o, int64_t piece, int64_t n_pieces, int thread)
+{
+	const struct kv_layout *l = c->layout;
+	const struct page_choice *choice = &o->a->seq->choice;
+	const struct attn_plan *plan = c->f->plan;
+	int32_t group = c->n_head / l->n_head_kv, n = o->a->own + 1 - choice->n_last - choice->n_first;
+	int64_t size = (int64_t)group * l->head_dim;
+	int32_t from = choice->n_first + (int32_t)(n * piece / n_pieces), to = choice->n_first + (int32_t)(n * (piece + 1) / n_pieces);
+	float *plus = (float *)plan->bounds.p + (size_t)thread * bound_floats(group, l->head_dim, plan->most_pages), *minus = plus + size;
+	const float *q = c->q + ((int64_t)o->a->row * c->n_head + o->head_kv * group) * l->head_dim;
+	for (int64_t i = 0; i < size; i++) {
+		plus[i] = q[i] > 0 ? q[i] : 0;
+		minus[i] = q[i] > 0 ? 0 : q[i];
+	}
+	c->f->pages->attn_bound(&(struct bound_job){
+	        .bounds = (const char *)l->bounds->slab + kv_bounds_offset(l, c->layer, o->head_kv, 0),
+	        .pages = o->a->seq->block_table + from,
+	        .n = to - from,
+	        .head_dim = l->head_dim,
+	        .n_heads = group,
+	        .plus = plus,
+	        .minus = minus,
+	        .bound = o->bound + from,
+	});
+}
+
+static void choose(const struct attention_call *c, const struct choosing *o)
+{
+	const struct page_choice *choice = &o->a->seq->choice;
+	int32_t *chosen = (int32_t *)c->f->plan->chosen.p + o->a->chosen + (int64_t)o->head_kv * choice->n_pages;
+	choose_pages(choice, o->a->seq->block_table, o->a->own, o->bound, chosen);
+}
+
 static void choose_items(void *arg, int64_t begin, int64_t end, int thread)
 {
 	const struct attention_call *c = arg;
-	const struct kv_layout *l = c->layout;
-	struct attn_plan *plan = c->f->plan;
-	int32_t dim = l->head_dim, group = c->n_head / l->n_head_kv;
-	float *plus = (float *)plan->bounds.p + (size_t)thread * bound_floats(dim, plan->most_pages), *minus = plus + dim, *bound = minus + dim;
 	for (int64_t i = begin; i < end; i++) {
-		const struct attn_chooser *a = (const struct attn_chooser *)plan->choosers.p + i / l->n_head_kv;
-		const struct page_choice *choice = &a->seq->choice;
-		int32_t head_kv = (int32_t)(i % l->n_head_kv), first = choice->n_first;
-		const float *q = c->q + ((int64_t)a->row * c->n_head + head_kv * group) * dim;
-		const struct bound_job j = {
-		        .bounds = (const char *)l->bounds->slab + kv_bounds_offset(l, c->layer, head_kv, 0),
-		        .pages = a->seq->block_table + first,
-		        .n = a->own + 1 - choice->n_last - first,
-		        .head_dim = dim,
-		        .plus = plus,
-		        .minus = minus,
-		        .bound = bound + first,
-		};
-		for (int32_t k = 0; k < j.n; k++)
-			j.bound[k] = -INFINITY;
-		for (int32_t h = 0; h < group; h++, q += dim) {
-			for (int32_t d = 0; d < dim; d++) {
-				plus[d] = q[d] > 0 ? q[d] : 0;
-				minus[d] = q[d] > 0 ? 0 : q[d];
-			}
-			c->f->pages->attn_bound(&j);
-		}
-		choose_pages(choice, a->seq->block_table, a->own, bound, (int32_t *)plan->chosen.p + a->chosen + (int64_t)head_kv * choice->n_pages);
+		struct choosing o = choosing(c, i, thread);
+		bound_piece(c, &o, 0, 1, thread);
+		choose(c, &o);
+	}
+}
+
+/* Items are (choice, piece), as many pieces of each as there are threads. */
+static void bound_items(void *arg, int64_t begin, int64_t end, int thread)
+{
+	const struct attention_call *c = arg;
+	int64_t n_pieces = threads_count(c->f->base.threads);
+	for (int64_t i = begin; i < end; i++) {
+		struct choosing o = choosing(c, i / n_pieces, i / n_pieces);
+		bound_piece(c, &o, i % n_pieces, n_pieces, thread);
+	}
+}
+
+/* Finds the pages of all rows that choose. Threads share the pages of a choice where there are fewer choices than threads. */
+static void choose_all(const struct attention_call *c)
+{
+	struct threads *threads = c->f->base.threads;
+	int64_t n = c->cut->n_choosers * c->layout->n_head_kv, n_threads = threads_count(threads);
+	if (n >= n_threads) {
+		threads_for(threads, n, 1, choose_items, (void *)c);
+		return;
+	}
+	threads_for(threads, n * n_threads, 1, bound_items, (void *)c);
+	for (int64_t i = 0; i < n; i++) {
+		struct choosing o = choosing(c, i, i);
+		choose(c, &o);
 	}
 }
 
@@ -750,7 +807,7 @@ enum status fast_attention(struct backend *b, const void *kv, const struct kv_la
 	}
 	struct attention_call c = {f, p, NULL, kv, layout, layer, q, n_head, *params, out};
 	if (p->n_choosers > 0)
-		threads_for(f->base.threads, p->n_choosers * layout->n_head_kv, 1, choose_items, &c);
+		choose_all(&c);
 	run_cut(&c);
 	return STATUS_OK;
 }

@@ -19,7 +19,10 @@
 #include "engine/cpu/kernels_pages_plain.h"
 #endif
 
-enum { QK_PAGES = 4 / PAGE_VECTORS }; /* pages whose scores are computed together: four vectors a query */
+enum {
+	QK_PAGES = 4 / PAGE_VECTORS, /* pages whose scores are computed together: four vectors a query */
+	BOUND_HEADS = 4,             /* queries whose bounds are */
+};
 
 /* A block of positions: where its pages' K and V of one head are, and what to fetch meanwhile. */
 struct block {
@@ -210,9 +213,42 @@ static void attn_run(const struct attn_job *j)
 }
 
 /*
- * Dimensions in the lanes: the one sum here whose terms stand beside each other, and one of a page whatever the other pages are. A bound that
- * is no number makes the sum none, whatever it is multiplied with.
+ * The largest bound of a page for n_heads queries, a constant, or no number. Dimensions are in the lanes: the one sum here whose terms stand
+ * beside each other, and one of a page whatever the other pages are. A bound that is no number makes the sum none, whatever it is
+ * multiplied with.
  */
+INLINE float bound_of(int n_heads, const float *plus, const float *minus, const uint16_t *least, const uint16_t *greatest,
+                      int32_t dim, float bound)
+{
+	vf low[BOUND_HEADS], high[BOUND_HEADS];
+	int32_t d = 0;
+	UNROLL
+	for (int h = 0; h < n_heads; h++)
+		low[h] = high[h] = vf_zero();
+	for (; d + LANES <= dim; d += LANES) {
+		vf from = bound_load(least + d), to = bound_load(greatest + d);
+		UNROLL
+		for (int h = 0; h < n_heads; h++) {
+			low[h] = vf_fma(vf_load(minus + h * dim + d), from, low[h]);
+			high[h] = vf_fma(vf_load(plus + h * dim + d), to, high[h]);
+		}
+	}
+	if (d < dim) {
+		vf from = bound_load_n(least + d, dim - d), to = bound_load_n(greatest + d, dim - d);
+		UNROLL
+		for (int h = 0; h < n_heads; h++) {
+			low[h] = vf_fma(vf_load_n(minus + h * dim + d, dim - d), from, low[h]);
+			high[h] = vf_fma(vf_load_n(plus + h * dim + d, dim - d), to, high[h]);
+		}
+	}
+	UNROLL
+	for (int h = 0; h < n_heads; h++) {
+		float sum = vf_hsum(vf_add(low[h], high[h]));
+		bound = sum > bound || sum != sum ? sum : bound;
+	}
+	return bound;
+}
+
 static void attn_bound(const struct bound_job *j)
 {
 	enum { AHEAD = 6, LINE = 64 / sizeof(uint16_t) };
@@ -221,20 +257,19 @@ static void attn_bound(const struct bound_job *j)
 	for (int32_t i = 0; i < j->n; i++) {
 		const uint16_t *least = all + (int64_t)j->pages[i] * 2 * dim, *greatest = least + dim;
 		const uint16_t *next = all + (int64_t)j->pages[i + AHEAD < j->n ? i + AHEAD : i] * 2 * dim;
-		vf low = vf_zero(), high = vf_zero();
-		int32_t d = 0;
+		float bound = -INFINITY;
 		for (int32_t at = 0; at < 2 * dim; at += LINE)
 			__builtin_prefetch(next + at);
-		for (; d + LANES <= dim; d += LANES) {
-			low = vf_fma(vf_load(j->minus + d), bound_load(least + d), low);
-			high = vf_fma(vf_load(j->plus + d), bound_load(greatest + d), high);
+		for (int h = 0; h < j->n_heads; h += BOUND_HEADS) {
+			const float *plus = j->plus + h * dim, *minus = j->minus + h * dim;
+			switch (j->n_heads - h) {
+			case 1: bound = bound_of(1, plus, minus, least, greatest, dim, bound); break;
+			case 2: bound = bound_of(2, plus, minus, least, greatest, dim, bound); break;
+			case 3: bound = bound_of(3, plus, minus, least, greatest, dim, bound); break;
+			default: bound = bound_of(BOUND_HEADS, plus, minus, least, greatest, dim, bound);
+			}
 		}
-		if (d < dim) {
-			low = vf_fma(vf_load_n(j->minus + d, dim - d), bound_load_n(least + d, dim - d), low);
-			high = vf_fma(vf_load_n(j->plus + d, dim - d), bound_load_n(greatest + d, dim - d), high);
-		}
-		float bound = vf_hsum(vf_add(low, high));
-		j->bound[i] = bound > j->bound[i] || bound != bound ? bound : j->bound[i];
+		j->bound[i] = bound;
 	}
 }
 
