@@ -395,6 +395,7 @@ enum status config_load(struct config *c, int argc, char **argv, char **envp, st
 	if (st != STATUS_OK || c->action == CONFIG_HELP)
 		goto out;
 	if (file && *file) {
+		c->has_file = true;
 		st = config_read_file(c, file, err);
 		if (st != STATUS_OK)
 			goto out;
@@ -409,6 +410,37 @@ enum status config_load(struct config *c, int argc, char **argv, char **envp, st
 	st = config_check(c, err);
 out:
 	free(rest);
+	return st;
+}
+
+/* Each of these is looked at whenever it matters, by the loop thread, which is the one that reads it again. */
+static const char *const changeable[] = {"strict-model", "cors-origin",   "max-body",      "stream-buffer",
+                                         "header-timeout", "body-timeout", "idle-timeout",  "max-connections-per-address",
+                                         "ws-park-after",  "drain-timeout", "log-level"};
+
+static bool can_change(const struct option *o)
+{
+	for (size_t i = 0; i < sizeof changeable / sizeof *changeable; i++)
+		if (strcmp(o->name, changeable[i]) == 0)
+			return true;
+	return false;
+}
+
+enum status config_reload(struct config *c, int argc, char **argv, char **envp, struct buf *taken, struct buf *later, struct error *err)
+{
+	struct config next;
+	enum status st = config_init(&next);
+	st = st == STATUS_OK ? config_load(&next, argc, argv, envp, err) : error_set(err, st, "out of memory");
+	for (size_t i = 0; st == STATUS_OK && i < table.n; i++) {
+		const struct option *o = &table.rows[i];
+		if (option_same(o, c, &next))
+			continue;
+		struct buf *list = can_change(o) ? taken : later;
+		buf_printf(list, "%s%s", list->len ? ", " : "", o->name);
+		if (can_change(o))
+			option_swap(o, c, &next);
+	}
+	config_free(&next);
 	return st;
 }
 

@@ -21,6 +21,7 @@ enum config_action { CONFIG_SERVE, CONFIG_HELP, CONFIG_CHECK, CONFIG_PRINT };
 
 struct config {
 	enum config_action action;
+	bool has_file; /* something was read from a file */
 #define OPT(kind, field, name, def, min, max, help) CONFIG_FIELD_##kind field;
 #include "config/options.def"
 #undef OPT
@@ -44,6 +45,13 @@ enum status config_read_args(struct config *c, int argc, char **argv, const char
  * KVASIR_CONFIG) and --help, --check and --print-config, which set `action`; --help ends the reading.
  */
 enum status config_load(struct config *c, int argc, char **argv, char **envp, struct error *err);
+
+/*
+ * For a process that runs: reads everything again as config_load() did, from a file that may have changed, and takes over what can
+ * change while it runs. Appends the names of these options to `taken` and of others that have changed to `later`, separated by
+ * commas. On an error nothing changes.
+ */
+enum status config_reload(struct config *c, int argc, char **argv, char **envp, struct buf *taken, struct buf *later, struct error *err);
 
 /* What no single option can tell: values that contradict each other or name something unknown. */
 enum status config_check(const struct config *c, struct error *err);

@@ -375,6 +375,47 @@ enum status option_read_args(struct option_table t, void *base, int argc, char *
 	return STATUS_OK;
 }
 
+bool option_same(const struct option *o, const void *a, const void *b)
+{
+	void *p = (void *)(uintptr_t)a, *q = (void *)(uintptr_t)b; /* the accessors serve readers and writers */
+	switch (o->kind) {
+	case OPTION_STRING: {
+		const char *s = *field_string(o, p), *t = *field_string(o, q);
+		return s && t ? strcmp(s, t) == 0 : s == t;
+	}
+	case OPTION_BOOL:
+		return *field_bool(o, p) == *field_bool(o, q);
+	case OPTION_REAL:
+		return *field_real(o, p) == *field_real(o, q);
+	default:
+		return *field_int(o, p) == *field_int(o, q);
+	}
+}
+
+#define SWAP(type, field)                                                                                                          \
+	do {                                                                                                                       \
+		type kept = *field(o, a);                                                                                          \
+		*field(o, a) = *field(o, b);                                                                                       \
+		*field(o, b) = kept;                                                                                               \
+	} while (0)
+
+void option_swap(const struct option *o, void *a, void *b)
+{
+	switch (o->kind) {
+	case OPTION_STRING:
+		SWAP(char *, field_string);
+		break;
+	case OPTION_BOOL:
+		SWAP(bool, field_bool);
+		break;
+	case OPTION_REAL:
+		SWAP(double, field_real);
+		break;
+	default:
+		SWAP(int64_t, field_int);
+	}
+}
+
 void option_help(struct option_table t, struct buf *out)
 {
 	static const char *const argument[] = {

@@ -75,6 +75,10 @@ enum status option_refuse(const struct option *o, struct str shown, const char *
 enum status option_read_args(struct option_table t, void *base, int argc, char **argv, const char **positional,
                              int max_positional, int *n_positional, struct error *err);
 
+/* Whether a field of two structures has the same value; and exchanges the two values. */
+bool option_same(const struct option *o, const void *a, const void *b);
+void option_swap(const struct option *o, void *a, void *b);
+
 /* Appends one line for each option: its name, help and default. */
 void option_help(struct option_table t, struct buf *out);
 /* Appends the value of a field as JSON: BYTES as a number, SECONDS as a number of seconds. */

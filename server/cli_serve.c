@@ -173,7 +173,7 @@ int cli_serve(int argc, char **argv)
 		status = check_deeply(&config, &err) == STATUS_OK ? CLI_OK : cli_fail(&err);
 		break;
 	case CONFIG_SERVE:
-		if (check(&config, &err) != STATUS_OK || server_run(&config, &err) != STATUS_OK)
+		if (check(&config, &err) != STATUS_OK || server_run(&config, argc, argv, &err) != STATUS_OK)
 			status = cli_fail(&err);
 		else
 			status = CLI_OK;

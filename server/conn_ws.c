@@ -1,6 +1,7 @@
 /* WebSocket: frames checked on their way to libwebsockets, which has the other end of a socket pair. See conn.h and
  * frame.h. */
 #include "server/conn_impl.h"
+#include "server/ws_memory.h"
 #include "server/ws_server.h"
 
 void conn_ws_begin(struct conn *c)
@@ -16,7 +17,7 @@ void conn_ws_begin(struct conn *c)
 		return;
 	struct buf early = c->in; /* frames sent before the handshake was answered */
 	c->in = BUF_INIT;
-	if (!conn_open_pair(c, &theirs)) {
+	if (!ws_memory_reserve() || !conn_open_pair(c, &theirs)) {
 		conn_refuse(c,
 			    &(struct head_error){503, "server_overloaded",
 						 "The server has no descriptors or memory left for this WebSocket."});

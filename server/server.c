@@ -3,7 +3,7 @@
  *   start    the listener opens at once, so that health checks get an answer; the engine loads in its worker
  *   ready    the engine's STATE event has come: the block on stdout, READY=1
  *   failed   it could not load: the daemon stays, readiness says why; restarting it in a circle would not help
- *   reload   SIGHUP: the API keys and the certificate are read again; what cannot be read changes nothing
+ *   reload   SIGHUP: the configuration file, the API keys and the certificate are read again; what cannot be read changes nothing
  *   drain    the first signal: readiness fails, new work gets 503, running work ends or is cancelled at the deadline,
  *            WebSockets are closed with 1012, then the loop stops; a second signal ends the process at once
  * All of it runs on the loop thread; the engine only calls uv_async_send().
@@ -35,7 +35,9 @@ enum {
 enum phase { PHASE_LOADING, PHASE_READY, PHASE_FAILED, PHASE_DRAINING, PHASE_CANCELLED, PHASE_CLOSING };
 
 struct server {
-	const struct config *config;
+	struct config *config;
+	int argc; /* where it came from */
+	char **argv;
 	struct error *err;
 	enum status status;
 	enum phase phase;
@@ -216,6 +218,13 @@ static enum status read_keys(struct server *s, struct error *err)
 	return st;
 }
 
+static void set_log_level(const struct config *config)
+{
+	enum log_level level = LOG_INFO;
+	log_level_parse(config->log_level, &level);
+	log_set_level(level);
+}
+
 static void say_reload(const char *what, enum status status, const struct error *err)
 {
 	if (status == STATUS_OK)
@@ -224,16 +233,34 @@ static void say_reload(const char *what, enum status status, const struct error 
 		log_msg(LOG_ERROR, "reload", "SIGHUP: the %s not read again and stays as it was: %s", what, err->message);
 }
 
+/* Options of the file that can change while the daemon runs. */
+static void reload_options(struct server *s)
+{
+	struct error err = {0};
+	struct buf taken = BUF_INIT, later = BUF_INIT;
+	enum status st = config_reload(s->config, s->argc, s->argv, environ, &taken, &later, &err);
+	say_reload("configuration was", st, &err);
+	set_log_level(s->config);
+	if (taken.len)
+		log_msg(LOG_INFO, "reload", "changed from now on: %s", taken.data);
+	if (later.len)
+		log_msg(LOG_WARN, "reload", "changes when the daemon is started again: %s", later.data);
+	buf_free(&taken);
+	buf_free(&later);
+}
+
 static void on_reload(uv_signal_t *handle, int signo)
 {
 	struct server *s = handle->data;
 	struct error err = {0};
 	(void)signo;
+	if (s->config->has_file)
+		reload_options(s);
 	if (s->config->api_keys)
 		say_reload("file of API keys was", read_keys(s, &err), &err);
 	if (s->config->tls_cert)
 		say_reload("certificate was", listener_reload_tls(s->listener, &err), &err);
-	if (!s->config->api_keys && !s->config->tls_cert)
+	if (!s->config->has_file && !s->config->api_keys && !s->config->tls_cert)
 		log_msg(LOG_INFO, "reload", "SIGHUP: there is nothing to read again");
 }
 
@@ -394,15 +421,13 @@ static void close_handle(uv_handle_t *handle, void *arg)
 		uv_close(handle, NULL);
 }
 
-enum status server_run(const struct config *config, struct error *err)
+enum status server_run(struct config *config, int argc, char **argv, struct error *err)
 {
-	struct server s = {.config = config, .err = err};
+	struct server s = {.config = config, .argc = argc, .argv = argv, .err = err};
 	struct buf template = BUF_INIT;
-	enum log_level level = LOG_INFO;
 	int rc;
 
-	log_level_parse(config->log_level, &level);
-	log_set_level(level);
+	set_log_level(config);
 	signal(SIGPIPE, SIG_IGN);
 	int n_descriptors = listener_allow_descriptors(config);
 	block_signals(SIG_BLOCK);

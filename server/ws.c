@@ -12,8 +12,8 @@
 #include "engine/base/list.h"
 #include "engine/base/log.h"
 #include "server/frame.h"
-#include "server/loop.h"
 #include "server/stream.h"
+#include "server/ws_memory.h"
 #include "server/ws_server.h"
 
 enum {
@@ -458,40 +458,6 @@ static void on_sweep(uv_timer_t *handle)
 	}
 }
 
-/*
- * While a context is destroyed, version 4.1.6 frees it in the close callback of one of the handles in it, and libuv is not done with the
- * others. So what is freed then is freed when all handles are closed: these are the pointers.
- */
-static bool ending;
-static struct buf freed_late;
-
-/*
- * The memory of libwebsockets. Version 4.1.6 loses what it has made so far, a descriptor among it, when a later step of
- * opening a connection gets none. So it is told only when there is none for a while.
- */
-static void *lws_memory(void *old, size_t n, const char *reason)
-{
-	(void)reason;
-	if (n)
-		return loop_realloc(old, n);
-	if (ending && old)
-		buf_append(&freed_late, &old, sizeof old); /* without memory for it, it is lost; the process ends anyway */
-	else
-		free(old);
-	return NULL;
-}
-
-static void free_late(void)
-{
-	void *p;
-	for (size_t at = 0; at < freed_late.len; at += sizeof p) {
-		memcpy(&p, freed_late.data + at, sizeof p);
-		free(p);
-	}
-	buf_free(&freed_late);
-	ending = false;
-}
-
 /* What libwebsockets says while it starts is worth reading; later it complains about every odd peer. */
 static bool starting;
 
@@ -548,7 +514,7 @@ enum status ws_server_create(uv_loop_t *loop, const struct config *config, const
 		.retry_and_idle_policy = &no_pings,
 		.vhost_name = "kvasir",
 	};
-	lws_set_allocator(lws_memory);
+	lws_set_allocator(ws_memory);
 	lws_set_log_level(LLL_ERR | LLL_WARN, on_lws_log);
 	starting = true;
 	s->context = lws_create_context(&info);
@@ -592,7 +558,7 @@ static bool adopt(struct ws_conn *c, int fd, const char *key, bool *owned)
 		   "GET / HTTP/1.1\r\nHost: kvasir\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
 		   "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: %s\r\n\r\n",
 		   key);
-	if (head.failed || s->closing) {
+	if (head.failed || s->closing || !ws_memory_reserve()) {
 		close(fd);
 	} else {
 		s->adopting = c; /* until on_event() takes it */
@@ -655,7 +621,7 @@ static void on_closed(uv_handle_t *handle)
 		return;
 	void (*closed)(void *) = s->closed;
 	void *arg = s->closed_arg;
-	free_late();
+	ws_memory_end();
 	free(s);
 	if (closed)
 		closed(arg);
@@ -666,7 +632,7 @@ static void on_destroy(uv_timer_t *handle)
 {
 	struct ws_server *s = handle->data;
 	if (s->context) {
-		ending = true;
+		ws_memory_hold();
 		lws_context_destroy(s->context);
 		return;
 	}

@@ -7,7 +7,7 @@ const $ = id => document.getElementById(id);
 const STORE = "kvasir.conversations", SETTINGS = "kvasir.settings", KEEP = 200;
 
 /* ---- What is kept in the browser ---- */
-const defaults = { system: "", temperature: 0.7, topP: 1, limit: 1024, seed: "", theme: "", kv: matchMedia("(min-width: 75rem)").matches };
+const defaults = { system: "", temperature: 0.7, topP: 1, limit: 1024, seed: "", policy: "", kept: "", summary: "", theme: "", kv: matchMedia("(min-width: 75rem)").matches };
 const settings = { ...defaults, ...read(SETTINGS) };
 let key = sessionStorage.getItem("kvasir.key") ?? "";
 let conversations = read(STORE)?.list ?? [];
@@ -40,10 +40,13 @@ function newConversation() {
 	return { id: "c" + [...bytes].map(b => b.toString(36).padStart(2, "0")).join(""), title: "", time: Date.now(), turns: [] };
 }
 
-/* What a conversation has while the page is open: `run` is the answer that is being written. */
-const live = new Map();
+/*
+ * What a conversation has while the page is open: `run` is the answer that is being written; `kv`, `moved` (pages, since the last turn)
+ * and `summary` are what the server told of its session.
+ */
+const live = new Map(), unmoved = () => ({ down: 0, up: 0, lost: 0 });
 function liveOf(c) {
-	if (!live.has(c.id)) live.set(c.id, { run: null, response: null, session: null, kv: null, usage: null, facts: null });
+	if (!live.has(c.id)) live.set(c.id, { run: null, response: null, session: null, kv: null, moved: unmoved(), summary: null, usage: null, facts: null });
 	return live.get(c.id);
 }
 
@@ -100,6 +103,7 @@ function connect() {
 			for (const l of live.values()) l.response = null;
 			showLink("on", "connected");
 			hideNotice("lost");
+			watchKv();
 			resolve(ws);
 		};
 		ws.onmessage = e => onEvent(JSON.parse(e.data));
@@ -137,9 +141,10 @@ function begin(c) {
 	const l = liveOf(c);
 	l.run = { text: "", started: performance.now(), first: 0, last: 0, n: 0, node: null, id: null, stop: null };
 	if (c === current) showRun(c);
+	l.moved = unmoved();
 	showList();
 	showGo();
-	pollKv();
+	watchKv();
 }
 
 function onDelta(c, text) {
@@ -160,7 +165,7 @@ function paint() { // once a frame, however fast they come
 		painting = false;
 		const run = liveOf(current).run;
 		if (run?.node) follow(() => run.node.querySelector(".text").replaceChildren(...render(run.text)));
-		drawKv();
+		if (!watched) drawKv();
 	});
 }
 
@@ -181,6 +186,7 @@ function finish(c, usage, reason) {
 	const notes = [];
 	if (reason) notes.push(reason);
 	if (usage) notes.push(`${usage.output} tokens`, facts.speed, usage.cached ? `${usage.cached} of ${usage.input} prompt tokens from the cache` : null);
+	if (!run.text && !reason) l.error = "The answer is empty: the model ended it at once.";
 	if (run.text) {
 		c.turns.push({ role: "assistant", content: run.text, note: notes.filter(Boolean).join(" · ") });
 		c.time = Date.now();
@@ -189,7 +195,7 @@ function finish(c, usage, reason) {
 	if (c === current) showTurns(false);
 	showList();
 	showGo();
-	pollKv();
+	if (!socket) pollKv();
 }
 
 function fail(c, message) {
@@ -202,6 +208,10 @@ function fail(c, message) {
 
 /* ---- Over the WebSocket: only what is new travels ---- */
 function onEvent(e) {
+	if (e.type === "session.context") {
+		onContext(e);
+		return;
+	}
 	const c = conversations.find(k => k.id === e.stream_id) ?? (e.stream_id ? null : current);
 	const l = c && liveOf(c);
 	if (!l) return;
@@ -247,17 +257,25 @@ function onEvent(e) {
 async function ensureSession(c) {
 	const l = liveOf(c);
 	if (!l.session) l.session = (await call("POST", "/v1/sessions", {}).catch(() => null))?.id ?? null;
+	if (c === current) watchKv();
 }
 
 function sampling() {
 	return { temperature: settings.temperature, top_p: settings.topP, ...(settings.seed !== "" ? { seed: Number(settings.seed) } : {}) };
 }
 
+/* What becomes of a conversation that grows long, where the settings say so. */
+function longTalk() {
+	const { policy, kept } = settings;
+	return policy ? { kv_cache: { policy, ...(policy === "full" ? {} : { max_cache_size: kept || 2048 }) } } : {};
+}
+
 async function askSocket(c) {
 	const l = liveOf(c), ws = await connect();
 	await ensureSession(c);
 	if (!l.run) return;
-	const body = { type: "response.create", stream_id: c.id, model, store: false, max_output_tokens: settings.limit, ...sampling() };
+	const body = { type: "response.create", stream_id: c.id, model, store: false, max_output_tokens: settings.limit, ...sampling(), ...longTalk() };
+	if (settings.summary) body.context_management = [{ type: "compaction", compact_threshold: settings.summary }];
 	if (l.session) body.session_id = l.session;
 	if (settings.system) body.instructions = settings.system;
 	if (l.response) {
@@ -280,7 +298,7 @@ async function askStream(c) {
 	try {
 		const r = await fetch("/v1/chat/completions", { method: "POST", headers: headers(), signal: abort.signal,
 			body: JSON.stringify({ model, messages, stream: true, stream_options: { include_usage: true }, max_tokens: settings.limit,
-				...sampling(), ...(l.session ? { session_id: l.session } : {}) }) });
+				...sampling(), ...longTalk(), ...(l.session ? { session_id: l.session } : {}) }) });
 		if (!r.ok) {
 			const error = (await r.json().catch(() => null))?.error;
 			if (error?.code?.startsWith("session") && !l.run.again) {
@@ -442,7 +460,7 @@ function open(c) {
 	document.body.classList.remove("side");
 	showList();
 	showTurns(true);
-	pollKv();
+	watchKv();
 	if (matchMedia("(hover: hover)").matches) $("input").focus();
 }
 
@@ -477,101 +495,9 @@ function grow() {
 	showGo();
 }
 
-/* ---- The KV cache beside the text ---- */
-let kvTimer = 0;
-async function pollKv() {
-	clearTimeout(kvTimer);
-	const c = current, l = liveOf(c);
-	if (l.session && !document.hidden) {
-		try {
-			l.kv = await call("GET", "/v1/sessions/" + l.session);
-			if (l.run?.first) l.run.input ??= Math.max(0, l.kv.tokens - l.run.n);
-		} catch (e) {
-			if (e.status === 404) { l.session = null; l.kv = null; }
-		}
-	}
-	if (c === current) drawKv();
-	kvTimer = setTimeout(pollKv, liveOf(current).run ? 500 : 4000);
-}
-
-const bytes = n => n >= 2 ** 30 ? (n / 2 ** 30).toFixed(2) + " GiB" : n >= 2 ** 20 ? (n / 2 ** 20).toFixed(1) + " MiB" : (n / 1024).toFixed(0) + " KiB";
-
-function facts(node, rows) {
-	node.replaceChildren(...Object.entries(rows).flatMap(([k, v]) => [element("dt", {}, k), element("dd", {}, String(v))]));
-}
-
-/* Where pages are, the nearest first: the key of pages_by_tier, what it is called, and how strongly it is drawn. Pages leave from the end. */
-const places = [["device", "on the device", 1], ["ram", "in RAM", .55], ["disk", "on disk", .3], ["remote", "on the KV server", .3], ["lost", "to compute again", 0]];
-
-/*
- * A square for each page of the context; the farther away a page is, the paler it is, and one that is gone is a frame. The prompt's
- * part that was found, its part that was computed, and what was generated come from the last usage; while an answer runs they are
- * estimated, at one token a delta.
- */
-function drawKv() {
-	if (!document.body.classList.contains("kv")) return;
-	const l = liveOf(current), run = l.run, u = l.usage, kv = l.kv;
-	const before = (u?.input ?? 0) + (u?.output ?? 0); // of the turn before
-	const input = run ? run.input ?? before : u?.input ?? 0, cached = run ? Math.min(before, input) : u?.cached ?? 0;
-	const output = run ? run.n : u?.output ?? 0, tokens = run ? input + output : Math.max(kv?.tokens ?? 0, input + output);
-	const where = run || !kv ? [] : places.flatMap(p => Array(kv.pages_by_tier[p[0]]).fill(p[2])); // [page]
-	const canvas = $("kv-map"), width = canvas.clientWidth || 240, pages = Math.max(1, Math.ceil((context || 2048) / pageTokens));
-	const columns = pages > 4096 ? 64 : pages > 1024 ? 48 : pages > 256 ? 32 : 16, gap = columns > 40 ? 1 : 2, cell = (width + gap) / columns;
-	const shown = Math.min(pages, columns * Math.ceil(420 / cell)), rows = Math.ceil(shown / columns), ratio = devicePixelRatio || 1;
-	canvas.style.height = rows * cell + "px";
-	canvas.width = Math.round(width * ratio);
-	canvas.height = Math.round(rows * cell * ratio);
-	const g = canvas.getContext("2d"), style = getComputedStyle(document.documentElement), color = n => style.getPropertyValue("--" + n);
-	g.scale(ratio, ratio);
-	const colors = { hit: color("hit"), new: color("new"), gen: color("gen"), empty: color("empty") };
-	for (let i = 0; i < shown; i++) {
-		const from = i * pageTokens, x = (i % columns) * cell, y = Math.floor(i / columns) * cell, size = cell - gap;
-		const c = from + pageTokens <= cached ? colors.hit : from < input ? colors.new : colors.gen, strength = where[i] ?? 1;
-		const box = (part, c) => { g.fillStyle = c; g.beginPath(); g.roundRect(x, y, Math.max(1, size * part), size, Math.min(3, size / 4)); g.fill(); };
-		box(1, colors.empty);
-		if (from >= tokens) continue;
-		g.globalAlpha = strength;
-		box(Math.min(1, (tokens - from) / pageTokens), c);
-		g.globalAlpha = 1;
-		if (strength === 1) continue;
-		g.strokeStyle = c;
-		g.lineWidth = gap / 2;
-		g.strokeRect(x + gap / 4, y + gap / 4, size - gap / 2, size - gap / 2);
-	}
-	canvas.setAttribute("aria-label", `${Math.ceil(tokens / pageTokens)} of ${pages} pages hold this conversation`);
-	const onTier = places.map(p => [...p, run || !kv ? p[0] === "device" ? Math.ceil(tokens / pageTokens) : 0 : kv.pages_by_tier[p[0]]]);
-	$("kv-fill").replaceChildren(...onTier.map(([name, title, strength, n]) => {
-		const part = element("i", { class: name, title: `${n} pages ${title}` });
-		part.style.width = 100 * Math.min(1, n / pages) + "%";
-		part.style.opacity = strength;
-		return part;
-	}));
-	$("kv-session").textContent = l.session ?? "no session yet";
-	$("kv-session").title = l.session ?? "";
-	facts($("kv-facts"), { tokens: `${tokens.toLocaleString()} of ${(context || 0).toLocaleString()}`,
-		pages: kv ? onTier.reduce((sum, t) => sum + t[3], 0).toLocaleString() : "–",
-		...Object.fromEntries(onTier.filter(t => t[3]).map(t => [t[1], t[3].toLocaleString()])), size: kv ? bytes(kv.kv_bytes) : "–",
-		state: run ? "writing" : kv?.waiting ? "waiting" : kv ? "idle" : "–",
-		...(kv?.expires_in ? { "kept for": Math.round(kv.expires_in) + " s more" } : {}) });
-	facts($("turn-facts"), l.facts ?? { "–": "" });
-}
-
-function showKv(on) {
-	document.body.classList.toggle("kv", on);
-	$("kv-toggle").setAttribute("aria-pressed", on);
-	drawKv();
-}
-
-function toggleKv(on) {
-	showKv(on);
-	if (matchMedia("(min-width: 60.01rem)").matches) {
-		settings.kv = on;
-		keepSettings();
-	}
-}
-
 /* ---- Settings ---- */
-const fields = { system: "system", temperature: "temperature", "top-p": "topP", limit: "limit", seed: "seed", theme: "theme" };
+const fields = { system: "system", temperature: "temperature", "top-p": "topP", limit: "limit", seed: "seed", policy: "policy", "kept-tokens": "kept", summary: "summary",
+	theme: "theme" };
 
 function showSettings() {
 	for (const [id, name] of Object.entries(fields)) $(id).value = settings[name];
@@ -594,6 +520,8 @@ function takeSettings() {
 	settings.topP = Number($("top-p").value);
 	settings.limit = Math.max(1, parseInt($("limit").value, 10) || defaults.limit);
 	settings.seed = /^-?\d+$/.test($("seed").value.trim()) ? $("seed").value.trim() : "";
+	settings.policy = $("policy").value;
+	for (const id of ["kept-tokens", "summary"]) settings[fields[id]] = Math.max(0, parseInt($(id).value, 10)) || "";
 	settings.theme = $("theme").value;
 	const before = key;
 	key = $("key").value.trim();
@@ -659,7 +587,7 @@ onhashchange = () => {
 };
 onresize = drawKv;
 ononline = () => { if (!key) connect().catch(() => {}); };
-document.onvisibilitychange = () => { if (!document.hidden) pollKv(); };
+document.onvisibilitychange = () => { if (!document.hidden && !socket) pollKv(); };
 matchMedia("(prefers-color-scheme: dark)").onchange = showSettings;
 
 current = conversations.find(c => "#" + c.id === location.hash) ?? newConversation();

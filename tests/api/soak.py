@@ -147,6 +147,10 @@ async def websocket(d, c, rng, session):
             await ws.send(json.dumps({"type": "session.update", "context_events": True}))
         compaction = [{"type": "compaction", "compact_threshold": 128, "max_output_tokens": 16, "keep_turns": 1}] if rng.random() < 0.4 else None
         for _ in range(rng.randint(1, 5 if compaction else 3)):
+            if rng.random() < 0.4:  # long enough to be parked, or to be about to be
+                await asyncio.sleep(rng.choice([0.03, 0.05, 0.07, 0.3]))
+                if rng.random() < 0.1:
+                    return "left"
             body = {"type": "response.create", "input": prompt(rng), "max_output_tokens": rng.choice([4, 16, 1000])}
             if compaction:
                 body["context_management"] = compaction
@@ -181,6 +185,14 @@ async def break_memory(d, rng, fired):
         fired.append(d.disarm())
 
 
+async def watch_parking(d, most):
+    """Whether WebSockets were parked, as far as one can be told while allocations fail."""
+    while True:
+        await asyncio.sleep(0.5)
+        with contextlib.suppress(httpx.TransportError, KeyError):
+            most[0] = max(most[0], (await asyncio.to_thread(d.metrics))["kvasir:websockets_parked"])
+
+
 async def client(d, c, todo, rng, counts):
     session = None
 
@@ -209,22 +221,24 @@ async def client(d, c, todo, rng, counts):
 
 
 async def run(d, todo, rng, broken):
-    """Runs requests until `todo` ends: how often each kind had each outcome, and how many allocations failed."""
-    counts, fired = {}, []
+    """Runs requests until `todo` ends: how often each kind had each outcome, how many allocations failed, and the most that were parked."""
+    counts, fired, parked = {}, [], [0]
     limits = httpx.Limits(max_connections=CLIENTS)
     async with httpx.AsyncClient(base_url=d.url, timeout=240 * SLOW, limits=limits) as c:
         breaker = asyncio.create_task(break_memory(d, rng, fired)) if broken else None
+        watcher = asyncio.create_task(watch_parking(d, parked))
         tasks = [asyncio.create_task(client(d, c, todo, rng, counts)) for _ in range(CLIENTS)]
         try:
             await asyncio.gather(*tasks)
         finally:
+            watcher.cancel()
             if breaker:
                 breaker.cancel()
                 fired.append(d.disarm())
         # What a failed answer left behind: a session of which its client never heard.
         for s in (await c.get("/v1/sessions?limit=1000")).json()["data"]:
             await c.delete(f"/v1/sessions/{s['id']}")
-    return counts, sum(fired)
+    return counts, sum(fired), parked[0]
 
 
 def until(seconds):
@@ -249,7 +263,8 @@ def main():
     if not broken:
         print(f"SKIP soak-memory: {LIBRARY} is not built, or TSan does not take it")
     # A small pool: the warm-up fills it with what the prefix index keeps, so that memory grows no more for that reason.
-    with (FaultyDaemon if broken else Daemon)("--log-level", "off", "--kv-memory", "128M", "--response-store", "32K") as d:
+    with (FaultyDaemon if broken else Daemon)("--log-level", "off", "--kv-memory", "128M", "--response-store", "32K",
+                                             "--ws-park-after", "50ms") as d:
         start_pages, start_files = d.pages(), d.n_files()
         warm = until(args.minutes * 60 / 8) if args.minutes else iter(range(max(args.requests // 4, 50)))
         asyncio.run(run(d, warm, rng, broken))  # the memory of a warm daemon is the measure
@@ -257,10 +272,10 @@ def main():
         rss = d.rss_bytes()
         live = d.live() if broken else 0
         start = time.monotonic()
-        counts, fired = asyncio.run(run(d, until(args.minutes * 60) if args.minutes else iter(range(args.requests)), rng, broken))
+        counts, fired, parked = asyncio.run(run(d, until(args.minutes * 60) if args.minutes else iter(range(args.requests)), rng, broken))
         took = time.monotonic() - start
         d.wait_idle()
-        print(f"{sum(counts.values())} requests in {took:.0f} s, {fired} failed allocations:",
+        print(f"{sum(counts.values())} requests in {took:.0f} s, {fired} failed allocations, up to {parked:.0f} parked:",
               ", ".join(f"{k} {o} {n}" for (k, o), n in sorted(counts.items())))
         dropped = sum(n for (_, outcome), n in counts.items() if outcome == "dropped")
 
@@ -271,6 +286,7 @@ def main():
             "file descriptors are what they were": lambda: d.n_files() <= start_files,
             "memory is what it was": lambda: d.rss_bytes() <= rss * 1.05 + (16 << 20),
             "no connection was dropped without a failed allocation": lambda: dropped <= fired,
+            "WebSockets were parked": lambda: parked > 0,
             "it has seen every kind": lambda: {k.__name__ for k in KINDS} == {k for k, _ in counts},
         }
         if broken:

@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import socket
+import threading
 import time
 
 import pytest
@@ -326,6 +327,60 @@ def test_many_allocations_that_fail_together(faulty, name, span):
     rss = faulty.rss_bytes()
     sweep(faulty, KINDS[name], name, span, leaks=name != "websocket")
     assert sanitizer() or faulty.rss_bytes() <= rss + (8 << 20)
+
+
+def open_and_ask(d, asleep=False):
+    """An upgrade and a request that needs no engine, on a connection that was parked before or not: what became of it."""
+    class Place:
+        @staticmethod
+        def connect(receive_buffer=None):
+            return socket.create_connection(("127.0.0.1", d.port), timeout=2 * SLOW)
+    try:
+        with Ws(Place) as ws:
+            if ws.status != 101:
+                return ws.status
+            if asleep:
+                eventually(lambda: d.metrics()["kvasir:websockets_parked"] == 1, 5, "it is parked")
+                d.begin()
+            ws.send(1, b"{}")
+            op, data = ws.frame()
+            return int.from_bytes(data[:2], "big") if op == 8 else json.loads(data)["type"]
+    except socket.timeout:
+        return "silence"
+    except ConnectionError:
+        return "closed"
+
+
+@pytest.mark.no_model
+@pytest.mark.parametrize("asleep", [False, True], ids=["opens", "wakes"])
+def test_no_memory_for_a_while_for_a_websocket(tmp_path, asleep):
+    """From the n-th allocation on all fail, for longer than anybody is patient. However a connection fares, its descriptors come back."""
+    need_library()
+    with FaultyDaemon("--threads", 1, "--ws-park-after", "20ms", "--log-level", "off", model=tiny_model(str(tmp_path))) as d:
+        d.begin = lambda: None
+        files = d.n_files()  # no connection is open yet, and none will be
+        assert open_and_ask(d, asleep) == "error"
+        pages = d.pages()
+        outcomes, n = {}, 1
+        while True:
+            d.begin = lambda: d.arm(n, 1 << 40)
+            if not asleep:
+                d.begin()
+            timer = threading.Timer(0.4, d.disarm)
+            timer.start()
+            how = open_and_ask(d, asleep)
+            timer.cancel()
+            timer.join()
+            fired = d.control.fired
+            d.disarm()
+            outcomes[how] = outcomes.get(how, 0) + 1
+            assert how in ("error", "closed", 503, 1011, 1013), (n, how, d.where())
+            if not fired:
+                break
+            n += 1
+        assert how == "error" and n > 5
+        d.wait_same(pages, files)
+        print(f"{n} allocations, {outcomes}, {files} files and then {d.n_files()}")
 
 
 @pytest.fixture(scope="module")

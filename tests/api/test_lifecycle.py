@@ -1,4 +1,5 @@
 """Start, health, drain, and models that cannot be loaded."""
+import json
 import os
 import signal
 import subprocess
@@ -193,6 +194,42 @@ def test_check_and_print_config(tmp_path):
     path.write_text('{\n  "model": "x",\n  "port": "8080"\n}')
     bad = subprocess.run([BIN, "serve", "--config", path, "--check"], capture_output=True, text=True)
     assert bad.returncode == 1 and f"{path}:3" in bad.stderr
+
+
+def test_sighup_reads_the_configuration_again(tmp_path):
+    """What can change does, for connections that are open as well; a file with a mistake changes nothing."""
+    path = tmp_path / "kvasir.json"
+
+    def write(**options):
+        path.write_text(json.dumps({"log_level": "info", "context": 512, **options}))
+
+    def reload(d, until):
+        n = d.stderr().count(until)
+        d.signal(signal.SIGHUP)
+        eventually(lambda: d.stderr().count(until) > n, 10, f"the log says {until!r}")
+    write(max_body="1M", cors_origin="https://a.example")
+    with Daemon("--config", path) as d, httpx.Client(base_url=d.url, timeout=60 * SLOW) as c:
+        def allowed():
+            return c.get("/v1/models", headers={"origin": "https://b.example"}).headers.get("access-control-allow-origin")
+
+        def large():
+            return c.post("/tokenize", json={"content": "x" * 2000}).status_code
+        assert (allowed(), large()) == ("https://a.example", 200)
+        write(max_body="1K", cors_origin="https://b.example", context=600)
+        reload(d, "changes when the daemon is started again: context")
+        assert "changed from now on: cors-origin, max-body" in d.stderr()
+        assert (allowed(), large()) == ("https://b.example", 413)
+        for text in ('{"max_body": "1M", "port": "x"}', '{"max_body": "1M"', ""):
+            path.write_text(text)
+            reload(d, "not read again and stays as it was: ")
+            assert (allowed(), large()) == ("https://b.example", 413)
+        path.unlink()
+        reload(d, "kvasir.json: cannot be opened")
+        assert d.process.poll() is None and allowed() == "https://b.example"
+        write(log_level="warn", context=600)
+        reload(d, "started again: context")
+        n = len(d.stderr().splitlines())
+        assert large() == 200 and len(d.stderr().splitlines()) == n
 
 
 def stream(d, max_tokens, result):

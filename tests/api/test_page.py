@@ -83,6 +83,8 @@ def test_the_picture_tells_where_pages_are(browser):
             p.ask("word " * 600)
             facts = "() => document.getElementById('kv-facts').innerText.replace(/\\s+/g, ' ')"
             p.page.wait_for_function("() => /on the device\\s+[1-9]/.test(document.getElementById('kv-facts').innerText)")
+            asked = []
+            p.page.on("request", lambda r: asked.append(r.url))
             before = p.page.evaluate("() => document.getElementById('kv-map').toDataURL()")
             r = httpx.post(d.url + "/v1/completions", json={"prompt": "other " * 750, "max_tokens": 1}, timeout=60 * SLOW)
             assert r.status_code == 200, r.text
@@ -92,12 +94,54 @@ def test_the_picture_tells_where_pages_are(browser):
             by = httpx.get(f"{d.url}/v1/sessions/{p.page.inner_text('#kv-session')}").json()["pages_by_tier"]
             assert told["in RAM"] == by["ram"] > 0 and told["to compute again"] == by["lost"] > 0, (shown, by)
             assert told["pages"] == sum(by.values())
+            assert re.search(r"left the device (\d+) pages", shown) and "below the device" in p.page.inner_text(".legend"), shown
+            assert asked == [], "the server tells, nobody asks"
             assert p.page.evaluate("() => document.getElementById('kv-map').toDataURL()") != before
             if os.environ.get("KVASIR_SCREENSHOTS"):
                 p.page.screenshot(path=os.path.join(os.environ["KVASIR_SCREENSHOTS"], "tiers.png"))
             assert p.wrong == []
         finally:
             p.context.close()
+
+
+def shows(page, words):
+    """Waits until the facts beside the text match a pattern, spaces being alike; returns them."""
+    page.wait_for_function("p => new RegExp(p).test(document.getElementById('kv-facts').innerText.replace(/\\s+/g, ' '))", arg=words)
+    return page.evaluate("() => document.getElementById('kv-facts').innerText.replace(/\\s+/g, ' ')")
+
+
+def test_what_a_policy_lets_go_of_is_shown(browser, daemon):
+    p = Page(browser, daemon.url)
+    try:
+        p.set(limit=40, temperature=0, policy="streaming", kept=128)
+        p.ask("word " * 300)
+        shown = shows(p.page, "policy streaming let go of \\d+ tokens pages 8 ")
+        kept = int(re.search(r"let go of (\d+)", shown)[1])
+        assert kept > 150 and "let go of" in p.page.inner_text(".legend")
+        p.ask("And?")  # the policy goes on, and so does the picture
+        assert int(re.search(r"let go of (\d+)", shows(p.page, "state idle"))[1]) > kept
+        if os.environ.get("KVASIR_SCREENSHOTS"):
+            p.page.screenshot(path=os.path.join(os.environ["KVASIR_SCREENSHOTS"], "streaming.png"))
+        assert p.wrong == []
+    finally:
+        p.context.close()
+
+
+def test_a_summary_of_old_turns_is_shown(page):
+    page.set(limit=8, summary=300)
+    for i in range(4):
+        page.ask(f"{i} " + "word " * 80)
+    assert "→" in shows(page.page, "summary \\d+ turns")
+
+
+def test_a_session_that_ends_is_told(page, daemon):
+    page.ask("Say hello.")
+    session = page.page.inner_text("#kv-session")
+    shows(page.page, "state idle")
+    assert httpx.delete(f"{daemon.url}/v1/sessions/{session}").status_code == 200
+    page.page.wait_for_function("() => document.getElementById('kv-session').innerText === 'the session has ended'")
+    page.ask("And again.")
+    assert len(page.answers()) == 2 and page.page.inner_text("#kv-session") not in (session, "the session has ended")
 
 
 def test_stop_keeps_what_there_is(page, daemon):

@@ -270,10 +270,59 @@ static void the_dump_is_a_configuration_file_without_secrets(void **state)
 	buf_free(&dump);
 }
 
+/* Rewrites a file of that name. */
+static void rewrite(const char *path, const char *text)
+{
+	FILE *f = fopen(path, "w");
+	assert_non_null(f);
+	assert_true(fputs(text, f) >= 0);
+	assert_int_equal(fclose(f), 0);
+}
+
+static void a_running_process_takes_over_what_can_change(void **state)
+{
+	struct config *c = *state;
+	struct error err;
+	struct buf taken = BUF_INIT, later = BUF_INIT;
+	char path[64], *none[] = {NULL};
+	write_file(path, "{\"port\":1,\"cors_origin\":\"https://a.example\",\"body_timeout\":5}");
+	char *argv[] = {ARG("kvasir"), ARG("--config"), path, ARG("--log-level=warn"), NULL};
+	assert_int_equal(config_load(c, 4, argv, none, &err), STATUS_OK);
+	assert_true(c->has_file);
+
+	/* Nothing has changed. */
+	assert_int_equal(config_reload(c, 4, argv, none, &taken, &later, &err), STATUS_OK);
+	assert_int_equal(taken.len + later.len, 0);
+
+	/* What can change has; the command line still wins, and the rest waits. */
+	rewrite(path, "{\"port\":2,\"cors_origin\":\"\",\"log_level\":\"debug\",\"model\":\"m\"}");
+	assert_int_equal(config_reload(c, 4, argv, none, &taken, &later, &err), STATUS_OK);
+	assert_string_equal(taken.data, "cors-origin, body-timeout");
+	assert_string_equal(later.data, "model, port");
+	assert_string_equal(c->cors_origin, "");
+	assert_string_equal(c->log_level, "warn");
+	assert_int_equal(c->body_timeout, 60000);
+	assert_int_equal(c->port, 1);
+	assert_null(c->model);
+
+	/* A mistake changes nothing, not even what stands before it. */
+	rewrite(path, "{\"body_timeout\":7,\"idle_timeout\":\"never\"}");
+	buf_clear(&taken);
+	assert_int_equal(config_reload(c, 4, argv, none, &taken, &later, &err), STATUS_INVALID);
+	assert_non_null(strstr(err.message, "idle-timeout"));
+	assert_int_equal(c->body_timeout, 60000);
+	assert_int_equal(taken.len, 0);
+	unlink(path);
+	assert_int_equal(config_reload(c, 4, argv, none, &taken, &later, &err), STATUS_IO);
+	buf_free(&taken);
+	buf_free(&later);
+}
+
 #define TEST(f) cmocka_unit_test_setup_teardown(f, set_up, tear_down)
 
 UNIT_MAIN(TEST(the_defaults_are_sound), TEST(a_later_source_wins), TEST(a_named_file_wins_over_the_variable),
           TEST(a_file_sets_every_kind), TEST(errors_in_a_file_name_the_line),
           TEST(errors_in_the_environment_name_the_variable), TEST(an_empty_text_is_not_set), TEST(contradictions_are_found),
           TEST(origins_are_what_browsers_send), TEST(keys_are_what_a_header_can_carry),
-          TEST(actions_are_told_from_values), TEST(the_dump_is_a_configuration_file_without_secrets))
+          TEST(actions_are_told_from_values), TEST(the_dump_is_a_configuration_file_without_secrets),
+          TEST(a_running_process_takes_over_what_can_change))
