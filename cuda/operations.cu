@@ -197,7 +197,7 @@ static enum status do_rope(struct cuda_backend *b, float *q, int32_t n_head, flo
 	return STATUS_OK;
 }
 
-static struct kv_place kv_place(const struct kv_layout *l, int32_t layer)
+struct kv_place kv_place(const struct kv_layout *l, int32_t layer)
 {
 	const size_t per_layer = l->page_bytes / static_cast<size_t>(l->n_layer);
 	struct kv_place p = {l->type == QUANT_BF16 ? PAGES_BF16 : l->form, l->page_stride, static_cast<size_t>(layer) * per_layer, 0, 0, 0};
@@ -239,6 +239,47 @@ static enum status do_kv_write(struct cuda_backend *b, void *kv, const struct kv
 	return launched(b, rope_and_store(r, a, step_rows(b), b->stream), "storing keys and values");
 }
 
+/* The lists of what this layer's rows read. */
+static enum status choose(struct cuda_backend *b, const struct kv_layout *l, int32_t layer, const float *q, int32_t n_head)
+{
+	const struct attention_plan *plan = &b->plan;
+	struct choice_args a = {};
+	if (!l->bounds)
+		return latch(b, STATUS_INVALID);
+	a.bounds = static_cast<const uint16_t *>(l->bounds->slab) + kv_bounds_offset(l, layer, 0, 0) / sizeof(uint16_t);
+	a.bf16 = l->type == QUANT_BF16;
+	a.n_pages = l->bounds->n_pages;
+	a.n_head = n_head;
+	a.n_head_kv = l->n_head_kv;
+	a.head_dim = l->head_dim;
+	a.q = q;
+	a.table = uploaded<int32_t>(b, b->table);
+	a.choosers = uploaded<struct chooser>(b, plan->choosers);
+	a.n_choosers = plan->n_choosers;
+	a.most = plan->most;
+	a.scores = static_cast<float *>(b->scores.p);
+	a.chosen = static_cast<int32_t *>(b->chosen.p);
+	return launched(b, choose_pages(a, b->stream), "choosing pages");
+}
+
+/* Where rows of whole items say what they gave to pages, there is room for some of these at a time. */
+static enum status attention_by_turns(struct cuda_backend *b, struct attention_args a, const struct attention_division *work)
+{
+	const struct attention_item *whole = reinterpret_cast<const struct attention_item *>(b->upload.host + work->whole);
+	int at = 0;
+	do {
+		int n = at;
+		while (n < work->n_whole && whole[n].first_split == whole[at].first_split)
+			n++;
+		a.n_whole = n - at;
+		TRY(launched(b, attention(a, b->stream), "attention"));
+		a.whole += a.n_whole;
+		a.n_parts = 0; /* they have no turns */
+		at = n;
+	} while (at < work->n_whole);
+	return STATUS_OK;
+}
+
 static enum status do_attention(struct cuda_backend *b, const void *kv, const struct kv_layout *l, int32_t layer,
 				const float *q, int32_t n_head, const struct attention_params *params, float *out)
 {
@@ -247,6 +288,10 @@ static enum status do_attention(struct cuda_backend *b, const void *kv, const st
 		return latch(b, STATUS_UNSUPPORTED);
 	TRY(latch(b, plan_attention(b, n_head, l->n_head_kv, l->head_dim)));
 	const struct attention_plan *plan = &b->plan;
+	const bool chooses = plan->n_choosers && params->window == 0;
+	const struct attention_division *work = &plan->of[params->window > 0 ? LAYERS_WINDOW : LAYERS_ALL];
+	if (chooses)
+		TRY(choose(b, l, layer, q, n_head));
 	struct attention_args a = {};
 	a.kv = static_cast<const uint8_t *>(kv);
 	a.place = kv_place(l, layer);
@@ -266,14 +311,22 @@ static enum status do_attention(struct cuda_backend *b, const void *kv, const st
 	a.table = uploaded<int32_t>(b, b->table);
 	a.slots = b->wide ? uploaded<int32_t>(b, b->slots) : NULL;
 	a.row_place = uploaded<int32_t>(b, b->place);
-	a.parts = uploaded<struct attention_item>(b, plan->parts);
-	a.n_parts = plan->n_parts;
-	a.whole = uploaded<struct attention_item>(b, plan->whole);
-	a.n_whole = plan->n_whole;
-	a.merges = uploaded<struct merge_item>(b, plan->merges);
-	a.n_merges = plan->n_merges;
+	a.chosen = chooses ? static_cast<const int32_t *>(b->chosen.p) : NULL;
+	a.parts = uploaded<struct attention_item>(b, work->parts);
+	a.n_parts = work->n_parts;
+	a.whole = uploaded<struct attention_item>(b, work->whole);
+	a.n_whole = work->n_whole;
+	a.merges = uploaded<struct merge_item>(b, work->merges);
+	a.n_merges = work->n_merges;
 	a.partial = static_cast<float *>(b->partial.p);
-	return launched(b, attention(a, b->stream), "attention");
+	if (!b->told_bytes)
+		return launched(b, attention(a, b->stream), "attention");
+	a.part_weights = static_cast<struct page_weight *>(b->part_weights.p);
+	a.whole_weights = static_cast<struct page_weight *>(b->whole_weights.p);
+	a.tells = uploaded<struct attention_tells>(b, b->tells);
+	a.masses = static_cast<unsigned long long *>(b->told.p);
+	a.looks = reinterpret_cast<struct look_sums *>(a.masses + b->n_masses);
+	return attention_by_turns(b, a, work);
 }
 
 static enum status do_glu(struct cuda_backend *b, enum glu f, float *gate, const float *up, int64_t n, int32_t dim)

@@ -96,6 +96,8 @@ enum status begin(struct cuda_backend *b);
 enum status catch_up(struct cuda_backend *b);
 /* The floats at p changed: halves made of them are stale. */
 void wrote(struct cuda_backend *b, const float *p, int64_t n);
+/* Where the pages of a layer are. */
+struct kv_place kv_place(const struct kv_layout *l, int32_t layer);
 /* What fails within a step fails the step. */
 enum status latch(struct cuda_backend *b, enum status s);
 

@@ -412,6 +412,12 @@ struct backend_ops {
 	                         void *host, bool *packed);
 	enum status (*page_unpack)(struct backend *b, void *kv, const struct kv_layout *layout, int32_t page, enum kv_form form,
 	                           const void *host);
+	/*
+	 * Sums of squares of a layer's keys and of its values in whole pages of an exact layout: sums[n][n_layer][2], host memory. Waits. Equal pages
+	 * have equal sums. NULL where the host reads pages as well as the device does.
+	 */
+	enum status (*page_norms)(struct backend *b, const void *kv, const struct kv_layout *layout, const int32_t *pages, int32_t n,
+	                          double *sums);
 	enum status (*sync)(struct backend *b);
 	/*
 	 * Reads device memory [p, p + bytes) once, as fast as the device can, and sums its 64-bit words: what a benchmark calls
