@@ -194,10 +194,9 @@ template <int dim, int n8> struct queries {
 	 * Weights of a page's tokens: s[k][c] for token g (c < 2) or g + 8 and query 2t + c % 2 becomes the right
 	 * operand of P V. scaled: weights are multiplied by rest[0] of token g, rest[1] of g + 8. tells: `told` gets what they were.
 	 */
-	template <bool scaled>
+	template <bool scaled, bool tells>
 	__device__ __forceinline__ void weigh(float (&s)[n8][4], int first_token, int lane, const struct bounds &to,
-					      uint32_t (&p)[n8][2], const float (&rest)[2], bool tells,
-					      struct page_weights<n8> &told)
+					      uint32_t (&p)[n8][2], const float (&rest)[2], struct page_weights<n8> &told)
 	{
 		const int g = lane / 4, t = lane % 4;
 		float factor[n8][2];
@@ -246,7 +245,7 @@ template <int dim, int n8> struct queries {
 				const float below = s[k][c] - m[k][c % 2];
 				s[k][c] = exp2f(below);
 				l[k][c % 2] += s[k][c];
-				if (tells) {
+				if constexpr (tells) {
 					const float product = s[k][c] > 0 ? __fmul_rn(s[k][c], below) : 0.0f;
 					told.sum[k][c % 2] = c < 2 ? s[k][c] : told.sum[k][c % 2] + s[k][c];
 					told.product[k][c % 2] = c < 2 ? product : __fadd_rn(told.product[k][c % 2], product);
@@ -398,9 +397,10 @@ template <int dim, int n8, enum kv_form form> struct split_of_elements {
 				key[block] = load_key(block, head_dim, lane, load_global{page.keys});
 	}
 
+	template <bool tells>
 	__device__ __forceinline__ void run(queries<dim, n8> &x, int head_dim, int lane, int first_token, int first, int last,
 					    const struct bounds &to, const struct page_place &page, const struct page_place &next, bool more,
-					    bool tells, struct page_weights<n8> &told)
+					    struct page_weights<n8> &told)
 	{
 		const float one[2] = {1.0f, 1.0f};
 		float s[n8][4];
@@ -421,12 +421,12 @@ template <int dim, int n8, enum kv_form form> struct split_of_elements {
 			x.scores(s, key_at);
 			if (more)
 				load_keys(next, head_dim, lane);
-			x.template weigh<false>(s, first_token, lane, to, p, one, tells, told);
+			x.template weigh<false, tells>(s, first_token, lane, to, p, one, told);
 			x.template add_values<true>(p, first_token, first, last, lane,
 						   [&](int block) { return halves_of<form>(value[block]); });
 		} else {
 			x.scores(s, key_at);
-			x.template weigh<false>(s, first_token, lane, to, p, one, tells, told);
+			x.template weigh<false, tells>(s, first_token, lane, to, p, one, told);
 			x.template add_values<true>(p, first_token, first, last, lane,
 						   [&](int block) { return halves_of<form>(load_block(block)); });
 		}
@@ -459,9 +459,10 @@ template <int dim, int n8, enum kv_form form> struct split_of_codes {
 		return load_value_codes(block, head_dim, lane, load_global{page.values + codes_offset(head_dim, 1)});
 	}
 
+	template <bool tells>
 	__device__ __forceinline__ void run(queries<dim, n8> &x, int head_dim, int lane, int first_token, int first, int last,
 					    const struct bounds &to, const struct page_place &page, const struct page_place &next, bool more,
-					    bool tells, struct page_weights<n8> &told)
+					    struct page_weights<n8> &told)
 	{
 		float s[n8][4];
 		uint32_t p[n8][2];
@@ -483,7 +484,7 @@ template <int dim, int n8, enum kv_form form> struct split_of_codes {
 		}
 		if (more)
 			load_keys(next, head_dim, lane);
-		x.template weigh<true>(s, first_token, lane, to, p, scales.rest, tells, told);
+		x.template weigh<true, tells>(s, first_token, lane, to, p, scales.rest, told);
 		if (page.wide)
 			x.template add_values<true>(p, first_token, first, last, lane, [&](int block) {
 				return load_value(block, head_dim, lane, load_global{page.values});
@@ -504,8 +505,11 @@ template <int dim, int n8> struct split_of<dim, n8, KV_FORM_F16> : split_of_elem
 template <int dim, int n8> struct split_of<dim, n8, PAGES_BF16> : split_of_elements<dim, n8, PAGES_BF16> {
 };
 
-/* blockIdx.y: the KV head and, when an item has more than 8 * n8 queries, which of them. */
-template <int dim, bool exact, int n8, enum kv_form form> /* exact: head_dim is dim */
+/*
+ * blockIdx.y: the KV head and, when an item has more than 8 * n8 queries, which of them. exact: head_dim is dim. tells: some items say what they gave
+ * to pages, for which the others have no registers.
+ */
+template <int dim, bool exact, int n8, enum kv_form form, bool tells>
 __global__ void __launch_bounds__(32 * PART_WARPS, 2) attend_parts(struct attention_args a)
 {
 	const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -546,9 +550,9 @@ __global__ void __launch_bounds__(32 * PART_WARPS, 2) attend_parts(struct attent
 	for (int i = 0; i < n_pages; i++) {
 		const struct page_place next = page_at(min(i + 1, n_pages - 1));
 		struct page_weights<n8> told = {};
-		split.run(x, head_dim, lane, (first_page + i) * PAGE_TOKENS, item.first_position, last, to, page, next,
-			  i + 1 < n_pages, item.tells, told);
-		if (item.tells)
+		split.template run<tells>(x, head_dim, lane, (first_page + i) * PAGE_TOKENS, item.first_position, last, to, page, next,
+			  i + 1 < n_pages, told);
+		if (tells && item.tells)
 			x.tell(told, first, n, lane, [&](int query) {
 				return a.part_weights + ((static_cast<size_t>(item.partial) + query / group) * a.n_head + head_kv * group + query % group) *
 								SPLIT_PAGES + (first_page + i) % SPLIT_PAGES;
@@ -617,7 +621,7 @@ __device__ void tell_whole(const struct attention_args &a, const struct attentio
 	}
 }
 
-template <int dim, bool exact, int n8, enum kv_form form>
+template <int dim, bool exact, int n8, enum kv_form form, bool tells>
 __global__ void __launch_bounds__(32 * WHOLE_WARPS, 1) attend_whole(struct attention_args a)
 {
 	enum { QUERIES = WHOLE_WARPS * 8 * n8 };
@@ -637,7 +641,7 @@ __global__ void __launch_bounds__(32 * WHOLE_WARPS, 1) attend_whole(struct atten
 	const struct bounds to = bounds_of(a.params);
 	const int bytes = static_cast<int>(head_bytes(head_dim));
 	struct page_weight *weights =
-		item.tells ? a.whole_weights + (static_cast<size_t>(item.partial) + static_cast<size_t>(head_kv) * n_pages) * QUERIES : NULL;
+		tells && item.tells ? a.whole_weights + (static_cast<size_t>(item.partial) + static_cast<size_t>(head_kv) * n_pages) * QUERIES : NULL;
 
 	queries<dim, n8> x;
 	float total_m[n8][2], total_l[n8][2], total_o[dim / 16][n8][4];
@@ -716,8 +720,8 @@ __global__ void __launch_bounds__(32 * WHOLE_WARPS, 1) attend_whole(struct atten
 			x.scale_scores(s, scale.x, scale.y);
 			scales = split_scales(scale.z, scale.w, lane);
 		}
-		x.template weigh<!is_plain(form)>(s, first_token, lane, to, p, scales.rest, item.tells, told);
-		if (item.tells)
+		x.template weigh<!is_plain(form), tells>(s, first_token, lane, to, p, scales.rest, told);
+		if (tells && item.tells)
 			x.tell(told, first, n, lane, [&](int query) { return weights + static_cast<size_t>(page) * QUERIES + query; });
 		if (wide) {
 			x.template add_values<true>(p, first_token, warp_first, last, lane, [&](int block) {
@@ -761,7 +765,7 @@ __global__ void __launch_bounds__(32 * WHOLE_WARPS, 1) attend_whole(struct atten
 			if (a.h.x && g == 0 && head == 0)
 				a.h.scale[row] = 1.0f;
 		}
-	if (!item.tells)
+	if (!tells || !item.tells)
 		return;
 	__syncthreads(); /* nobody reads pages any more */
 	const auto top_of = shared_cast<float>(stages), sum_of = top_of + QUERIES;
@@ -779,7 +783,7 @@ __global__ void __launch_bounds__(32 * WHOLE_WARPS, 1) attend_whole(struct atten
 
 /* ---- Launch ---- */
 
-template <int dim, bool exact, enum kv_form form> static cudaError_t launch(const struct attention_args &a, cudaStream_t stream)
+template <int dim, bool exact, enum kv_form form, bool tells = false> static cudaError_t launch(const struct attention_args &a, cudaStream_t stream)
 {
 	cudaError_t e = cudaSuccess;
 	const unsigned heads = static_cast<unsigned>(a.n_head_kv);
@@ -788,10 +792,10 @@ template <int dim, bool exact, enum kv_form form> static cudaError_t launch(cons
 		constexpr int most = dim > 128 ? 1 : 2;
 		const unsigned group = static_cast<unsigned>(a.n_head / a.n_head_kv);
 		if (group <= 8 || most == 1)
-			GPU_LAUNCH((attend_parts<dim, exact, 1, form>), dim3(blocks, heads * ((group + 7) / 8)),
+			GPU_LAUNCH((attend_parts<dim, exact, 1, form, tells>), dim3(blocks, heads * ((group + 7) / 8)),
 				   dim3(32 * PART_WARPS), 0, stream, a);
 		else
-			GPU_LAUNCH((attend_parts<dim, exact, most, form>), dim3(blocks, heads * ((group + 15) / 16)),
+			GPU_LAUNCH((attend_parts<dim, exact, most, form, tells>), dim3(blocks, heads * ((group + 15) / 16)),
 				   dim3(32 * PART_WARPS), 0, stream, a);
 		e = cudaGetLastError();
 		if (e == cudaSuccess)
@@ -799,16 +803,26 @@ template <int dim, bool exact, enum kv_form form> static cudaError_t launch(cons
 	}
 	if (e == cudaSuccess && a.n_whole) {
 		const size_t shared = WHOLE_STAGES * 2 * head_bytes(a.head_dim);
-		GPU_LAUNCH((attend_whole<dim, exact, (dim > 128 ? 1 : 2), form>),
+		GPU_LAUNCH((attend_whole<dim, exact, (dim > 128 ? 1 : 2), form, tells>),
 			   dim3(static_cast<unsigned>(a.n_whole), heads), dim3(32 * WHOLE_WARPS), shared, stream, a);
 		e = cudaGetLastError();
 	}
 	return e;
 }
 
+/* Kernels whose rows tell have no shapes of their own. */
+template <enum kv_form form> cudaError_t attention_that_tells(const struct attention_args &a, cudaStream_t stream)
+{
+	return a.head_dim <= 64	   ? launch<64, false, form, true>(a, stream)
+	       : a.head_dim <= 128 ? launch<128, false, form, true>(a, stream)
+				   : launch<256, false, form, true>(a, stream);
+}
+
 /* Pages that are not in f16 have fewer shapes of their own. */
 template <enum kv_form form> cudaError_t attention_of(const struct attention_args &a, cudaStream_t stream)
 {
+	if (a.tells)
+		return attention_that_tells<form>(a, stream);
 	switch (a.head_dim) {
 	case 64:
 		return launch<64, true, form>(a, stream);
