@@ -112,6 +112,11 @@ int whole_queries(int head_dim)
 	return WHOLE_WARPS * (head_dim > 128 ? 8 : 16);
 }
 
+size_t whole_state(int head_dim)
+{
+	return static_cast<size_t>(head_dim <= 64 ? WHOLE_STATE<64, 2> : head_dim <= 128 ? WHOLE_STATE<128, 2> : WHOLE_STATE<256, 1>);
+}
+
 int part_rows(int n_head, int n_head_kv)
 {
 	const int group = n_head / n_head_kv;

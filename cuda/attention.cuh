@@ -535,10 +535,11 @@ __global__ void __launch_bounds__(32 * PART_WARPS, 2) attend_parts(struct attent
 	       a.params.scale * LOG2_E, lane);
 
 	const int my_place = first_page + min(lane, n_pages - 1);
-	const int my_entry = item.chosen == CHOSEN_NONE
-				     ? a.seq_table[item.seq] + my_place
-				     : a.chosen[item.chosen + static_cast<size_t>(head_kv) * (last / PAGE_TOKENS + 1) + my_place];
-	const int32_t my_page = a.table[my_entry];
+	const int my_entry = item.chosen != CHOSEN_NONE
+				     ? a.chosen[item.chosen + static_cast<size_t>(head_kv) * (last / PAGE_TOKENS + 1) + my_place]
+			     : a.part_table ? my_place - a.part_first
+					    : a.seq_table[item.seq] + my_place;
+	const int32_t my_page = a.part_table ? a.part_table[my_entry] : a.table[my_entry];
 	const int32_t my_slot = !is_plain(form) && a.slots ? a.slots[my_entry] : -1;
 	const auto page_at = [&](int i) {
 		const int32_t slot = is_plain(form) ? -1 : __shfl_sync(ALL, my_slot, i);
@@ -586,6 +587,9 @@ __global__ void __launch_bounds__(32 * PART_WARPS, 2) attend_parts(struct attent
 
 /* ---- Whole rows ---- */
 
+/* Floats of a block's sums. */
+template <int dim, int n8> static constexpr int WHOLE_STATE = 32 * WHOLE_WARPS * (4 * n8 + dim / 16 * n8 * 4);
+
 /*
  * What a block's queries gave to pages, now that their largest scores and sums are known: a query for each thread, and as many pages at a time
  * as there are threads for.
@@ -629,15 +633,16 @@ __global__ void __launch_bounds__(32 * WHOLE_WARPS, 1) attend_whole(struct atten
 	const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 	const int head_kv = blockIdx.y, head_dim = exact ? dim : a.head_dim, group = a.n_head / a.n_head_kv;
 	const struct attention_item item = a.whole[blockIdx.x];
-	const int32_t *table = a.table + a.seq_table[item.seq];
+	const int32_t *table = a.part_table ? a.part_table : a.table + a.seq_table[item.seq];
+	const int table_from = a.part_table ? a.part_first : 0;
 	const int32_t *slots = !is_plain(form) && a.slots ? a.slots + a.seq_table[item.seq] : NULL;
 	const int n = item.n_rows * group, first = warp * 8 * n8;
-	const int last = item.first_position + item.n_rows - 1, n_pages = last / PAGE_TOKENS + 1;
+	const int last = item.first_position + item.n_rows - 1, n_pages = min(last / PAGE_TOKENS + 1, a.part_end);
 	/* The last key any query of this warp looks at, or -1. */
 	const int warp_last = first < n ? item.first_position + min(first + 8 * n8 - 1, n - 1) / group : -1;
 	const int warp_first = item.first_position + first / group, warp_sees = first_seen(warp_first, a.params);
 	/* The first page that any query of the block looks at. */
-	const int first_page = first_seen(item.first_position, a.params) / PAGE_TOKENS;
+	const int first_page = max(first_seen(item.first_position, a.params) / PAGE_TOKENS, a.part_first);
 	const struct bounds to = bounds_of(a.params);
 	const int bytes = static_cast<int>(head_bytes(head_dim));
 	struct page_weight *weights =
@@ -648,6 +653,25 @@ __global__ void __launch_bounds__(32 * WHOLE_WARPS, 1) attend_whole(struct atten
 	x.load(a.q, a.n_head, head_dim, head_kv * group, group, item.first_row, item.first_position, first, n,
 	       a.params.scale * LOG2_E, lane);
 	nothing_seen(total_m, total_l, total_o);
+	/* f(a number of the sums, its place in the state) */
+	const auto each_total = [&](const auto &f) {
+		float *mine = a.state + (static_cast<size_t>(blockIdx.x) * gridDim.y + head_kv) * WHOLE_STATE<dim, n8> + threadIdx.x;
+#pragma unroll
+		for (int k = 0; k < n8; k++) {
+#pragma unroll
+			for (int c = 0; c < 2; c++) {
+				f(total_m[k][c], mine + (4 * k + 2 * c) * 32 * WHOLE_WARPS);
+				f(total_l[k][c], mine + (4 * k + 2 * c + 1) * 32 * WHOLE_WARPS);
+			}
+#pragma unroll
+			for (int b = 0; b < dim / 16; b++)
+#pragma unroll
+				for (int c = 0; c < 4; c++)
+					f(total_o[b][k][c], mine + (4 * n8 + 4 * (b * n8 + k) + c) * 32 * WHOLE_WARPS);
+		}
+	};
+	if (a.goes_on)
+		each_total([](float &v, const float *at) { v = ld_global<float>(at); });
 	const auto fold = [&]() {
 		x.reduce();
 #pragma unroll
@@ -674,7 +698,7 @@ __global__ void __launch_bounds__(32 * WHOLE_WARPS, 1) attend_whole(struct atten
 	const auto copy_page = [&](int page) {
 		if (page < n_pages) {
 			const struct page_place from =
-				place_of<form>(a, head_dim, head_kv, table[page], slots ? slots[page] : -1);
+				place_of<form>(a, head_dim, head_kv, table[page - table_from], slots ? slots[page] : -1);
 			const auto to = stages + page % WHOLE_STAGES * 2 * bytes;
 			if (from.wide) {
 				for (int i = threadIdx.x * 16; i < bytes; i += 32 * WHOLE_WARPS * 16) {
@@ -739,6 +763,10 @@ __global__ void __launch_bounds__(32 * WHOLE_WARPS, 1) attend_whole(struct atten
 	}
 	cp_async_wait<0>();
 	fold();
+	if (!a.is_last) {
+		each_total([](const float &v, float *at) { stg<float>(at, v); });
+		return;
+	}
 
 #pragma unroll
 	for (int k = 0; k < n8; k++)
@@ -798,7 +826,7 @@ template <int dim, bool exact, enum kv_form form, bool tells = false> static cud
 			GPU_LAUNCH((attend_parts<dim, exact, most, form, tells>), dim3(blocks, heads * ((group + 15) / 16)),
 				   dim3(32 * PART_WARPS), 0, stream, a);
 		e = cudaGetLastError();
-		if (e == cudaSuccess)
+		if (e == cudaSuccess && a.n_merges)
 			e = merge(a, stream);
 	}
 	if (e == cudaSuccess && a.n_whole) {

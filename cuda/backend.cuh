@@ -107,6 +107,30 @@ struct graphs {
 	struct graph_record record[GRAPHS_MAX];
 };
 
+/*
+ * Sequences whose first pages are in host memory: see far.cu. The work of each: its items are n_items of each split, by splits, or n_items that
+ * take all keys.
+ */
+struct far_plan {
+	int32_t seq;
+	bool is_whole;
+	size_t items, merges; /* offsets into the upload */
+	int n_items, n_splits, n_merges;
+};
+
+enum { FAR_STAGES = 3, FAR_STAGE_PAGES = 128 };
+
+struct far_stages {
+	struct far_plan *plans; /* [n_plans] of this step, room for cap_plans */
+	int n_plans, cap_plans;
+	size_t in_order; /* offset into the upload: 0, 1, .. */
+	cudaStream_t stream; /* NULL: nothing was ever copied */
+	cudaEvent_t copied[FAR_STAGES], used[FAR_STAGES];
+	bool was_used[FAR_STAGES];
+	int next;
+	struct growing memory, state; /* the stages; what a chunk's parts go on with */
+};
+
 struct cuda_backend {
 	struct backend base;
 	int ordinal;
@@ -155,6 +179,7 @@ struct cuda_backend {
 	bool rope_waits;
 	struct rope_args rope_args;
 	struct graphs graphs;
+	struct far_stages far;
 };
 
 inline struct cuda_backend *self(struct backend *b)
@@ -218,6 +243,18 @@ enum status page_unpack(struct backend *backend, void *kv, const struct kv_layou
 enum status page_bounds(struct backend *backend, const void *kv, const struct kv_layout *l, const int32_t *pages, int32_t n);
 enum status page_norms(struct backend *backend, const void *kv, const struct kv_layout *l, const int32_t *pages, int32_t n, double *sums);
 enum status scan(struct backend *backend, const void *p, size_t bytes, uint64_t *sum);
+
+/* ---- far.cu ---- */
+
+enum status host_alloc(struct backend *backend, size_t bytes, void **out);
+void host_free(struct backend *backend, void *p, size_t bytes);
+enum status page_layers(struct backend *backend, const void *kv, const struct kv_layout *l, const int32_t *pages, int32_t n, void *host,
+			size_t layer_stride);
+enum status attention_part(struct backend *backend, const void *kv, const struct kv_layout *l, int32_t layer, const float *q, int32_t n_head,
+			   const struct attention_params *params, const struct attention_part *part, float *out);
+/* Waits for what is still being copied. */
+enum status far_settle(struct cuda_backend *b);
+void far_close(struct cuda_backend *b);
 
 /* ---- weights.cu ---- */
 

@@ -367,6 +367,7 @@ static void destroy(struct backend *backend)
 		stage_free(b);
 	}
 	graphs_forget(b);
+	far_close(b);
 	upload_free(&b->upload);
 	cudaFree(b->halves_x.p);
 	cudaFree(b->halves_scale.p);
@@ -400,6 +401,8 @@ static struct backend_ops make_ops()
 	o.mem_free = mem_free;
 	o.mem_write = mem_write;
 	o.mem_read = mem_read;
+	o.host_alloc = host_alloc;
+	o.host_free = host_free;
 	o.choose_kv = choose_kv;
 	o.mem_available = mem_available;
 	o.weight_create = weight_create;
@@ -415,6 +418,7 @@ static struct backend_ops make_ops()
 	o.rope = rope;
 	o.kv_write = kv_write;
 	o.attention = attention;
+	o.attention_part = attention_part;
 	o.glu = glu;
 	o.softcap = softcap;
 	o.gather_rows = gather_rows;
@@ -423,6 +427,7 @@ static struct backend_ops make_ops()
 	o.page_pack = page_pack;
 	o.page_unpack = page_unpack;
 	o.page_bounds = page_bounds;
+	o.page_layers = page_layers;
 	o.page_norms = page_norms;
 	o.sync = sync;
 	o.scan = scan;

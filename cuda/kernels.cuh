@@ -234,13 +234,22 @@ struct attention_args {
 	const struct attention_tells *tells; /* [n_seqs] */
 	unsigned long long *masses;	     /* beside `table`, in units of 2^-KV_MASS_BITS */
 	struct look_sums *looks;	     /* [n_seqs] */
+	/*
+	 * Of a sequence with far pages, one part: pages [part_first, part_end), part_first being 0 otherwise; items of `whole` go on with `state` if
+	 * they do not begin, and leave it unless this is the last: [block][register][thread].
+	 */
+	const int32_t *part_table; /* from part_first on; NULL: the sequence's own */
+	int part_first, part_end;
+	bool goes_on, is_last;
+	float *state;
 };
 
 /* Rows of one item of `parts` and of `whole` for a model's heads. */
 int part_rows(int n_head, int n_head_kv);
 int whole_rows(int n_head, int n_head_kv, int head_dim);
-/* Queries of a block of `whole`. */
+/* Queries of a block of `whole`, and floats of the state that one leaves. */
 int whole_queries(int head_dim);
+size_t whole_state(int head_dim);
 /* head_dim must be a multiple of 8 up to 256, and a KV head serve at most 64 query heads. */
 bool attention_supports(int n_head, int n_head_kv, int head_dim);
 cudaError_t attention(const struct attention_args &a, cudaStream_t stream);

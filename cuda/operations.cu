@@ -280,45 +280,56 @@ static enum status attention_by_turns(struct cuda_backend *b, struct attention_a
 	return STATUS_OK;
 }
 
-static enum status do_attention(struct cuda_backend *b, const void *kv, const struct kv_layout *l, int32_t layer,
-				const float *q, int32_t n_head, const struct attention_params *params, float *out)
+enum status attention_args_for(struct cuda_backend *b, struct attention_args *a, const void *kv, const struct kv_layout *l, int32_t layer,
+			       const float *q, int32_t n_head, const struct attention_params *params, float *out)
 {
-	TRY(begin(b));
 	if (!takes(b, l, n_head))
 		return latch(b, STATUS_UNSUPPORTED);
 	TRY(latch(b, plan_attention(b, n_head, l->n_head_kv, l->head_dim)));
-	const struct attention_plan *plan = &b->plan;
-	const bool chooses = plan->n_choosers && params->window == 0;
-	const struct attention_division *work = &plan->of[params->window > 0 ? LAYERS_WINDOW : LAYERS_ALL];
-	if (chooses)
-		TRY(choose(b, l, layer, q, n_head));
-	struct attention_args a = {};
-	a.kv = static_cast<const uint8_t *>(kv);
-	a.place = kv_place(l, layer);
-	a.n_head = n_head;
-	a.n_head_kv = l->n_head_kv;
-	a.head_dim = l->head_dim;
-	a.params = *params;
-	a.q = q;
-	a.out = out;
+	*a = {};
+	a->kv = static_cast<const uint8_t *>(kv);
+	a->place = kv_place(l, layer);
+	a->n_head = n_head;
+	a->n_head_kv = l->n_head_kv;
+	a->head_dim = l->head_dim;
+	a->params = *params;
+	a->q = q;
+	a->out = out;
+	if (b->halves_of == out)
+		a->h = halves(b);
+	a->seq_table = uploaded<int32_t>(b, b->seq_table);
+	a->table = uploaded<int32_t>(b, b->table);
+	a->slots = b->wide ? uploaded<int32_t>(b, b->slots) : NULL;
+	a->partial = static_cast<float *>(b->partial.p);
+	a->part_end = INT32_MAX;
+	a->is_last = true;
+	return STATUS_OK;
+}
+
+static enum status do_attention(struct cuda_backend *b, const void *kv, const struct kv_layout *l, int32_t layer,
+				const float *q, int32_t n_head, const struct attention_params *params, float *out)
+{
+	struct attention_args a;
+	TRY(begin(b));
 	/* Products take whole units of 256: what lies beyond a narrower row must be zeros, which only to_halves()
 	 * writes. */
 	if (n_head * l->head_dim % 256 == 0)
-		a.h = claim_halves(b, out, b->batch->n_rows, static_cast<int64_t>(n_head) * l->head_dim);
+		claim_halves(b, out, b->batch->n_rows, static_cast<int64_t>(n_head) * l->head_dim);
 	else
 		wrote(b, out, static_cast<int64_t>(b->batch->n_rows) * n_head * l->head_dim);
-	a.seq_table = uploaded<int32_t>(b, b->seq_table);
-	a.table = uploaded<int32_t>(b, b->table);
-	a.slots = b->wide ? uploaded<int32_t>(b, b->slots) : NULL;
-	a.row_place = uploaded<int32_t>(b, b->place);
-	a.chosen = chooses ? static_cast<const int32_t *>(b->chosen.p) : NULL;
+	TRY(attention_args_for(b, &a, kv, l, layer, q, n_head, params, out));
+	const struct attention_plan *plan = &b->plan;
+	const struct attention_division *work = &plan->of[params->window > 0 ? LAYERS_WINDOW : LAYERS_ALL];
+	if (plan->n_choosers && params->window == 0) {
+		TRY(choose(b, l, layer, q, n_head));
+		a.chosen = static_cast<const int32_t *>(b->chosen.p);
+	}
 	a.parts = uploaded<struct attention_item>(b, work->parts);
 	a.n_parts = work->n_parts;
 	a.whole = uploaded<struct attention_item>(b, work->whole);
 	a.n_whole = work->n_whole;
 	a.merges = uploaded<struct merge_item>(b, work->merges);
 	a.n_merges = work->n_merges;
-	a.partial = static_cast<float *>(b->partial.p);
 	if (!b->told_bytes)
 		return launched(b, attention(a, b->stream), "attention");
 	a.part_weights = static_cast<struct page_weight *>(b->part_weights.p);

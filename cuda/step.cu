@@ -4,6 +4,7 @@
  */
 #include "cuda/backend.cuh"
 
+#include <stdlib.h>
 #include <string.h>
 
 namespace GPU_NS
@@ -231,6 +232,10 @@ static void divide(const struct batch *batch, const struct attention_plan *plan,
 	for (int i = 0; i < batch->n_seqs; i++) {
 		const struct batch_seq *q = &batch->seq[i];
 		const bool in_whole = is_whole(q, group);
+		if (q->far) {
+			table += ceil_div(q->first_position + q->n_rows, KV_PAGE_TOKENS);
+			continue;
+		}
 		d->to = {q->mass ? table : NOBODY, q->look ? i : NOBODY};
 		int exact = q->n_rows; /* those behind choose */
 		while (layers == LAYERS_ALL && exact > 0 && page_choice_binds(&q->choice, q->first_position + exact - 1))
@@ -282,6 +287,92 @@ static enum status grow_for(struct cuda_backend *b, size_t slots, size_t most_we
 		return STATUS_OK;
 	TRY(grow(b, &b->scores, lists * static_cast<size_t>(plan->most) * sizeof(float)));
 	return grow(b, &b->chosen, d->entries * sizeof(int32_t));
+}
+
+/* Of a sequence with far pages: whole items, or parts by splits, so that those of some pages stand together. Returns the partial results' slots. */
+static size_t divide_far(const struct batch_seq *q, int32_t seq, const struct attention_plan *plan, struct far_plan *f, struct attention_item *items,
+			 struct merge_item *merges)
+{
+	const int most = f->is_whole ? whole_rows(plan->n_head, plan->n_head_kv, plan->head_dim) : part_rows(plan->n_head, plan->n_head_kv);
+	size_t slots = 0;
+	f->seq = seq;
+	f->n_splits = ceil_div(q->first_position + q->n_rows, SPLIT_TOKENS);
+	f->n_items = ceil_div(q->n_rows, most);
+	f->n_merges = f->is_whole ? 0 : q->n_rows;
+	for (int i = 0; i < f->n_items; i++) {
+		struct attention_item item = {};
+		item.seq = seq;
+		item.first_row = q->first_row + i * most;
+		item.n_rows = min_int(q->n_rows - i * most, most);
+		item.first_position = q->first_position + i * most;
+		item.chosen = CHOSEN_NONE;
+		if (f->is_whole) {
+			if (items)
+				items[i] = item;
+			continue;
+		}
+		for (int r = 0; merges && r < item.n_rows; r++)
+			merges[i * most + r] = {item.first_row + r, item.first_position + r, static_cast<int32_t>(slots) + r, item.n_rows,
+						ceil_div(item.first_position + item.n_rows, SPLIT_TOKENS), NOBODY, NOBODY};
+		for (int split = 0; split < f->n_splits; split++) {
+			item.first_split = split;
+			item.partial = static_cast<int32_t>(slots);
+			if (items)
+				items[split * f->n_items + i] = item;
+			slots += static_cast<size_t>(item.n_rows);
+		}
+	}
+	return slots;
+}
+
+static bool room_for_plans(struct far_stages *f, int n)
+{
+	if (n <= f->cap_plans)
+		return true;
+	void *p = realloc(static_cast<void *>(f->plans), static_cast<size_t>(n) * sizeof *f->plans);
+	if (!p)
+		return false;
+	f->plans = static_cast<struct far_plan *>(p);
+	f->cap_plans = n;
+	return true;
+}
+
+/* What is to be done for sequences with far pages. */
+static enum status put_far(struct cuda_backend *b)
+{
+	struct far_stages *f = &b->far;
+	const struct attention_plan *plan = &b->plan;
+	const struct batch *batch = b->batch;
+	size_t slots = 0, state = 0;
+	f->n_plans = 0;
+	for (int32_t i = 0; i < batch->n_seqs; i++) {
+		const struct batch_seq *q = &batch->seq[i];
+		if (!q->far)
+			continue;
+		if (!room_for_plans(f, f->n_plans + 1))
+			return STATUS_NOMEM;
+		struct far_plan *p = &f->plans[f->n_plans++];
+		*p = {};
+		p->is_whole = is_whole(q, plan->n_head / plan->n_head_kv);
+		const size_t n = divide_far(q, i, plan, p, NULL, NULL);
+		const size_t n_items = static_cast<size_t>(p->n_items) * static_cast<size_t>(p->is_whole ? 1 : p->n_splits);
+		const size_t blocks = p->is_whole ? static_cast<size_t>(p->n_items) * static_cast<size_t>(plan->n_head_kv) : 0;
+		slots = n > slots ? n : slots;
+		state = blocks > state ? blocks : state;
+		TRY(upload_room(b, n_items * sizeof(struct attention_item) + static_cast<size_t>(p->n_merges) * sizeof(struct merge_item) + 64));
+		struct attention_item *items = put<struct attention_item>(b, n_items, &p->items);
+		struct merge_item *merges = put<struct merge_item>(b, static_cast<size_t>(p->n_merges), &p->merges);
+		divide_far(q, i, plan, p, items, merges);
+	}
+	if (f->n_plans == 0)
+		return STATUS_OK;
+	TRY(upload_room(b, FAR_STAGE_PAGES * sizeof(int32_t) + 16));
+	int32_t *in_order = put<int32_t>(b, FAR_STAGE_PAGES, &f->in_order);
+	for (int32_t i = 0; i < FAR_STAGE_PAGES; i++)
+		in_order[i] = i;
+	struct dividing none = {};
+	TRY(grow_for(b, slots, 0, &none));
+	return grow(b, &f->state, state * whole_state(plan->head_dim) * sizeof(float));
 }
 
 /* Puts what was counted; n_parts: with those that are not there, which have no rows. */
@@ -336,6 +427,7 @@ static enum status put_plan(struct cuda_backend *b)
 		put_division(b, i, &d[i], n_parts[i]);
 	if (kinds == 1)
 		plan->of[LAYERS_WINDOW] = plan->of[LAYERS_ALL];
+	TRY(put_far(b));
 	plan->made = true;
 	return STATUS_OK;
 }
@@ -381,7 +473,10 @@ enum status step_upload(struct cuda_backend *b, const struct batch *batch)
 			ceil_div(batch->seq[i].first_position + batch->seq[i].n_rows, KV_PAGE_TOKENS));
 	b->plan.made = false;
 	TRY(upload_begin(b));
-	b->graphs.fits = b->plan.n_head && batch->n_outputs == batch->n_rows && batch->n_seqs == batch->n_rows;
+	bool far = false;
+	for (size_t i = 0; i < n_seqs; i++)
+		far = far || batch->seq[i].far;
+	b->graphs.fits = !far && b->plan.n_head && batch->n_outputs == batch->n_rows && batch->n_seqs == batch->n_rows;
 	if (b->graphs.fits) {
 		b->graphs.key = {};
 		b->graphs.key.n_rows = batch->n_rows;
@@ -533,7 +628,9 @@ enum status step_finish(struct cuda_backend *b)
 		s = fetch(b, &b->odd, b->odd_at, odd_bytes(b->batch->n_rows), "reading what the step has stored");
 	if (s == STATUS_OK && went_well)
 		s = fetch(b, &b->told, b->told_at, b->told_bytes, "reading how rows attended");
-	const enum status settled = settle(b, "computing a step");
+	const enum status copied = far_settle(b);
+	enum status settled = settle(b, "computing a step");
+	settled = settled == STATUS_OK ? copied : settled;
 	if (s != STATUS_OK || settled != STATUS_OK || !went_well)
 		return s != STATUS_OK ? s : settled;
 	if (look)
