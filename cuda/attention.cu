@@ -16,10 +16,12 @@ __global__ void __launch_bounds__(MERGE_THREADS) merge_parts(struct attention_ar
 	GPU_SHARED(float, scratch, MERGE_THREADS / 32);
 	GPU_SHARED(float, weight, AT_ONCE);
 	GPU_SHARED(float, sum_of, AT_ONCE);
+	GPU_SHARED(float, product_of, AT_ONCE);
+	GPU_SHARED(float, largest_of, AT_ONCE);
 	const struct merge_item item = a.merges[blockIdx.x];
 	const int head = blockIdx.y, width = 2 + a.head_dim;
 	/* Splits before the window have no results. */
-	const int unseen = a.params.window > 0 ? first_seen(a.row_place[item.row], a.params) / SPLIT_TOKENS : 0;
+	const int unseen = first_seen(item.place, a.params) / SPLIT_TOKENS;
 	const int n_splits = item.n_splits - unseen;
 	const size_t apart = static_cast<size_t>(item.stride) * a.n_head * width;
 	const float *first =
@@ -30,6 +32,13 @@ __global__ void __launch_bounds__(MERGE_THREADS) merge_parts(struct attention_ar
 		top = fmaxf(top, first[i * apart]);
 	top = block_max<MERGE_THREADS>(top, scratch);
 
+	const int first_page = first_seen(item.place, a.params) / PAGE_TOKENS, last_page = item.place / PAGE_TOKENS;
+	const bool tells = item.mass != NOBODY || item.look != NOBODY;
+	const struct page_weight *weights =
+		tells ? a.part_weights + ((item.first_slot + static_cast<size_t>(unseen) * item.stride) * a.n_head + head) * SPLIT_PAGES : NULL;
+	const size_t weights_apart = static_cast<size_t>(item.stride) * a.n_head * SPLIT_PAGES;
+	struct look_of_splits look = {};
+
 	float l = 0, o[PER_THREAD] = {0};
 	for (int begin = 0; begin < n_splits; begin += AT_ONCE) {
 		const int n = min(static_cast<int>(AT_ONCE), n_splits - begin);
@@ -39,10 +48,20 @@ __global__ void __launch_bounds__(MERGE_THREADS) merge_parts(struct attention_ar
 			const float w = power_of_two(part[0] - top);
 			weight[threadIdx.x] = w;
 			sum_of[threadIdx.x] = part[1] * w;
+			if (item.look != NOBODY) {
+				const int split = begin + threadIdx.x, page = (split + unseen) * SPLIT_PAGES;
+				const struct look_of_splits mine = look_at_split(page, first_page, last_page, top, [&](int i) {
+					return weights + split * weights_apart + (i - page);
+				});
+				product_of[threadIdx.x] = mine.product;
+				largest_of[threadIdx.x] = mine.largest;
+			}
 		}
 		__syncthreads();
 		for (int i = 0; i < n; i++)
 			l += sum_of[i];
+		for (int i = 0; item.look != NOBODY && i < n; i++)
+			add_splits(look, {product_of[i], largest_of[i]});
 #pragma unroll
 		for (int k = 0; k < PER_THREAD; k++) {
 			const int d = threadIdx.x + k * MERGE_THREADS;
@@ -66,6 +85,16 @@ __global__ void __launch_bounds__(MERGE_THREADS) merge_parts(struct attention_ar
 	}
 	if (a.h.x && head == 0 && threadIdx.x == 0)
 		a.h.scale[item.row] = 1.0f;
+	if (item.look != NOBODY && threadIdx.x == 0)
+		add_look(a.looks + item.look, look, l);
+	if (item.mass == NOBODY)
+		return;
+	for (int page = first_page + threadIdx.x; page <= last_page; page += MERGE_THREADS) {
+		const struct page_weight *w = weights + (page / SPLIT_PAGES - unseen) * weights_apart + page % SPLIT_PAGES;
+		const uint32_t share = share_of(ld_global<struct page_weight>(w), top, l);
+		if (share)
+			atomicAdd(a.masses + item.mass + page, static_cast<unsigned long long>(share));
+	}
 }
 
 cudaError_t merge(const struct attention_args &a, cudaStream_t stream)
@@ -78,9 +107,14 @@ cudaError_t merge(const struct attention_args &a, cudaStream_t stream)
 /* ---- Shapes ---- */
 
 /* Heads above 128 elements take half as many queries a warp: registers. */
-static int queries_of_whole(int head_dim)
+int whole_queries(int head_dim)
 {
 	return WHOLE_WARPS * (head_dim > 128 ? 8 : 16);
+}
+
+size_t whole_state(int head_dim)
+{
+	return static_cast<size_t>(head_dim <= 64 ? WHOLE_STATE<64, 2> : head_dim <= 128 ? WHOLE_STATE<128, 2> : WHOLE_STATE<256, 1>);
 }
 
 int part_rows(int n_head, int n_head_kv)
@@ -91,7 +125,7 @@ int part_rows(int n_head, int n_head_kv)
 
 int whole_rows(int n_head, int n_head_kv, int head_dim)
 {
-	return queries_of_whole(head_dim) / (n_head / n_head_kv);
+	return whole_queries(head_dim) / (n_head / n_head_kv);
 }
 
 bool attention_supports(int n_head, int n_head_kv, int head_dim)
@@ -108,6 +142,8 @@ cudaError_t attention(const struct attention_args &a, cudaStream_t stream)
 		return attention_int8(a, stream);
 	if (a.place.form == KV_FORM_FP8_E4M3)
 		return attention_fp8(a, stream);
+	if (a.tells)
+		return attention_that_tells<KV_FORM_F16>(a, stream);
 	switch (a.head_dim) {
 	case 64:
 		return launch<64, true, KV_FORM_F16>(a, stream);

@@ -73,6 +73,59 @@ __device__ __forceinline__ float power_of_two(float n)
 	return n < -126.0f ? 0.0f : __int_as_float((static_cast<int>(n) + 127) << 23);
 }
 
+/* ---- What rows gave to pages ---- */
+
+/* Of a page that was weighed last: of queries 2t and 2t + 1 of eights, this lane's tokens only. */
+template <int n8> struct page_weights {
+	float sum[n8][2], product[n8][2], largest[n8][2];
+};
+
+/* A page's share of a row's weights, in units of 2^-KV_MASS_BITS; none where it is no number. top, l: the row's largest score and sum. */
+__device__ __forceinline__ uint32_t share_of(const struct page_weight &w, float top, float l)
+{
+	const float share = __fdiv_rn(w.sum * power_of_two(w.max - top), l);
+	return share > 0 ? static_cast<uint32_t>(__float2int_rn(share * (1 << KV_MASS_BITS))) : 0;
+}
+
+/*
+ * Of the splits so far, relative to the row's largest score: weights times their logarithms, and the largest. Additions are in one order, by
+ * pages and then by splits, in whichever kernel.
+ */
+struct look_of_splits {
+	float product, largest;
+};
+
+__device__ __forceinline__ void add_splits(struct look_of_splits &to, const struct look_of_splits &more)
+{
+	to.product = __fadd_rn(to.product, more.product);
+	to.largest = fmaxf(to.largest, more.largest);
+}
+
+/* weight(page) says where a page's are; pages from `page` to the end of the split, of those that the row sees. */
+template <typename Weight>
+__device__ __forceinline__ struct look_of_splits look_at_split(int page, int first_page, int last_page, float top, const Weight &weight)
+{
+	struct look_of_splits look = {0, 0};
+	for (int i = max(page, first_page); i <= min(page + SPLIT_PAGES - 1, last_page); i++) {
+		const struct page_weight w = ld_global<struct page_weight>(weight(i));
+		const float factor = power_of_two(w.max - top);
+		if (factor > 0)
+			add_splits(look, {factor * __fmaf_rn(w.sum, w.max - top, w.product), factor * w.largest});
+	}
+	return look;
+}
+
+/* See struct attention_look. */
+__device__ __forceinline__ void add_look(struct look_sums *to, const struct look_of_splits &look, float l)
+{
+	const float entropy = (log2f(l) - __fdiv_rn(look.product, l)) * 0.69314718f, largest = __fdiv_rn(look.largest, l);
+	atomicAdd(&to->n, 1ull);
+	if (entropy > 0)
+		atomicAdd(&to->entropy, static_cast<unsigned long long>(static_cast<double>(entropy) * (1 << KV_MASS_BITS) + 0.5));
+	if (largest > 0)
+		atomicAdd(&to->largest, static_cast<unsigned long long>(static_cast<double>(largest) * (1 << KV_MASS_BITS) + 0.5));
+}
+
 /* Largest score, sum of weights and weighted sum of values before the first key. */
 template <int blocks, int n8>
 __device__ __forceinline__ void nothing_seen(float (&m)[n8][2], float (&l)[n8][2], float (&o)[blocks][n8][4])
@@ -139,11 +192,11 @@ template <int dim, int n8> struct queries {
 
 	/*
 	 * Weights of a page's tokens: s[k][c] for token g (c < 2) or g + 8 and query 2t + c % 2 becomes the right
-	 * operand of P V. scaled: weights are multiplied by rest[0] of token g, rest[1] of g + 8.
+	 * operand of P V. scaled: weights are multiplied by rest[0] of token g, rest[1] of g + 8. tells: `told` gets what they were.
 	 */
-	template <bool scaled>
+	template <bool scaled, bool tells>
 	__device__ __forceinline__ void weigh(float (&s)[n8][4], int first_token, int lane, const struct bounds &to,
-					      uint32_t (&p)[n8][2], const float (&rest)[2])
+					      uint32_t (&p)[n8][2], const float (&rest)[2], struct page_weights<n8> &told)
 	{
 		const int g = lane / 4, t = lane % 4;
 		float factor[n8][2];
@@ -189,8 +242,15 @@ template <int dim, int n8> struct queries {
 #pragma unroll
 			for (int c = 0; c < 4; c++) {
 				const bool unseen = s[k][c] == -INFINITY;
-				s[k][c] = exp2f(s[k][c] - m[k][c % 2]);
+				const float below = s[k][c] - m[k][c % 2];
+				s[k][c] = exp2f(below);
 				l[k][c % 2] += s[k][c];
+				if constexpr (tells) {
+					const float product = s[k][c] > 0 ? __fmul_rn(s[k][c], below) : 0.0f;
+					told.sum[k][c % 2] = c < 2 ? s[k][c] : told.sum[k][c % 2] + s[k][c];
+					told.product[k][c % 2] = c < 2 ? product : __fadd_rn(told.product[k][c % 2], product);
+					told.largest[k][c % 2] = c < 2 ? s[k][c] : fmaxf(told.largest[k][c % 2], s[k][c]);
+				}
 				if (scaled) /* the rest may be no number */
 					s[k][c] = unseen ? 0.0f : s[k][c] * rest[c / 2];
 			}
@@ -205,6 +265,26 @@ template <int dim, int n8> struct queries {
 				p[k][h] = __byte_perm(even, odd, pick);
 			}
 		}
+	}
+
+	/* Writes what the page that was weighed last has got; to(i) says where query i's goes. Queries are from `first` to before n. */
+	template <typename To>
+	__device__ __forceinline__ void tell(struct page_weights<n8> &told, int first, int n, int lane, const To &to) const
+	{
+#pragma unroll
+		for (int k = 0; k < n8; k++)
+#pragma unroll
+			for (int c = 0; c < 2; c++) {
+				float sum = told.sum[k][c], product = told.product[k][c], largest = told.largest[k][c];
+				for (int apart = 4; apart < 32; apart *= 2) {
+					sum += __shfl_xor_sync(ALL, sum, apart);
+					product += __shfl_xor_sync(ALL, product, apart);
+					largest = fmaxf(largest, __shfl_xor_sync(ALL, largest, apart));
+				}
+				const int i = first + 8 * k + lane % 4 * 2 + c;
+				if (lane < 4 && i < n)
+					stg<struct page_weight>(to(i), {sum, product, largest, m[k][c]});
+			}
 	}
 
 	/* Narrow keys have scales: of tokens g and g + 8. */
@@ -317,8 +397,10 @@ template <int dim, int n8, enum kv_form form> struct split_of_elements {
 				key[block] = load_key(block, head_dim, lane, load_global{page.keys});
 	}
 
+	template <bool tells>
 	__device__ __forceinline__ void run(queries<dim, n8> &x, int head_dim, int lane, int first_token, int first, int last,
-					    const struct bounds &to, const struct page_place &page, const struct page_place &next, bool more)
+					    const struct bounds &to, const struct page_place &page, const struct page_place &next, bool more,
+					    struct page_weights<n8> &told)
 	{
 		const float one[2] = {1.0f, 1.0f};
 		float s[n8][4];
@@ -339,12 +421,12 @@ template <int dim, int n8, enum kv_form form> struct split_of_elements {
 			x.scores(s, key_at);
 			if (more)
 				load_keys(next, head_dim, lane);
-			x.template weigh<false>(s, first_token, lane, to, p, one);
+			x.template weigh<false, tells>(s, first_token, lane, to, p, one, told);
 			x.template add_values<true>(p, first_token, first, last, lane,
 						   [&](int block) { return halves_of<form>(value[block]); });
 		} else {
 			x.scores(s, key_at);
-			x.template weigh<false>(s, first_token, lane, to, p, one);
+			x.template weigh<false, tells>(s, first_token, lane, to, p, one, told);
 			x.template add_values<true>(p, first_token, first, last, lane,
 						   [&](int block) { return halves_of<form>(load_block(block)); });
 		}
@@ -377,8 +459,10 @@ template <int dim, int n8, enum kv_form form> struct split_of_codes {
 		return load_value_codes(block, head_dim, lane, load_global{page.values + codes_offset(head_dim, 1)});
 	}
 
+	template <bool tells>
 	__device__ __forceinline__ void run(queries<dim, n8> &x, int head_dim, int lane, int first_token, int first, int last,
-					    const struct bounds &to, const struct page_place &page, const struct page_place &next, bool more)
+					    const struct bounds &to, const struct page_place &page, const struct page_place &next, bool more,
+					    struct page_weights<n8> &told)
 	{
 		float s[n8][4];
 		uint32_t p[n8][2];
@@ -400,7 +484,7 @@ template <int dim, int n8, enum kv_form form> struct split_of_codes {
 		}
 		if (more)
 			load_keys(next, head_dim, lane);
-		x.template weigh<true>(s, first_token, lane, to, p, scales.rest);
+		x.template weigh<true, tells>(s, first_token, lane, to, p, scales.rest, told);
 		if (page.wide)
 			x.template add_values<true>(p, first_token, first, last, lane, [&](int block) {
 				return load_value(block, head_dim, lane, load_global{page.values});
@@ -421,8 +505,11 @@ template <int dim, int n8> struct split_of<dim, n8, KV_FORM_F16> : split_of_elem
 template <int dim, int n8> struct split_of<dim, n8, PAGES_BF16> : split_of_elements<dim, n8, PAGES_BF16> {
 };
 
-/* blockIdx.y: the KV head and, when an item has more than 8 * n8 queries, which of them. */
-template <int dim, bool exact, int n8, enum kv_form form> /* exact: head_dim is dim */
+/*
+ * blockIdx.y: the KV head and, when an item has more than 8 * n8 queries, which of them. exact: head_dim is dim. tells: some items say what they gave
+ * to pages, for which the others have no registers.
+ */
+template <int dim, bool exact, int n8, enum kv_form form, bool tells>
 __global__ void __launch_bounds__(32 * PART_WARPS, 2) attend_parts(struct attention_args a)
 {
 	const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -447,8 +534,12 @@ __global__ void __launch_bounds__(32 * PART_WARPS, 2) attend_parts(struct attent
 	x.load(a.q, a.n_head, head_dim, head_kv * group, group, item.first_row, item.first_position, first, n,
 	       a.params.scale * LOG2_E, lane);
 
-	const int my_entry = a.seq_table[item.seq] + first_page + min(lane, n_pages - 1);
-	const int32_t my_page = a.table[my_entry];
+	const int my_place = first_page + min(lane, n_pages - 1);
+	const int my_entry = item.chosen != CHOSEN_NONE
+				     ? a.chosen[item.chosen + static_cast<size_t>(head_kv) * (last / PAGE_TOKENS + 1) + my_place]
+			     : a.part_table ? my_place - a.part_first
+					    : a.seq_table[item.seq] + my_place;
+	const int32_t my_page = a.part_table ? a.part_table[my_entry] : a.table[my_entry];
 	const int32_t my_slot = !is_plain(form) && a.slots ? a.slots[my_entry] : -1;
 	const auto page_at = [&](int i) {
 		const int32_t slot = is_plain(form) ? -1 : __shfl_sync(ALL, my_slot, i);
@@ -459,8 +550,14 @@ __global__ void __launch_bounds__(32 * PART_WARPS, 2) attend_parts(struct attent
 	split.load_keys(page, head_dim, lane);
 	for (int i = 0; i < n_pages; i++) {
 		const struct page_place next = page_at(min(i + 1, n_pages - 1));
-		split.run(x, head_dim, lane, (first_page + i) * PAGE_TOKENS, item.first_position, last, to, page, next,
-			  i + 1 < n_pages);
+		struct page_weights<n8> told = {};
+		split.template run<tells>(x, head_dim, lane, (first_page + i) * PAGE_TOKENS, item.first_position, last, to, page, next,
+			  i + 1 < n_pages, told);
+		if (tells && item.tells)
+			x.tell(told, first, n, lane, [&](int query) {
+				return a.part_weights + ((static_cast<size_t>(item.partial) + query / group) * a.n_head + head_kv * group + query % group) *
+								SPLIT_PAGES + (first_page + i) % SPLIT_PAGES;
+			});
 		page = next;
 	}
 	x.reduce();
@@ -490,30 +587,91 @@ __global__ void __launch_bounds__(32 * PART_WARPS, 2) attend_parts(struct attent
 
 /* ---- Whole rows ---- */
 
-template <int dim, bool exact, int n8, enum kv_form form>
+/* Floats of a block's sums. */
+template <int dim, int n8> static constexpr int WHOLE_STATE = 32 * WHOLE_WARPS * (4 * n8 + dim / 16 * n8 * 4);
+
+/*
+ * What a block's queries gave to pages, now that their largest scores and sums are known: a query for each thread, and as many pages at a time
+ * as there are threads for.
+ */
+template <int n_queries>
+__device__ void tell_whole(const struct attention_args &a, const struct attention_item &item, const struct page_weight *weights, int group,
+			   int n, int first_page, int n_pages, shared_span<float> top_of, shared_span<float> sum_of)
+{
+	const int query = threadIdx.x % n_queries, at_once = 32 * WHOLE_WARPS / n_queries;
+	const struct attention_tells to = a.tells[item.seq];
+	const bool is_one = query < n;
+	const int position = item.first_position + query / group;
+	const int row_first = is_one ? first_seen(position, a.params) / PAGE_TOKENS : n_pages, row_last = position / PAGE_TOKENS;
+	const float top = is_one ? static_cast<float>(top_of[query]) : 0.0f, l = is_one ? static_cast<float>(sum_of[query]) : 1.0f;
+	const auto weight = [&](int page) { return weights + static_cast<size_t>(page) * n_queries + query; };
+	if (to.mass != NOBODY) {
+		unsigned long long *mass = a.masses + to.mass;
+		for (int page = first_page + threadIdx.x / n_queries; page < n_pages; page += at_once) {
+			uint32_t share = 0;
+			if (page >= row_first && page <= row_last)
+				share = share_of(ld_global<struct page_weight>(weight(page)), top, l);
+			for (int apart = 16; apart; apart /= 2) /* 32 of at most 2^24 */
+				share += __shfl_xor_sync(ALL, share, apart);
+			if (threadIdx.x % 32 == 0 && share)
+				atomicAdd(mass + page, static_cast<unsigned long long>(share));
+		}
+	}
+	if (to.look != NOBODY && is_one && static_cast<int>(threadIdx.x) < n_queries) {
+		struct look_of_splits look = {0, 0};
+		for (int page = row_first / SPLIT_PAGES * SPLIT_PAGES; page <= row_last; page += SPLIT_PAGES)
+			add_splits(look, look_at_split(page, row_first, row_last, top, weight));
+		add_look(a.looks + to.look, look, l);
+	}
+}
+
+template <int dim, bool exact, int n8, enum kv_form form, bool tells>
 __global__ void __launch_bounds__(32 * WHOLE_WARPS, 1) attend_whole(struct attention_args a)
 {
+	enum { QUERIES = WHOLE_WARPS * 8 * n8 };
 	GPU_DYNAMIC_SHARED(uint8_t, stages); /* [WHOLE_STAGES][keys, values] of one page and head, or a narrow block */
 	const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 	const int head_kv = blockIdx.y, head_dim = exact ? dim : a.head_dim, group = a.n_head / a.n_head_kv;
 	const struct attention_item item = a.whole[blockIdx.x];
-	const int32_t *table = a.table + a.seq_table[item.seq];
+	const int32_t *table = a.part_table ? a.part_table : a.table + a.seq_table[item.seq];
+	const int table_from = a.part_table ? a.part_first : 0;
 	const int32_t *slots = !is_plain(form) && a.slots ? a.slots + a.seq_table[item.seq] : NULL;
 	const int n = item.n_rows * group, first = warp * 8 * n8;
-	const int last = item.first_position + item.n_rows - 1, n_pages = last / PAGE_TOKENS + 1;
+	const int last = item.first_position + item.n_rows - 1, n_pages = min(last / PAGE_TOKENS + 1, a.part_end);
 	/* The last key any query of this warp looks at, or -1. */
 	const int warp_last = first < n ? item.first_position + min(first + 8 * n8 - 1, n - 1) / group : -1;
 	const int warp_first = item.first_position + first / group, warp_sees = first_seen(warp_first, a.params);
 	/* The first page that any query of the block looks at. */
-	const int first_page = first_seen(item.first_position, a.params) / PAGE_TOKENS;
+	const int first_page = max(first_seen(item.first_position, a.params) / PAGE_TOKENS, a.part_first);
 	const struct bounds to = bounds_of(a.params);
 	const int bytes = static_cast<int>(head_bytes(head_dim));
+	struct page_weight *weights =
+		tells && item.tells ? a.whole_weights + (static_cast<size_t>(item.partial) + static_cast<size_t>(head_kv) * n_pages) * QUERIES : NULL;
 
 	queries<dim, n8> x;
 	float total_m[n8][2], total_l[n8][2], total_o[dim / 16][n8][4];
 	x.load(a.q, a.n_head, head_dim, head_kv * group, group, item.first_row, item.first_position, first, n,
 	       a.params.scale * LOG2_E, lane);
 	nothing_seen(total_m, total_l, total_o);
+	/* f(a number of the sums, its place in the state) */
+	const auto each_total = [&](const auto &f) {
+		float *mine = a.state + (static_cast<size_t>(blockIdx.x) * gridDim.y + head_kv) * WHOLE_STATE<dim, n8> + threadIdx.x;
+#pragma unroll
+		for (int k = 0; k < n8; k++) {
+#pragma unroll
+			for (int c = 0; c < 2; c++) {
+				f(total_m[k][c], mine + (4 * k + 2 * c) * 32 * WHOLE_WARPS);
+				f(total_l[k][c], mine + (4 * k + 2 * c + 1) * 32 * WHOLE_WARPS);
+			}
+#pragma unroll
+			for (int b = 0; b < dim / 16; b++)
+#pragma unroll
+				for (int c = 0; c < 4; c++)
+					f(total_o[b][k][c], mine + (4 * n8 + 4 * (b * n8 + k) + c) * 32 * WHOLE_WARPS);
+		}
+	};
+	if (a.goes_on)
+		each_total([](float &v, const float *at) { v = ld_global<float>(at); });
 	const auto fold = [&]() {
 		x.reduce();
 #pragma unroll
@@ -540,7 +698,7 @@ __global__ void __launch_bounds__(32 * WHOLE_WARPS, 1) attend_whole(struct atten
 	const auto copy_page = [&](int page) {
 		if (page < n_pages) {
 			const struct page_place from =
-				place_of<form>(a, head_dim, head_kv, table[page], slots ? slots[page] : -1);
+				place_of<form>(a, head_dim, head_kv, table[page - table_from], slots ? slots[page] : -1);
 			const auto to = stages + page % WHOLE_STAGES * 2 * bytes;
 			if (from.wide) {
 				for (int i = threadIdx.x * 16; i < bytes; i += 32 * WHOLE_WARPS * 16) {
@@ -570,6 +728,7 @@ __global__ void __launch_bounds__(32 * WHOLE_WARPS, 1) attend_whole(struct atten
 		const auto stage = stages + page % WHOLE_STAGES * 2 * bytes;
 		float s[n8][4];
 		uint32_t p[n8][2];
+		struct page_weights<n8> told = {};
 		struct value_scales scales = {{1.0f, 1.0f}, {}};
 		const bool wide = is_wide(page);
 		if (wide) {
@@ -585,7 +744,9 @@ __global__ void __launch_bounds__(32 * WHOLE_WARPS, 1) attend_whole(struct atten
 			x.scale_scores(s, scale.x, scale.y);
 			scales = split_scales(scale.z, scale.w, lane);
 		}
-		x.template weigh<!is_plain(form)>(s, first_token, lane, to, p, scales.rest);
+		x.template weigh<!is_plain(form), tells>(s, first_token, lane, to, p, scales.rest, told);
+		if (tells && item.tells)
+			x.tell(told, first, n, lane, [&](int query) { return weights + static_cast<size_t>(page) * QUERIES + query; });
 		if (wide) {
 			x.template add_values<true>(p, first_token, warp_first, last, lane, [&](int block) {
 				return halves_of<form>(load_value(block, head_dim, lane, load_shared{stage + bytes}));
@@ -602,6 +763,10 @@ __global__ void __launch_bounds__(32 * WHOLE_WARPS, 1) attend_whole(struct atten
 	}
 	cp_async_wait<0>();
 	fold();
+	if (!a.is_last) {
+		each_total([](const float &v, float *at) { stg<float>(at, v); });
+		return;
+	}
 
 #pragma unroll
 	for (int k = 0; k < n8; k++)
@@ -628,11 +793,25 @@ __global__ void __launch_bounds__(32 * WHOLE_WARPS, 1) attend_whole(struct atten
 			if (a.h.x && g == 0 && head == 0)
 				a.h.scale[row] = 1.0f;
 		}
+	if (!tells || !item.tells)
+		return;
+	__syncthreads(); /* nobody reads pages any more */
+	const auto top_of = shared_cast<float>(stages), sum_of = top_of + QUERIES;
+#pragma unroll
+	for (int k = 0; k < n8; k++)
+#pragma unroll
+		for (int c = 0; c < 2; c++)
+			if (g == 0) {
+				top_of[first + 8 * k + 2 * t + c] = total_m[k][c];
+				sum_of[first + 8 * k + 2 * t + c] = total_l[k][c];
+			}
+	__syncthreads();
+	tell_whole<QUERIES>(a, item, weights, group, n, first_page, n_pages, top_of, sum_of);
 }
 
 /* ---- Launch ---- */
 
-template <int dim, bool exact, enum kv_form form> static cudaError_t launch(const struct attention_args &a, cudaStream_t stream)
+template <int dim, bool exact, enum kv_form form, bool tells = false> static cudaError_t launch(const struct attention_args &a, cudaStream_t stream)
 {
 	cudaError_t e = cudaSuccess;
 	const unsigned heads = static_cast<unsigned>(a.n_head_kv);
@@ -641,27 +820,37 @@ template <int dim, bool exact, enum kv_form form> static cudaError_t launch(cons
 		constexpr int most = dim > 128 ? 1 : 2;
 		const unsigned group = static_cast<unsigned>(a.n_head / a.n_head_kv);
 		if (group <= 8 || most == 1)
-			GPU_LAUNCH((attend_parts<dim, exact, 1, form>), dim3(blocks, heads * ((group + 7) / 8)),
+			GPU_LAUNCH((attend_parts<dim, exact, 1, form, tells>), dim3(blocks, heads * ((group + 7) / 8)),
 				   dim3(32 * PART_WARPS), 0, stream, a);
 		else
-			GPU_LAUNCH((attend_parts<dim, exact, most, form>), dim3(blocks, heads * ((group + 15) / 16)),
+			GPU_LAUNCH((attend_parts<dim, exact, most, form, tells>), dim3(blocks, heads * ((group + 15) / 16)),
 				   dim3(32 * PART_WARPS), 0, stream, a);
 		e = cudaGetLastError();
-		if (e == cudaSuccess)
+		if (e == cudaSuccess && a.n_merges)
 			e = merge(a, stream);
 	}
 	if (e == cudaSuccess && a.n_whole) {
 		const size_t shared = WHOLE_STAGES * 2 * head_bytes(a.head_dim);
-		GPU_LAUNCH((attend_whole<dim, exact, (dim > 128 ? 1 : 2), form>),
+		GPU_LAUNCH((attend_whole<dim, exact, (dim > 128 ? 1 : 2), form, tells>),
 			   dim3(static_cast<unsigned>(a.n_whole), heads), dim3(32 * WHOLE_WARPS), shared, stream, a);
 		e = cudaGetLastError();
 	}
 	return e;
 }
 
+/* Kernels whose rows tell have no shapes of their own. */
+template <enum kv_form form> cudaError_t attention_that_tells(const struct attention_args &a, cudaStream_t stream)
+{
+	return a.head_dim <= 64	   ? launch<64, false, form, true>(a, stream)
+	       : a.head_dim <= 128 ? launch<128, false, form, true>(a, stream)
+				   : launch<256, false, form, true>(a, stream);
+}
+
 /* Pages that are not in f16 have fewer shapes of their own. */
 template <enum kv_form form> cudaError_t attention_of(const struct attention_args &a, cudaStream_t stream)
 {
+	if (a.tells)
+		return attention_that_tells<form>(a, stream);
 	switch (a.head_dim) {
 	case 64:
 		return launch<64, true, form>(a, stream);

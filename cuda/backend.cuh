@@ -52,12 +52,24 @@ struct upload {
 	bool in_flight; /* something was sent since the stream was last waited for: the host's bytes may still be read */
 };
 
-/* The attention work of a step, which depends on the batch and on the model's heads. Offsets into the upload. */
+/*
+ * The attention work of a step, which depends on the batch and on the model's heads. Offsets into the upload. Layers without a window, in
+ * which rows may choose what they read, and those with one have a division each; it is the same one when no row chooses.
+ */
+enum { LAYERS_ALL, LAYERS_WINDOW, LAYERS_KINDS };
+
+struct attention_division {
+	size_t parts, whole, merges;
+	int n_parts, n_whole, n_merges;
+};
+
 struct attention_plan {
 	bool made;
 	int n_head, n_head_kv, head_dim;
-	size_t parts, whole, merges;
-	int n_parts, n_whole, n_merges;
+	struct attention_division of[LAYERS_KINDS];
+	size_t choosers;
+	int n_choosers;
+	int most; /* as in struct choice_args */
 };
 
 /*
@@ -68,7 +80,9 @@ enum graph_mode { GRAPH_OFF, GRAPH_RECORD, GRAPH_REPLAY };
 
 /* The shape: sizes of the uploaded arrays, rounded up so that a shape lasts for many steps. */
 struct graph_key {
-	int n_rows, n_pages, n_parts;
+	int n_rows, n_pages, n_parts[LAYERS_KINDS];
+	int n_choosers, most;
+	int tells; /* whether rows say how they attended */
 };
 
 struct graph_record {
@@ -91,6 +105,30 @@ struct graphs {
 	int next;		   /* REPLAY: operations found so far */
 	uint64_t clock;
 	struct graph_record record[GRAPHS_MAX];
+};
+
+/*
+ * Sequences whose first pages are in host memory: see far.cu. The work of each: its items are n_items of each split, by splits, or n_items that
+ * take all keys.
+ */
+struct far_plan {
+	int32_t seq;
+	bool is_whole;
+	size_t items, merges; /* offsets into the upload */
+	int n_items, n_splits, n_merges;
+};
+
+enum { FAR_STAGES = 3, FAR_STAGE_PAGES = 128 };
+
+struct far_stages {
+	struct far_plan *plans; /* [n_plans] of this step, room for cap_plans */
+	int n_plans, cap_plans;
+	size_t in_order; /* offset into the upload: 0, 1, .. */
+	cudaStream_t stream; /* NULL: nothing was ever copied */
+	cudaEvent_t copied[FAR_STAGES], used[FAR_STAGES];
+	bool was_used[FAR_STAGES];
+	int next;
+	struct growing memory, state; /* the stages; what a chunk's parts go on with */
 };
 
 struct cuda_backend {
@@ -117,7 +155,7 @@ struct cuda_backend {
 	struct upload upload;
 	size_t token, position, place, row_seq, seq_table, table, slots; /* offsets into it */
 	struct attention_plan plan;
-	struct growing halves_x, halves_scale, partial, rope;
+	struct growing halves_x, halves_scale, partial, rope, scores, chosen;
 	int halves_rows, halves_stride;
 	/* Whose halves halves_x has: made beside the floats by whatever wrote them. NULL: nobody's. */
 	const float *halves_of;
@@ -130,6 +168,9 @@ struct cuda_backend {
 	void *kv;		    /* the slab that the step has written to */
 	struct growing odd, packed; /* odd: a struct odd_values for the step's rows */
 	size_t odd_at;		    /* offset into the upload, where that comes at the end of a step */
+	/* How rows attended: [n_masses] masses beside the table, [n_seqs] struct look_sums. told_bytes 0: nobody asks. Offsets into the upload. */
+	struct growing told, part_weights, whole_weights;
+	size_t told_bytes, told_at, n_masses, tells;
 	/* What rope.p has, so that one table serves all layers of a step. */
 	const float *rope_freq;
 	float rope_magnitude;
@@ -138,6 +179,7 @@ struct cuda_backend {
 	bool rope_waits;
 	struct rope_args rope_args;
 	struct graphs graphs;
+	struct far_stages far;
 };
 
 inline struct cuda_backend *self(struct backend *b)
@@ -190,7 +232,7 @@ template <typename T> T *uploaded(const struct cuda_backend *b, size_t offset)
 	return reinterpret_cast<T *>(b->upload.device + offset);
 }
 
-/* ---- pages: copy_pages() for any number of them, and the page_pack, page_unpack and scan of backend.h (backend_pages.cu) ---- */
+/* ---- backend_pages.cu: what backend.h has for pages, and its scan ---- */
 
 enum status page_copy(struct backend *backend, void *kv, const struct kv_layout *l, const int32_t *from, const int32_t *to,
 		      int32_t n);
@@ -198,7 +240,21 @@ enum status page_pack(struct backend *backend, const void *kv, const struct kv_l
 		      void *host, bool *packed);
 enum status page_unpack(struct backend *backend, void *kv, const struct kv_layout *l, int32_t page, enum kv_form form,
 			const void *host);
+enum status page_bounds(struct backend *backend, const void *kv, const struct kv_layout *l, const int32_t *pages, int32_t n);
+enum status page_norms(struct backend *backend, const void *kv, const struct kv_layout *l, const int32_t *pages, int32_t n, double *sums);
 enum status scan(struct backend *backend, const void *p, size_t bytes, uint64_t *sum);
+
+/* ---- far.cu ---- */
+
+enum status host_alloc(struct backend *backend, size_t bytes, void **out);
+void host_free(struct backend *backend, void *p, size_t bytes);
+enum status page_layers(struct backend *backend, const void *kv, const struct kv_layout *l, const int32_t *pages, int32_t n, void *host,
+			size_t layer_stride);
+enum status attention_part(struct backend *backend, const void *kv, const struct kv_layout *l, int32_t layer, const float *q, int32_t n_head,
+			   const struct attention_params *params, const struct attention_part *part, float *out);
+/* Waits for what is still being copied. */
+enum status far_settle(struct cuda_backend *b);
+void far_close(struct cuda_backend *b);
 
 /* ---- weights.cu ---- */
 

@@ -268,6 +268,7 @@ static void copy_layout(struct kv_layout *to, const struct kv_layout *from)
 	to->page_stride = from->page_stride;
 	to->form = from->form;
 	to->wide = from->wide;
+	to->bounds = from->bounds;
 }
 
 static enum status kv_write(struct backend *backend, void *kv, const struct kv_layout *l, int32_t layer, const float *k,
@@ -344,6 +345,8 @@ static void info(const struct backend *backend, struct backend_info *out)
 	out->kv_order = {true, false, KV_OPERAND_KEYS, KV_OPERAND_VALUES};
 	out->kv_type = b->kv_type;
 	out->narrow_kv = true;
+	out->chooses_pages = true;
+	out->weighs_pages = true;
 	memcpy(out->detail, b->detail, sizeof out->detail);
 }
 
@@ -364,10 +367,16 @@ static void destroy(struct backend *backend)
 		stage_free(b);
 	}
 	graphs_forget(b);
+	far_close(b);
 	upload_free(&b->upload);
 	cudaFree(b->halves_x.p);
 	cudaFree(b->halves_scale.p);
 	cudaFree(b->partial.p);
+	cudaFree(b->scores.p);
+	cudaFree(b->told.p);
+	cudaFree(b->part_weights.p);
+	cudaFree(b->whole_weights.p);
+	cudaFree(b->chosen.p);
 	cudaFree(b->rope.p);
 	cudaFree(b->odd.p);
 	cudaFree(b->packed.p);
@@ -392,6 +401,8 @@ static struct backend_ops make_ops()
 	o.mem_free = mem_free;
 	o.mem_write = mem_write;
 	o.mem_read = mem_read;
+	o.host_alloc = host_alloc;
+	o.host_free = host_free;
 	o.choose_kv = choose_kv;
 	o.mem_available = mem_available;
 	o.weight_create = weight_create;
@@ -407,6 +418,7 @@ static struct backend_ops make_ops()
 	o.rope = rope;
 	o.kv_write = kv_write;
 	o.attention = attention;
+	o.attention_part = attention_part;
 	o.glu = glu;
 	o.softcap = softcap;
 	o.gather_rows = gather_rows;
@@ -414,6 +426,9 @@ static struct backend_ops make_ops()
 	o.page_copy = page_copy;
 	o.page_pack = page_pack;
 	o.page_unpack = page_unpack;
+	o.page_bounds = page_bounds;
+	o.page_layers = page_layers;
+	o.page_norms = page_norms;
 	o.sync = sync;
 	o.scan = scan;
 	o.last_failure = last_failure;

@@ -1,5 +1,7 @@
-/* What the backend does with whole pages and with memory as such: copies, narrow forms, and the measure of its speed. */
+/* What the backend does with whole pages and with memory as such: copies, narrow forms, norms, bounds, and the measure of its speed. */
 #include "cuda/operations.cuh"
+
+#include <string.h>
 
 namespace GPU_NS
 {
@@ -88,6 +90,60 @@ enum status page_unpack(struct backend *backend, void *kv, const struct kv_layou
 			      l->type == QUANT_BF16, b->stream),
 		  "widening a page"));
 	return check(b, cudaStreamSynchronize(b->stream), "writing a narrow page");
+}
+
+enum status page_bounds(struct backend *backend, const void *kv, const struct kv_layout *l, const int32_t *pages, int32_t n)
+{
+	struct cuda_backend *b = self(backend);
+	struct page_numbers list, slots;
+	const int most = sizeof list.page / sizeof *list.page;
+	struct bound_args a = {};
+	if (l->type != b->kv_type || !l->bounds)
+		return STATUS_INVALID;
+	TRY(catch_up(b));
+	a.kv = static_cast<const uint8_t *>(kv);
+	a.place = kv_place(l, 0);
+	a.layer_bytes = l->page_bytes / static_cast<size_t>(l->n_layer);
+	a.wide_layer_bytes = l->wide ? l->wide->bytes / static_cast<size_t>(l->n_layer) : 0;
+	a.n_layer = l->n_layer;
+	a.n_head_kv = l->n_head_kv;
+	a.head_dim = l->head_dim;
+	a.bounds = static_cast<uint16_t *>(l->bounds->slab);
+	a.n_pages = l->bounds->n_pages;
+	for (int32_t at = 0; at < n; at += most) {
+		const int some = n - at < most ? n - at : most;
+		for (int i = 0; i < some; i++) {
+			list.page[i] = pages[at + i];
+			slots.page[i] = l->wide ? l->wide->slot[pages[at + i]] : -1;
+		}
+		TRY(latch(b, check(b, bound_pages(a, list, slots, some, b->stream), "bounding keys")));
+	}
+	return STATUS_OK;
+}
+
+enum status page_norms(struct backend *backend, const void *kv, const struct kv_layout *l, const int32_t *pages, int32_t n, double *sums)
+{
+	struct cuda_backend *b = self(backend);
+	struct page_numbers list;
+	const int most = sizeof list.page / sizeof *list.page;
+	const size_t n_layer = static_cast<size_t>(l->n_layer);
+	if (l->form != KV_FORM_F16 || l->type != b->kv_type)
+		return STATUS_INVALID;
+	TRY(catch_up(b));
+	TRY(grow(b, &b->packed, static_cast<size_t>(n) * n_layer * 2 * sizeof *sums));
+	double *on_device = static_cast<double *>(b->packed.p);
+	for (int32_t at = 0; at < n; at += most) {
+		const int some = n - at < most ? n - at : most;
+		memcpy(list.page, pages + at, static_cast<size_t>(some) * sizeof *pages);
+		TRY(check(b,
+			  square_sums(static_cast<const uint8_t *>(kv), l->type == QUANT_BF16, list, some, l->n_layer, l->page_stride,
+				      l->page_bytes / n_layer, on_device + static_cast<size_t>(at) * n_layer * 2, b->stream),
+			  "adding up norms"));
+	}
+	TRY(check(b,
+		  cudaMemcpyAsync(sums, on_device, static_cast<size_t>(n) * n_layer * 2 * sizeof *sums, cudaMemcpyDeviceToHost, b->stream),
+		  "reading norms"));
+	return check(b, cudaStreamSynchronize(b->stream), "reading norms");
 }
 
 enum status scan(struct backend *backend, const void *p, size_t bytes, uint64_t *sum)

@@ -10,8 +10,8 @@ namespace GPU_NS
 static constexpr unsigned ALL = 0xffffffffu;
 
 /* Folds a value of each of a block's `threads` threads, for every thread: within warps, then over warps in their order. */
-template <int threads, class Combine>
-__device__ __forceinline__ float block_fold(float v, shared_span<float> scratch, Combine combine)
+template <int threads, class T, class Combine>
+__device__ __forceinline__ T block_fold(T v, shared_span<T> scratch, Combine combine)
 {
 	for (int apart = 16; apart; apart /= 2)
 		v = combine(v, __shfl_xor_sync(ALL, v, apart));
@@ -19,14 +19,14 @@ __device__ __forceinline__ float block_fold(float v, shared_span<float> scratch,
 	if (threadIdx.x % 32 == 0)
 		scratch[threadIdx.x / 32] = v;
 	__syncthreads();
-	v = scratch[0];
+	v = static_cast<T>(scratch[0]);
 	for (int i = 1; i < threads / 32; i++)
-		v = combine(v, scratch[i]);
+		v = combine(v, static_cast<T>(scratch[i]));
 	return v;
 }
 
 struct add_up {
-	__device__ __forceinline__ float operator()(float a, float b) const
+	template <class T> __device__ __forceinline__ T operator()(T a, T b) const
 	{
 		return a + b;
 	}
@@ -40,7 +40,7 @@ struct take_larger {
 };
 
 /* scratch: [threads / 32]; it may be in use until here, and is free behind the next barrier. */
-template <int threads> __device__ __forceinline__ float block_sum(float v, shared_span<float> scratch)
+template <int threads, class T> __device__ __forceinline__ T block_sum(T v, shared_span<T> scratch)
 {
 	return block_fold<threads>(v, scratch, add_up());
 }

@@ -169,15 +169,46 @@ struct attention_item {
 	int32_t first_row;
 	int32_t n_rows;
 	int32_t first_position; /* of first_row */
-	int32_t first_split;	/* of a part: which split; else 0 */
-	int32_t partial;	/* of a part: where its first row's partial results are */
+	int32_t first_split;	/* of a part: which split; of another: which turn it has, see put_whole() in step.cu */
+	/* Of a part, where its first row's partial results are. Of another, where its pages' weights are: [head_kv][page] */
+	int32_t partial;
+	int32_t tells; /* its rows say what they gave to pages */
+	/*
+	 * Of a part whose row has chosen: where the list of its first KV head begins in attention_args.chosen, first_position and splits being
+	 * those of a conversation of nothing else. CHOSEN_NONE: it reads its block table.
+	 */
+	int32_t chosen;
 };
+
+enum { CHOSEN_NONE = -1 };
 
 /* Where a row's partial results are: splits follow each other by `stride` slots. */
 struct merge_item {
 	int32_t row;
+	int32_t place; /* as that of its parts */
 	int32_t first_slot, stride;
 	int32_t n_splits;
+	int32_t mass, look; /* as in attention_tells */
+};
+
+/* To whom rows say what they gave: where their sequence's entries begin in attention_args.masses, and which of its looks is theirs; or NOBODY. */
+struct attention_tells {
+	int32_t mass, look;
+};
+
+enum { NOBODY = -1 };
+
+/*
+ * What a query gave to the tokens of a page: their weights added up, the weights times their binary logarithms, the largest; weights are
+ * relative to 2^max.
+ */
+struct alignas(16) page_weight {
+	float sum, product, largest, max;
+};
+
+/* struct attention_look on the device. */
+struct look_sums {
+	unsigned long long n, entropy, largest;
 };
 
 struct attention_args {
@@ -190,6 +221,7 @@ struct attention_args {
 	struct halves h; /* the same in halves, scale 1; x NULL: not wanted */
 	const int32_t *seq_table, *table, *slots; /* as in step_rows */
 	const int32_t *row_place;		  /* its `place` */
+	const int32_t *chosen; /* entries of `table`, by lists; NULL: no row has chosen */
 	const struct attention_item *parts; /* one split of the keys each, their results to be merged */
 	int n_parts;
 	const struct attention_item *whole; /* all keys, by tiles of rows */
@@ -197,16 +229,58 @@ struct attention_args {
 	const struct merge_item *merges;
 	int n_merges;
 	float *partial; /* [slots][n_head][2 + head_dim]: largest score, sum of weights, weighted values */
+	/* NULL: no row tells. Of parts [slots][n_head][SPLIT_TOKENS / KV_PAGE_TOKENS], of others [item's partial][queries of a block] */
+	struct page_weight *part_weights, *whole_weights;
+	const struct attention_tells *tells; /* [n_seqs] */
+	unsigned long long *masses;	     /* beside `table`, in units of 2^-KV_MASS_BITS */
+	struct look_sums *looks;	     /* [n_seqs] */
+	/*
+	 * Of a sequence with far pages, one part: pages [part_first, part_end), part_first being 0 otherwise; items of `whole` go on with `state` if
+	 * they do not begin, and leave it unless this is the last: [block][register][thread].
+	 */
+	const int32_t *part_table; /* from part_first on; NULL: the sequence's own */
+	int part_first, part_end;
+	bool goes_on, is_last;
+	float *state;
 };
 
 /* Rows of one item of `parts` and of `whole` for a model's heads. */
 int part_rows(int n_head, int n_head_kv);
 int whole_rows(int n_head, int n_head_kv, int head_dim);
+/* Queries of a block of `whole`, and floats of the state that one leaves. */
+int whole_queries(int head_dim);
+size_t whole_state(int head_dim);
 /* head_dim must be a multiple of 8 up to 256, and a KV head serve at most 64 query heads. */
 bool attention_supports(int n_head, int n_head_kv, int head_dim);
 cudaError_t attention(const struct attention_args &a, cudaStream_t stream);
 
-/* ---- Pages (pages.cu) ---- */
+/* ---- Choices (choice.cu) ---- */
+
+/* A row that chooses (struct page_choice). n_pages 0: there is none here. */
+struct chooser {
+	int32_t row;
+	int32_t table; /* where its block table begins in attention_args.table */
+	int32_t own;   /* its own entry */
+	int32_t n_first, n_last, n_pages;
+	int32_t chosen; /* where the list of its first KV head goes: n_pages entries for each */
+};
+
+struct choice_args {
+	const uint16_t *bounds; /* of the layer: [n_head_kv][n_pages][least, greatest][head_dim] */
+	bool bf16;
+	int n_pages; /* of the pool */
+	int n_head, n_head_kv, head_dim;
+	const float *q; /* [n_rows][n_head][head_dim] */
+	const int32_t *table;
+	const struct chooser *choosers;
+	int n_choosers;
+	int most;	 /* entries of any chooser's table, its own among them */
+	float *scores;	 /* [n_choosers][n_head_kv][most] */
+	int32_t *chosen; /* entries of `table` */
+};
+cudaError_t choose_pages(const struct choice_args &a, cudaStream_t stream);
+
+/* ---- Pages (pages.cu, choice.cu) ---- */
 
 /* from[i] to to[i], at most PAGE_LIST_MAX: bytes of them from the slab's beginning. */
 enum { PAGE_LIST_MAX = 128 };
@@ -232,6 +306,29 @@ cudaError_t unpack_page(enum kv_form form, const uint8_t *packed, int n_layer, i
  */
 cudaError_t fill_wide(enum kv_form form, uint8_t *kv, const struct page_list &list, int n, int n_layer, int n_head_kv, int head_dim,
 		      size_t layer_bytes, size_t wide_layer_bytes, cudaStream_t stream);
+
+struct page_numbers {
+	int32_t page[2 * PAGE_LIST_MAX];
+};
+
+struct bound_args {
+	const uint8_t *kv;
+	struct kv_place place; /* of any layer */
+	size_t layer_bytes, wide_layer_bytes;
+	int n_layer, n_head_kv, head_dim;
+	uint16_t *bounds; /* [n_layer][n_head_kv][n_pages][least, greatest][head_dim] */
+	int n_pages;	  /* of the pool */
+};
+/* Bounds of the keys in n full pages, of all layers. slots: their wide copies, or -1. */
+cudaError_t bound_pages(const struct bound_args &a, const struct page_numbers &list, const struct page_numbers &slots, int n,
+			cudaStream_t stream);
+
+/*
+ * Sums of squares in whole pages of halves, or of bfloat16s: sums[n][n_layer][2], of a layer's keys and of its values, each added up in the same
+ * order whatever else is asked.
+ */
+cudaError_t square_sums(const uint8_t *kv, bool bf16, const struct page_numbers &list, int n, int n_layer, size_t page_stride,
+			size_t layer_bytes, double *sums, cudaStream_t stream);
 
 /* Adds the sum of the 64-bit words of [p, p + bytes) to *sum; bytes is a multiple of 4096. */
 cudaError_t scan(const uint8_t *p, size_t bytes, unsigned long long *sum, cudaStream_t stream);

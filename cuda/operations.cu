@@ -197,7 +197,7 @@ static enum status do_rope(struct cuda_backend *b, float *q, int32_t n_head, flo
 	return STATUS_OK;
 }
 
-static struct kv_place kv_place(const struct kv_layout *l, int32_t layer)
+struct kv_place kv_place(const struct kv_layout *l, int32_t layer)
 {
 	const size_t per_layer = l->page_bytes / static_cast<size_t>(l->n_layer);
 	struct kv_place p = {l->type == QUANT_BF16 ? PAGES_BF16 : l->form, l->page_stride, static_cast<size_t>(layer) * per_layer, 0, 0, 0};
@@ -239,41 +239,105 @@ static enum status do_kv_write(struct cuda_backend *b, void *kv, const struct kv
 	return launched(b, rope_and_store(r, a, step_rows(b), b->stream), "storing keys and values");
 }
 
-static enum status do_attention(struct cuda_backend *b, const void *kv, const struct kv_layout *l, int32_t layer,
-				const float *q, int32_t n_head, const struct attention_params *params, float *out)
+/* The lists of what this layer's rows read. */
+static enum status choose(struct cuda_backend *b, const struct kv_layout *l, int32_t layer, const float *q, int32_t n_head)
 {
-	TRY(begin(b));
-	if (!takes(b, l, n_head))
-		return latch(b, STATUS_UNSUPPORTED);
-	TRY(latch(b, plan_attention(b, n_head, l->n_head_kv, l->head_dim)));
 	const struct attention_plan *plan = &b->plan;
-	struct attention_args a = {};
-	a.kv = static_cast<const uint8_t *>(kv);
-	a.place = kv_place(l, layer);
+	struct choice_args a = {};
+	if (!l->bounds)
+		return latch(b, STATUS_INVALID);
+	a.bounds = static_cast<const uint16_t *>(l->bounds->slab) + kv_bounds_offset(l, layer, 0, 0) / sizeof(uint16_t);
+	a.bf16 = l->type == QUANT_BF16;
+	a.n_pages = l->bounds->n_pages;
 	a.n_head = n_head;
 	a.n_head_kv = l->n_head_kv;
 	a.head_dim = l->head_dim;
-	a.params = *params;
 	a.q = q;
-	a.out = out;
+	a.table = uploaded<int32_t>(b, b->table);
+	a.choosers = uploaded<struct chooser>(b, plan->choosers);
+	a.n_choosers = plan->n_choosers;
+	a.most = plan->most;
+	a.scores = static_cast<float *>(b->scores.p);
+	a.chosen = static_cast<int32_t *>(b->chosen.p);
+	return launched(b, choose_pages(a, b->stream), "choosing pages");
+}
+
+/* Where rows of whole items say what they gave to pages, there is room for some of these at a time. */
+static enum status attention_by_turns(struct cuda_backend *b, struct attention_args a, const struct attention_division *work)
+{
+	const struct attention_item *whole = reinterpret_cast<const struct attention_item *>(b->upload.host + work->whole);
+	int at = 0;
+	do {
+		int n = at;
+		while (n < work->n_whole && whole[n].first_split == whole[at].first_split)
+			n++;
+		a.n_whole = n - at;
+		TRY(launched(b, attention(a, b->stream), "attention"));
+		a.whole += a.n_whole;
+		a.n_parts = 0; /* they have no turns */
+		at = n;
+	} while (at < work->n_whole);
+	return STATUS_OK;
+}
+
+enum status attention_args_for(struct cuda_backend *b, struct attention_args *a, const void *kv, const struct kv_layout *l, int32_t layer,
+			       const float *q, int32_t n_head, const struct attention_params *params, float *out)
+{
+	if (!takes(b, l, n_head))
+		return latch(b, STATUS_UNSUPPORTED);
+	TRY(latch(b, plan_attention(b, n_head, l->n_head_kv, l->head_dim)));
+	*a = {};
+	a->kv = static_cast<const uint8_t *>(kv);
+	a->place = kv_place(l, layer);
+	a->n_head = n_head;
+	a->n_head_kv = l->n_head_kv;
+	a->head_dim = l->head_dim;
+	a->params = *params;
+	a->q = q;
+	a->out = out;
+	if (b->halves_of == out)
+		a->h = halves(b);
+	a->seq_table = uploaded<int32_t>(b, b->seq_table);
+	a->table = uploaded<int32_t>(b, b->table);
+	a->slots = b->wide ? uploaded<int32_t>(b, b->slots) : NULL;
+	a->partial = static_cast<float *>(b->partial.p);
+	a->part_end = INT32_MAX;
+	a->is_last = true;
+	return STATUS_OK;
+}
+
+static enum status do_attention(struct cuda_backend *b, const void *kv, const struct kv_layout *l, int32_t layer,
+				const float *q, int32_t n_head, const struct attention_params *params, float *out)
+{
+	struct attention_args a;
+	TRY(begin(b));
 	/* Products take whole units of 256: what lies beyond a narrower row must be zeros, which only to_halves()
 	 * writes. */
 	if (n_head * l->head_dim % 256 == 0)
-		a.h = claim_halves(b, out, b->batch->n_rows, static_cast<int64_t>(n_head) * l->head_dim);
+		claim_halves(b, out, b->batch->n_rows, static_cast<int64_t>(n_head) * l->head_dim);
 	else
 		wrote(b, out, static_cast<int64_t>(b->batch->n_rows) * n_head * l->head_dim);
-	a.seq_table = uploaded<int32_t>(b, b->seq_table);
-	a.table = uploaded<int32_t>(b, b->table);
-	a.slots = b->wide ? uploaded<int32_t>(b, b->slots) : NULL;
-	a.row_place = uploaded<int32_t>(b, b->place);
-	a.parts = uploaded<struct attention_item>(b, plan->parts);
-	a.n_parts = plan->n_parts;
-	a.whole = uploaded<struct attention_item>(b, plan->whole);
-	a.n_whole = plan->n_whole;
-	a.merges = uploaded<struct merge_item>(b, plan->merges);
-	a.n_merges = plan->n_merges;
-	a.partial = static_cast<float *>(b->partial.p);
-	return launched(b, attention(a, b->stream), "attention");
+	TRY(attention_args_for(b, &a, kv, l, layer, q, n_head, params, out));
+	const struct attention_plan *plan = &b->plan;
+	const struct attention_division *work = &plan->of[params->window > 0 ? LAYERS_WINDOW : LAYERS_ALL];
+	if (plan->n_choosers && params->window == 0) {
+		TRY(choose(b, l, layer, q, n_head));
+		a.chosen = static_cast<const int32_t *>(b->chosen.p);
+	}
+	a.parts = uploaded<struct attention_item>(b, work->parts);
+	a.n_parts = work->n_parts;
+	a.whole = uploaded<struct attention_item>(b, work->whole);
+	a.n_whole = work->n_whole;
+	a.merges = uploaded<struct merge_item>(b, work->merges);
+	a.n_merges = work->n_merges;
+	if (!b->told_bytes)
+		return launched(b, attention(a, b->stream), "attention");
+	a.part_weights = static_cast<struct page_weight *>(b->part_weights.p);
+	a.whole_weights = static_cast<struct page_weight *>(b->whole_weights.p);
+	a.tells = uploaded<struct attention_tells>(b, b->tells);
+	a.masses = static_cast<unsigned long long *>(b->told.p);
+	a.looks = reinterpret_cast<struct look_sums *>(a.masses + b->n_masses);
+	return attention_by_turns(b, a, work);
 }
 
 static enum status do_glu(struct cuda_backend *b, enum glu f, float *gate, const float *up, int64_t n, int32_t dim)

@@ -1,4 +1,7 @@
-/* Whole pages: copied, made narrow for where they go when they leave the device, and made wide again; and memory read as fast as it can be. */
+/*
+ * Whole pages: copied, made narrow for where they go when they leave the device, and made wide again, and the norms of what they have; and
+ * memory read as fast as it can be.
+ */
 #include "cuda/block.cuh"
 #include "cuda/kv_narrow.cuh"
 
@@ -149,6 +152,40 @@ cudaError_t fill_wide(enum kv_form form, uint8_t *kv, const struct page_list &li
 	else
 		GPU_LAUNCH((widen_blocks<KV_FORM_FP8_E4M3>), grid, block, 0, stream, kv, list, n_head_kv, head_dim,
 			   layer_bytes, wide_layer_bytes);
+	return cudaGetLastError();
+}
+
+/* ---- Norms ---- */
+
+/* A block has a layer of a page: its keys, then its values. */
+__global__ void __launch_bounds__(PAGE_THREADS)
+	square_sums_of_layers(const uint8_t *kv, bool bf16, struct page_numbers list, size_t page_stride, size_t layer_bytes, double *sums)
+{
+	GPU_SHARED(double, scratch, PAGE_THREADS / 32);
+	const uint8_t *layer = kv + static_cast<size_t>(list.page[blockIdx.y]) * page_stride + blockIdx.x * layer_bytes;
+	const size_t half = layer_bytes / 2;
+	for (int what = 0; what < 2; what++) {
+		double sum = 0;
+		for (size_t at = threadIdx.x * 16; at < half; at += PAGE_THREADS * 16) {
+			const uint4 eight = ldg_stream<uint4>(layer + what * half + at);
+			const uint32_t pairs[4] = {eight.x, eight.y, eight.z, eight.w};
+#pragma unroll
+			for (int i = 0; i < 8; i++) {
+				const double x = element_of(static_cast<uint16_t>(pairs[i / 2] >> 16 * (i % 2)), bf16);
+				sum += x * x;
+			}
+		}
+		sum = block_sum<PAGE_THREADS>(sum, scratch);
+		if (threadIdx.x == 0)
+			sums[(static_cast<size_t>(blockIdx.y) * gridDim.x + blockIdx.x) * 2 + what] = sum;
+	}
+}
+
+cudaError_t square_sums(const uint8_t *kv, bool bf16, const struct page_numbers &list, int n, int n_layer, size_t page_stride,
+			size_t layer_bytes, double *sums, cudaStream_t stream)
+{
+	GPU_LAUNCH(square_sums_of_layers, dim3(static_cast<unsigned>(n_layer), static_cast<unsigned>(n)), dim3(PAGE_THREADS), 0, stream, kv,
+		   bf16, list, page_stride, layer_bytes, sums);
 	return cudaGetLastError();
 }
 

@@ -724,16 +724,20 @@ static bool note_pages(struct sched *s, struct request *r)
 	if (!notes)
 		return false;
 	kv->notes = notes;
+	const float *scores = NULL;
+	const int32_t first = kv->n_notes;
+	if (s->scorer && !r->policy.by_mass && !r->policy.by_age && n > first) {
+		scores = kv_score_pages(s->scorer, kv->pages + first, n - first);
+		if (!scores)
+			return false;
+	}
 	for (int32_t i = 0; r->policy.by_mass && i < kv->n_notes; i++)
 		notes[i].score = (float)kv->mass[i];
 	for (; kv->n_notes < n; kv->n_notes++) {
 		struct kv_note *note = &notes[kv->n_notes];
 		note->number = kv->n_notes + kv->n_dropped; /* all that went stood before it */
 		note->keep = request_keeps_page(r, note->number);
-		if (r->policy.by_mass)
-			note->score = (float)kv->mass[kv->n_notes];
-		else
-			note->score = s->scorer && !r->policy.by_age ? kv_score_page(s->scorer, kv->pages[kv->n_notes]) : 0;
+		note->score = r->policy.by_mass ? (float)kv->mass[kv->n_notes] : scores ? scores[kv->n_notes - first] : 0;
 	}
 	return true;
 }

@@ -238,18 +238,24 @@ void kv_overflow_step(struct kv_overflow *o, struct kv_spill *const *s, int32_t 
 
 /* ---- Down ---- */
 
-/* Where layer `layer` of a group that is about to be filled goes. */
-static char *place(const struct kv_overflow *o, int32_t slot, char *buffer, int32_t layer)
+/* Copies a group's pages to where they go; a buffer of the disk's, or NULL: memory. */
+static bool copy_group(struct kv_overflow *o, const struct kv_pool *pool, const int32_t *pages, int32_t slot, char *buffer)
 {
-	if (!buffer)
-		return o->ram + (size_t)first_piece(o, slot, layer) * o->piece;
-	return buffer + (size_t)layer * overflow_disk_stride(o->piece * (size_t)o->plan.group_pages);
+	const struct backend_ops *ops = o->backend->ops;
+	const char *slab = kv_pool_slab(pool);
+	char *to = buffer ? buffer : o->ram + (size_t)first_piece(o, slot, 0) * o->piece;
+	size_t group = o->piece * (size_t)o->plan.group_pages, stride = buffer ? overflow_disk_stride(group) : group;
+	if (ops->page_layers)
+		return ops->page_layers(o->backend, slab, &o->layout, pages, o->plan.group_pages, to, stride) == STATUS_OK;
+	for (int32_t layer = 0; layer < o->layout.n_layer; layer++, to += stride)
+		for (int32_t p = 0; p < o->plan.group_pages; p++)
+			memcpy(to + (size_t)p * o->piece, slab + (size_t)pages[p] * o->layout.page_stride + (size_t)layer * o->piece, o->piece);
+	return true;
 }
 
 bool kv_overflow_spill(struct kv_overflow *o, struct kv_spill *s, struct kv_seq *seq, struct kv_pool *pool)
 {
 	int32_t slot = s->lost ? -1 : take_slot(o), first = seq->n_gone;
-	const char *slab = kv_pool_slab(pool);
 	char *buffer = NULL;
 	if (slot >= 0 && !is_in_ram(o, slot))
 		buffer = overflow_disk_begin_write(o->disk, slot - o->plan.ram_groups);
@@ -257,18 +263,18 @@ bool kv_overflow_spill(struct kv_overflow *o, struct kv_spill *s, struct kv_seq 
 		lose(o, s); /* the slot was the disk's, which is no more */
 		return false;
 	}
-	for (int32_t layer = 0; layer < o->layout.n_layer; layer++) {
-		char *to = place(o, slot, buffer, layer);
-		for (int32_t p = 0; p < o->plan.group_pages; p++)
-			memcpy(to + (size_t)p * o->piece, slab + (size_t)seq->pages[first + p] * o->layout.page_stride + (size_t)layer * o->piece, o->piece);
-	}
+	bool copied = copy_group(o, pool, seq->pages + first, slot, buffer);
 	if (buffer)
 		overflow_disk_end_write(o->disk, slot - o->plan.ram_groups);
 	o->stats.n_sequences += s->n_groups == 0;
 	s->groups[s->n_groups++] = (struct kv_spill_group){slot, -1};
 	s->far = (struct kv_far){s->n_groups * o->plan.group_pages, get};
-	kv_seq_move_out(pool, seq, first + o->plan.group_pages);
 	o->stats.n_pages += o->plan.group_pages;
+	if (!copied) { /* the group goes back with the others */
+		lose(o, s);
+		return false;
+	}
+	kv_seq_move_out(pool, seq, first + o->plan.group_pages);
 	o->stats.pages_spilled += (uint64_t)o->plan.group_pages;
 	return true;
 }
@@ -279,7 +285,7 @@ static enum status supported(const struct backend *b, const struct kv_layout *l,
 {
 	struct backend_info info;
 	b->ops->info(b, &info);
-	if (!b->ops->attention_part || !info.host_memory)
+	if (!b->ops->attention_part || !(info.host_memory || (b->ops->host_alloc && b->ops->page_layers)))
 		return error_set(err, STATUS_UNSUPPORTED, "the device %s cannot compute conversations larger than its KV cache", info.name);
 	if (l->form != KV_FORM_F16)
 		return error_set(err, STATUS_UNSUPPORTED, "conversations larger than the KV cache need one of f16 or bf16, not %s", kv_form_name(l->form));
@@ -315,7 +321,8 @@ static enum status take_memory(struct kv_overflow *o, struct error *err)
 {
 	void *ram = NULL;
 	size_t bytes = (size_t)o->plan.ram_groups * (size_t)o->plan.group_pages * o->layout.page_bytes;
-	if (!make_lists(o) || (bytes > 0 && o->backend->ops->mem_alloc(o->backend, bytes, &ram) != STATUS_OK))
+	const struct backend_ops *ops = o->backend->ops;
+	if (!make_lists(o) || (bytes > 0 && (ops->host_alloc ? ops->host_alloc : ops->mem_alloc)(o->backend, bytes, &ram) != STATUS_OK))
 		return error_set(err, STATUS_NOMEM, "no memory for conversations larger than the KV cache: they were to have %zu bytes", bytes);
 	o->ram = ram;
 	o->ram_bytes = bytes;
@@ -376,8 +383,9 @@ void kv_overflow_destroy(struct kv_overflow *o)
 	if (!o)
 		return;
 	overflow_disk_destroy(o->disk);
+	const struct backend_ops *ops = o->backend->ops;
 	if (o->ram)
-		o->backend->ops->mem_free(o->backend, o->ram, o->ram_bytes);
+		(ops->host_alloc ? ops->host_free : ops->mem_free)(o->backend, o->ram, o->ram_bytes);
 	free(o->free_ram);
 	free(o->free_disk);
 	free(o->order);

@@ -6,7 +6,7 @@ import os
 import httpx
 import pytest
 
-from daemon import DEVICE, MODEL, SLOW, Daemon
+from daemon import MODEL, SLOW, Daemon
 
 PAGE = 368640  # of SmolLM2-135M in f16: 30 layers, 3 KV heads of 64
 STREAMING = {"policy": "streaming", "start_size": 4, "max_cache_size": 256}
@@ -126,10 +126,6 @@ def test_evict_removes_a_share_and_keeps_a_bound(daemon):
     assert chat["kv_cache"]["evicted_tokens"] > 0
 
 
-cpu_only = pytest.mark.skipif(DEVICE.startswith("cuda"), reason="on CPUs only, yet")
-
-
-@cpu_only
 def test_evict_by_the_attention_that_pages_got(daemon):
     text, kv = words(60, "mass "), {"policy": "evict", "max_cache_size": 256, "aggregation": "attention_mass"}
     first, second = complete(daemon, text, kv, n=24), complete(daemon, text, kv, n=24)
@@ -151,7 +147,6 @@ def bounded():
         yield d
 
 
-@cpu_only
 def test_quest_keeps_everything_and_reads_what_it_is_told_to(bounded):
     pool = bounded.kv()["pool"]
     assert (pool["pages"], pool["bounds_bytes"], pool["bounded_pages"]) == (100, 100 * PAGE // 16, 0)
@@ -174,7 +169,6 @@ def test_quest_keeps_everything_and_reads_what_it_is_told_to(bounded):
     assert bounded.kv()["drift_pages"] == 0
 
 
-@cpu_only
 def test_what_an_answer_left_that_chose_is_not_found_again(bounded):
     sid = post(bounded, "/v1/sessions", {})["id"]
     quest = {"policy": "quest", "max_cache_size": 160}
@@ -185,7 +179,6 @@ def test_what_an_answer_left_that_chose_is_not_found_again(bounded):
     assert bounded.kv()["parked"]["pages"] == 0
 
 
-@cpu_only
 def test_diagnostics_say_how_far_an_answer_is_from_exact(bounded):
     quest = {"policy": "quest", "max_cache_size": 160}
     plain = complete(bounded, words(60, "told "), quest, n=40)

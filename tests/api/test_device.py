@@ -3,6 +3,7 @@ ways in which calls fail. Whenever it happens, the daemon stays up, requests end
 and nothing is left behind. (tests/unit/cuda/test_failures.c has this for every n, with an engine in place of a daemon.)
 """
 import json
+import math
 import threading
 
 import httpx
@@ -149,4 +150,29 @@ def test_pages_that_left_the_device_come_back_with_the_same_answer():
         again, cached = ask(d, 1)
         assert again == first
         assert cached > 0 and tier(d)["fetched"] > 0, tier(d)
+        assert d.kv()["drift_pages"] == 0
+
+
+def test_context_policies_are_taken_and_told():
+    """Each one acts on the device; the same request has the same answer, and what is read of a choice of everything is everything."""
+    tokens = [(i * 7919) % 251 for i in range(240)]
+
+    def ask(d, kv):
+        r = httpx.post(d.url + "/v1/completions", timeout=60 * SLOW,
+                       json={"prompt": tokens, "max_tokens": 12, "temperature": 0, "ignore_eos": True, "kv_cache": kv})
+        assert r.status_code == 200, r.text
+        return r.json()
+    with Daemon("--kv-memory", "2M", "--context", 400, "--kv-bounds") as d:
+        full = ask(d, {"diagnostics": True})
+        told = full["kv_cache"]["diagnostics"]
+        assert 0 < told["attention_entropy"] < math.log(252) and 1 / 252 < told["largest_weight"] < 1 and told["drift_samples"] == 0
+        for aggregation in ("norm_ratio", "attention_mass", "recency"):
+            evict = {"policy": "evict", "max_cache_size": 128, "recent_size": 32, "aggregation": aggregation}
+            one, two = ask(d, evict), ask(d, evict)
+            assert one["kv_cache"]["evicted_tokens"] >= 112 and one["choices"][0]["text"] == two["choices"][0]["text"]
+        assert ask(d, {"policy": "quest", "max_cache_size": 400})["choices"][0]["text"] == full["choices"][0]["text"]
+        quest = {"policy": "quest", "max_cache_size": 96, "diagnostics": True}
+        one, two = ask(d, quest), ask(d, quest)
+        assert one["kv_cache"]["tokens_read"] == 96 and one["choices"][0]["text"] == two["choices"][0]["text"]
+        assert one["kv_cache"]["diagnostics"] == two["kv_cache"]["diagnostics"] and one["kv_cache"]["diagnostics"]["drift_samples"] >= 1
         assert d.kv()["drift_pages"] == 0

@@ -10,13 +10,13 @@ import re
 import httpx
 import pytest
 
-from daemon import DEVICE, SLOW, Daemon
+from daemon import SLOW, Daemon
 
 FULL = os.environ.get("KVASIR_FULL") == "yes"
 QWEN = os.environ.get("KVASIR_QWEN_MODEL", "")
 DEPTHS = (0.1, 0.5, 0.9)
 KEYS = (71432, 50918, 26387)
-pytestmark = [pytest.mark.trained, pytest.mark.skipif(DEVICE.startswith("cuda"), reason="on CPUs only, yet")]
+pytestmark = pytest.mark.trained
 TOKENS_OF_A_SENTENCE = 9.2  # by both models' tokenizers, on average
 PLACES = "river road bird hill house garden market bridge tower forest harbour mill".split()
 DOINGS = "lies still,is busy,is far from here,can be seen at dawn,was painted red,smells of rain,has been closed,is never quite silent".split(",")

@@ -2,7 +2,9 @@
  * compare-ops: every operation of a device against another's, over random shapes and every format, and one table of how far apart they
  * are. The first wrong number ends it.
  *
- *   compare-ops DEVICE [--reference NAME] [--seed N] [--large] [--threads N]
+ *   compare-ops DEVICE [--reference NAME] [--seed N] [--large] [--threads N] [--only NAME]
+ *
+ * --only takes one of the tables' parts: rows, products, attention, choice, mass, far.
  *
  * The column "error" is the worst error as a share of what rounding explains. The last line is "N passed, N failed, 0 skipped"; the
  * exit status is 77 when the machine has no such device. --large takes the sizes of real models: seconds on a GPU, hours on an
@@ -35,10 +37,18 @@ static bool rounds_to_bytes(const char *device)
 	return strncmp(device, "cpu", 3) == 0 && strcmp(device, "cpu-reference") != 0;
 }
 
+static const struct {
+	const char *name;
+	void (*compare)(struct pair *p);
+} parts[] = {
+	{"rows", compare_rows}, {"products", compare_products}, {"attention", compare_attention}, {"choice", compare_choice}, {"mass", compare_mass},
+	{"far", compare_far},
+};
+
 int main(int argc, char **argv)
 {
 	struct pair p = {.seed = 1};
-	const char *device = NULL, *reference = "cpu-reference";
+	const char *device = NULL, *reference = "cpu-reference", *only = NULL;
 	int32_t threads = 0;
 	for (int i = 1; i < argc; i++) {
 		const char *value = i + 1 < argc ? argv[i + 1] : NULL;
@@ -50,10 +60,12 @@ int main(int argc, char **argv)
 			p.seed = strtoull(argv[++i], NULL, 10) | 1;
 		} else if (strcmp(argv[i], "--threads") == 0 && value) {
 			threads = (int32_t)strtol(argv[++i], NULL, 10);
+		} else if (strcmp(argv[i], "--only") == 0 && value) {
+			only = argv[++i];
 		} else if (argv[i][0] != '-' && !device) {
 			device = argv[i];
 		} else {
-			fprintf(stderr, "usage: compare-ops DEVICE [--reference NAME] [--seed N] [--large] [--threads N]\n");
+			fprintf(stderr, "usage: compare-ops DEVICE [--reference NAME] [--seed N] [--large] [--threads N] [--only NAME]\n");
 			return 2;
 		}
 	}
@@ -70,9 +82,10 @@ int main(int argc, char **argv)
 	p.device->ops->info(p.device, &info);
 	printf("%s (%s) against %s, seed %llu\n\n%-28s %10s  %9s\n", info.name, info.detail, reference, (unsigned long long)p.seed,
 	       "operation", "results", "error");
-	compare_rows(&p);
-	compare_products(&p);
-	compare_attention(&p);
+	for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+		if (!only || strcmp(only, parts[i].name) == 0)
+			parts[i].compare(&p);
+	}
 	p.device->ops->destroy(p.device);
 	p.reference->ops->destroy(p.reference);
 	printf("\n%d passed, 0 failed, 0 skipped\n", rows_passed());

@@ -163,9 +163,9 @@ static void parts_give_the_same_bits(void **state)
 			/* Parts that are ranges, several, pieces of one, and anything. */
 			one(devices[d], &shapes[i], &params, 2500, 1, 9 * 16, 16);
 			one(devices[d], &shapes[i], &params, 2571, 83, 4 * 16, 32);
-			one(devices[d], &shapes[i], &params, 700, 130, 32, 4);
-			one(devices[d], &shapes[i], &params, 2500, 1, 4 * 37, 4 * 7);
-			one(devices[d], &shapes[i], &params, 2000, 200, 4 * 23, 4 * random_int(&seed, 1, 23));
+			one(devices[d], &shapes[i], &params, 700, 130, 32, KV_PART_PAGES);
+			one(devices[d], &shapes[i], &params, 2500, 1, KV_PART_PAGES * 19, KV_PART_PAGES * 7);
+			one(devices[d], &shapes[i], &params, 2000, 200, KV_PART_PAGES * 13, KV_PART_PAGES * random_int(&seed, 1, 13));
 		}
 }
 

@@ -5,21 +5,6 @@
  */
 #include "tests/unit/cuda/engine_fixture.h"
 
-static void long_prompt(char out[PROMPT_MAX])
-{
-	for (int i = 0; i < PROMPT_MAX - 1; i++)
-		out[i] = (char)('a' + i * i % 23);
-	out[PROMPT_MAX - 1] = '\0';
-}
-
-static void assert_same(const struct answer *a, const struct answer *b)
-{
-	assert_int_equal(a->error.status, STATUS_OK);
-	assert_int_equal(b->error.status, STATUS_OK);
-	assert_int_equal(a->n, b->n);
-	assert_memory_equal(a->token, b->token, sizeof *a->token * (size_t)a->n);
-}
-
 static void greedy_answers_are_those_of_the_reference(void **state)
 {
 	(void)state;
@@ -63,19 +48,8 @@ static void greedy_answers_over_any_kv_are_those_of_the_reference(void **state)
 /* Pages that leave the middle of a conversation: a row's place in the block table and its position are two things. */
 static struct answer ask_streaming(struct engine *e, const char *prompt)
 {
-	struct engine_request *r = engine_request_create(e);
-	assert_non_null(r);
-	uint64_t id = r->id;
-	r->text = strdup(prompt);
-	r->text_n = strlen(prompt);
-	r->max_tokens = 20;
-	r->sampling.temperature = 0;
-	r->ignore_eos = true;
-	r->context = (struct engine_context){.policy = "streaming", .start_size = 4, .recent_size = 48};
-	engine_submit(e, r);
-	struct answer a;
-	await(e, &id, &a, 1);
-	return a;
+	const struct engine_context window = {.policy = "streaming", .start_size = 4, .recent_size = 48};
+	return ask_in_context(e, prompt, &window);
 }
 
 static void a_window_of_a_conversation_is_that_of_the_reference(void **state)

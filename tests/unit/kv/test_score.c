@@ -21,8 +21,11 @@ static double write_page(struct backend *b, struct kv_pool *pool, int32_t page, 
 	struct batch batch = {.n_rows = KV_PAGE_TOKENS, .token = token, .position = position, .n_seqs = 1, .seq = &seq};
 	static float k[KV_PAGE_TOKENS * HEADS * DIM], v[KV_PAGE_TOKENS * HEADS * DIM];
 	double score = 0;
+	void *on_device[2];
 	for (int32_t i = 0; i < KV_PAGE_TOKENS; i++)
 		position[i] = i;
+	for (int i = 0; i < 2; i++)
+		assert_int_equal(b->ops->mem_alloc(b, sizeof k, &on_device[i]), STATUS_OK);
 	assert_int_equal(b->ops->reserve(b, KV_PAGE_TOKENS, HEADS * DIM, l), STATUS_OK);
 	assert_int_equal(b->ops->step_begin(b, &batch), STATUS_OK);
 	for (int32_t layer = 0; layer < LAYERS; layer++) {
@@ -36,16 +39,27 @@ static double write_page(struct backend *b, struct kv_pool *pool, int32_t page, 
 		if (layer == 1 && bad != 0)
 			v[77] = bad;
 		score += sqrt(vv / kk);
-		assert_int_equal(b->ops->kv_write(b, kv_pool_slab(pool), l, layer, k, v), STATUS_OK);
+		assert_int_equal(b->ops->mem_write(b, on_device[0], k, sizeof k), STATUS_OK);
+		assert_int_equal(b->ops->mem_write(b, on_device[1], v, sizeof v), STATUS_OK);
+		assert_int_equal(b->ops->kv_write(b, kv_pool_slab(pool), l, layer, on_device[0], on_device[1]), STATUS_OK);
 	}
 	assert_int_equal(b->ops->step_end(b), STATUS_OK);
+	for (int i = 0; i < 2; i++)
+		b->ops->mem_free(b, on_device[i], sizeof k);
 	return score;
+}
+
+static float score(struct kv_scorer *s, int32_t page)
+{
+	const float *scores = kv_score_pages(s, &page, 1);
+	assert_non_null(scores);
+	return scores[0];
 }
 
 static void a_score_is_the_norm_of_values_by_that_of_keys(void **state)
 {
 	(void)state;
-	const char *const devices[] = {"cpu-reference", "cpu-avx2", "cpu-avx512", "cpu-avx512-bf16"};
+	const char *const devices[] = {"cpu-reference", "cpu-avx2", "cpu-avx512", "cpu-avx512-bf16", "cuda-host"};
 	const struct kv_holder me = {KV_HOLDER_OTHER, 1};
 	int tried = 0;
 	for (size_t i = 0; i < sizeof devices / sizeof *devices; i++) {
@@ -62,12 +76,12 @@ static void a_score_is_the_norm_of_values_by_that_of_keys(void **state)
 		assert_int_equal(kv_scorer_init(&scorer, b, pool), STATUS_OK);
 		for (uint64_t seed = 1; seed < 4; seed++) {
 			int32_t page = kv_pool_get(pool, me);
-			double want = write_page(b, pool, page, seed, 0), got = kv_score_page(&scorer, page);
+			double want = write_page(b, pool, page, seed, 0), got = score(&scorer, page);
 			assert_true(fabs(got - want) < 0.005 * want);
-			assert_true(kv_score_page(&scorer, page) == (float)got);
+			assert_true(score(&scorer, page) == (float)got);
 			/* A page with a value that is no number is worth less than any other. */
 			write_page(b, pool, page, seed, NAN);
-			assert_true(kv_score_page(&scorer, page) == -1);
+			assert_true(score(&scorer, page) == -1);
 			kv_pool_unref(pool, page, me);
 		}
 		kv_scorer_free(&scorer);
