@@ -268,12 +268,48 @@ enum rope_pairing {
 	ROPE_HALVES,      /* rotates (x[i], x[i + n_dims/2]): qwen files ("neox") */
 };
 
+enum { KV_PART_PAGES = 4 };
+
+/*
+ * Dual Chunk Attention (An et al., "Training-Free Long-Context Scaling of Large Language Models", 2024): positions
+ * count anew with each chunk of `size`, so that no distance is longer than those a model was trained on. A key at
+ * position n is turned as if it stood at n % size. A query at m meets the keys of its own chunk as if it stood at m %
+ * size; those of the chunk before, at min(m % size + size, reach - 1), so that what is less than reach - size behind it
+ * has its own distance; and those of all chunks before that, at reach - 1.
+ */
+struct rope_chunks {
+	int32_t size;  /* a multiple of ROPE_CHUNK_STEP; 0: there are none, and positions are what they are */
+	int32_t reach; /* more than size: positions that the model was trained on */
+};
+
+enum { ROPE_CHUNK_STEP = KV_PART_PAGES * KV_PAGE_TOKENS };
+
+/* Where keys stand, seen from a query. */
+enum rope_chunk { ROPE_CHUNK_OWN, ROPE_CHUNK_BEFORE, ROPE_CHUNKS_FAR };
+
+/* By how many positions a query at `position`, which is turned for keys of its own chunk, has to be turned further for
+ * others. */
+static inline int32_t rope_chunk_turn(const struct rope_chunks *c, int32_t position, enum rope_chunk keys)
+{
+	int32_t most = c->reach - 1 - position % c->size;
+	return keys == ROPE_CHUNK_OWN ? 0 : keys == ROPE_CHUNK_BEFORE && c->size < most ? c->size : most;
+}
+
+/* The first position whose keys are such to a query at `position`; those of ROPE_CHUNKS_FAR begin at 0. They end where
+ * the next kind begins. */
+static inline int32_t rope_chunk_begin(const struct rope_chunks *c, int32_t position, enum rope_chunk keys)
+{
+	int32_t number = position / c->size - (int32_t)keys;
+	return keys == ROPE_CHUNKS_FAR || number < 0 ? 0 : number * c->size;
+}
+
 /* Angle of pair i at position p: p * inv_freq[i]; sine and cosine are scaled by `magnitude` (YaRN's attention factor). */
 struct rope_params {
 	enum rope_pairing pairing;
 	int32_t n_dims;        /* rotated dimensions of a head; the rest pass through */
 	const float *inv_freq; /* host, [n_dims / 2], stays valid as long as the model */
 	float magnitude;
+	struct rope_chunks chunks;
 };
 
 /* What attention computes, beside the heads: softmax(score) v over the positions a row sees. */
@@ -281,6 +317,12 @@ struct attention_params {
 	float scale;    /* score = scale * q k, ... */
 	float softcap;  /* ... then, where this is not 0, softcap * tanh(score / softcap) */
 	int32_t window; /* a row sees its last `window` positions, itself among them; 0: all */
+	/*
+	 * NULL, or what rope() was called with, which has chunks: queries are turned further for keys of chunks before
+	 * their own. Not together with a window or with rows that choose; rows stand in their block tables at their
+	 * positions.
+	 */
+	const struct rope_params *chunked;
 };
 
 /* Where a backend can interrupt a sum and go on with the same bits: at multiples of 64 tokens a CPU, of 128 a GPU. */
@@ -310,6 +352,7 @@ struct backend_info {
 	bool narrow_kv;     /* takes layouts of all forms; else only KV_FORM_F16 */
 	bool weighs_pages;  /* takes batches with masses, and with looks */
 	bool chooses_pages; /* has page_bounds(), and takes batches with rows that choose */
+	bool turns_chunks;  /* takes struct rope_chunks */
 };
 
 struct backend_ops {
@@ -362,7 +405,8 @@ struct backend_ops {
 	 * that the most demanding product wants.
 	 */
 	enum status (*matmul)(struct backend *b, const float *x, int64_t n_rows, const struct matmul *mm, int32_t n_mm);
-	/* Rotates q[n_rows][n_head][head_dim] and k[n_rows][n_head_kv][head_dim] in place by each row's position. */
+	/* Rotates q[n_rows][n_head][head_dim] and k[n_rows][n_head_kv][head_dim] in place by each row's position, or
+	 * the one in its chunk. */
 	enum status (*rope)(struct backend *b, float *q, int32_t n_head, float *k, int32_t n_head_kv, int32_t head_dim,
 	                    const struct rope_params *rope);
 	/*

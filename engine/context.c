@@ -162,15 +162,20 @@ enum status context_resolve(const struct context_bounds *bounds, const struct en
 		return error_set_param(err, STATUS_INVALID, "kv_cache.policy", "there is no context policy \"%.32s\"", asked->policy);
 	if (kind == KV_POLICY_FULL)
 		return no_sizes(asked, kv_policy_name(kind), err);
+	if (bounds->by_chunks)
+		return error_set_param(err, STATUS_INVALID, "kv_cache.policy",
+				       "under --rope-scaling dca the only context policy is \"full\", not \"%s\"",
+				       kv_policy_name(kind));
 	if (kind == KV_POLICY_QUEST)
 		return quest(bounds, asked, out, err);
 	return kind == KV_POLICY_EVICT ? evict(bounds, asked, out, err) : streaming(bounds, asked, out, err);
 }
 
 struct context_bounds context_bounds_of(const struct engine_options *o, int32_t pool_pages, bool can_score,
-                                        bool can_weigh, bool can_choose, int32_t n_ctx_train)
+					bool can_weigh, bool can_choose, int32_t n_ctx_train, bool by_chunks)
 {
-	struct context_bounds b = {KV_POLICY_FULL, o->max_cache_size, pool_pages, can_score, can_weigh, can_choose, n_ctx_train};
+	struct context_bounds b = {KV_POLICY_FULL, o->max_cache_size, pool_pages,  can_score,
+				   can_weigh,	   can_choose,	      n_ctx_train, by_chunks};
 	kv_policy_find(o->context_policy, &b.policy);
 	return b;
 }

@@ -13,10 +13,11 @@ struct context_bounds {
 	bool can_weigh;             /* by the attention they get: batch_seq.mass */
 	bool can_choose;            /* they have bounds: struct page_choice */
 	int32_t n_ctx_train;        /* as far as rows shall look back */
+	bool by_chunks;		    /* pages have to stand in block tables at their positions: struct rope_chunks */
 };
 
-struct context_bounds context_bounds_of(const struct engine_options *o, int32_t pool_pages, bool can_score, bool can_weigh, bool can_choose,
-                                        int32_t n_ctx_train);
+struct context_bounds context_bounds_of(const struct engine_options *o, int32_t pool_pages, bool can_score,
+					bool can_weigh, bool can_choose, int32_t n_ctx_train, bool by_chunks);
 /*
  * INVALID (param kv_cache or a field of it) for a combination that cannot be: the error says what is possible. Sizes are rounded to pages: what
  * has to be kept up, what bounds memory down.

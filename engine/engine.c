@@ -53,6 +53,9 @@ static enum status check_options(struct engine_options *o, struct rope_choice *r
 		                       o->context_policy);
 	o->context_policy = kv_policy_name(context);
 	o->kv_bounds = o->kv_bounds || context == KV_POLICY_QUEST;
+	if (context != KV_POLICY_FULL && rope->by_chunks)
+		return error_set_param(err, STATUS_INVALID, "context-policy",
+				       "context-policy: under rope-scaling dca it can only be \"full\"");
 	if (context != KV_POLICY_FULL && o->max_cache_size == 0)
 		return error_set_param(err, STATUS_INVALID, "max-cache-size", "context-policy: \"%s\" needs max-cache-size: how many tokens to keep",
 		                       o->context_policy);

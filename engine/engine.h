@@ -78,11 +78,12 @@ enum engine_state { ENGINE_LOADING, ENGINE_READY, ENGINE_FAILED };
 
 /* How positions turn, and how far they are stretched: by the file, or by engine_options.rope_scaling. */
 struct engine_rope {
-	const char *scaling;  /* "none", "linear", "yarn", "llama3" */
+	const char *scaling;  /* "none", "linear", "yarn", "llama3", "dca" */
 	float factor;         /* 1: nothing is stretched, or the file has a table of divisors instead */
 	float freq_base;
 	int32_t original_ctx; /* before stretching */
 	int32_t reach;        /* after it */
+	int32_t chunk;	      /* dca: tokens after which positions count anew; else 0 */
 	bool chosen;          /* not as the file says */
 };
 

@@ -234,6 +234,10 @@ static void make_root(struct engine *e)
 	         (int)p->rope_table, (int)p->rope_dims, p->rope_base, p->rope_base_local, p->rope_factor, (int)p->rope_original_ctx,
 	         p->rope_attn_factor, p->yarn_beta_fast, p->yarn_beta_slow, p->yarn_ext_factor, p->rope_low_freq_factor,
 	         p->rope_high_freq_factor);
+	size_t n = strlen(e->rope_text);
+	if (p->rope_chunks.size > 0)
+		snprintf(e->rope_text + n, sizeof e->rope_text - n, " %d %d", (int)p->rope_chunks.size,
+			 (int)p->rope_chunks.reach);
 	/* With a lossy tier all KV may have gone through it: none of it is taken for exact, here or elsewhere. */
 	enum kv_form ram = KV_FORM_F16;
 	if (e->options.kv_ram_bytes)

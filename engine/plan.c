@@ -54,10 +54,22 @@ enum status engine_device_check(const char *device, struct error *err)
 
 void engine_rope_describe(const struct model_params *p, const struct rope_choice *choice, struct engine_rope *out)
 {
-	*out = (struct engine_rope){rope_scaling_name(p->rope_scaling), p->rope_factor, p->rope_base, p->rope_original_ctx, p->n_ctx,
-	                            choice->has_scaling || choice->original_ctx || choice->base > 0 || choice->attn_factor > 0 ||
-	                                    choice->beta_fast > 0 || choice->beta_slow > 0 || choice->low_freq_factor > 0 ||
-	                                    choice->high_freq_factor > 0};
+	bool keys = choice->original_ctx || choice->base > 0 || choice->attn_factor > 0 || choice->beta_fast > 0 ||
+		    choice->beta_slow > 0 || choice->low_freq_factor > 0 || choice->high_freq_factor > 0;
+	*out = (struct engine_rope){
+		.scaling = rope_scaling_name(p->rope_scaling),
+		.factor = p->rope_factor,
+		.freq_base = p->rope_base,
+		.original_ctx = p->rope_original_ctx,
+		.reach = p->n_ctx,
+		.chunk = p->rope_chunks.size,
+		.chosen = choice->has_scaling || choice->by_chunks || keys,
+	};
+	if (choice->by_chunks) {
+		out->scaling = "dca";
+		out->factor = choice->factor;
+		out->original_ctx = p->rope_chunks.reach;
+	}
 }
 
 enum status engine_plan(const struct engine_plan_params *params, struct engine_plan *out, struct error *err)

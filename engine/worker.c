@@ -407,7 +407,8 @@ static enum status start(struct worker *w, struct error *err)
 	if (st == STATUS_NOMEM)
 		return error_set(err, st, "no memory to look at pages");
 	w->sched.scorer = st == STATUS_OK ? &w->scorer : NULL;
-	w->context = context_bounds_of(o, kv_pool_n_pages(e->pool), st == STATUS_OK, e->backend_info.weighs_pages, e->layout.bounds != NULL, e->info.n_ctx_train);
+	w->context = context_bounds_of(o, kv_pool_n_pages(e->pool), st == STATUS_OK, e->backend_info.weighs_pages,
+				       e->layout.bounds != NULL, e->info.n_ctx_train, e->info.rope.chunk > 0);
 	size_t n = (size_t)o->max_running;
 	w->part_logits = calloc(2 * n, sizeof *w->part_logits);
 	w->part_token = calloc(2 * n, sizeof *w->part_token);

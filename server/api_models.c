@@ -16,9 +16,14 @@ static void write_model(struct app *a, struct buf *out)
 			   info->n_ctx, info->n_ctx, info->n_ctx, info->n_ctx_train, info->n_vocab, info->n_embd,
 			   (unsigned long long)info->n_params, (unsigned long long)info->file_bytes);
 		buf_json_string(out, info->arch, strlen(info->arch));
-		buf_printf(out, ",\"rope\":{\"scaling\":\"%s\",\"factor\":%g,\"original_context_length\":%d,\"freq_base\":%.9g,\"overridden\":%s}",
-			   info->rope.scaling, (double)info->rope.factor, info->rope.original_ctx, (double)info->rope.freq_base,
-			   info->rope.chosen ? "true" : "false");
+		buf_printf(out,
+			   ",\"rope\":{\"scaling\":\"%s\",\"factor\":%g,\"original_context_length\":%d,\"freq_base\":%."
+			   "9g,\"overridden\":%s",
+			   info->rope.scaling, (double)info->rope.factor, info->rope.original_ctx,
+			   (double)info->rope.freq_base, info->rope.chosen ? "true" : "false");
+		if (info->rope.chunk)
+			buf_printf(out, ",\"chunk\":%d", info->rope.chunk);
+		buf_putc(out, '}');
 		if (info->n_windowed)
 			buf_printf(out, ",\"sliding_window\":%d,\"sliding_window_layers\":%d", info->window, info->n_windowed);
 		buf_puts(out, ",\"name\":");

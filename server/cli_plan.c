@@ -65,6 +65,8 @@ static void write_json(const struct engine_plan *p, struct buf *out)
 		buf_printf(out, ",\"%s\":%llu", rows_out[i].key, (unsigned long long)rows_out[i].value);
 	buf_printf(out, ",\"rope_scaling\":\"%s\",\"rope_factor\":%g,\"rope_original_context\":%d,\"rope_freq_base\":%.9g,\"rope_reach\":%d",
 	           p->rope.scaling, (double)p->rope.factor, p->rope.original_ctx, (double)p->rope.freq_base, p->rope.reach);
+	if (p->rope.chunk)
+		buf_printf(out, ",\"rope_chunk\":%d", p->rope.chunk);
 	buf_puts(out, ",\"idle_seconds\":");
 	if (p->idle_seconds > 0)
 		buf_json_number(out, p->idle_seconds);
@@ -87,6 +89,8 @@ static void write_text(const struct engine_plan *p, const struct args *args, str
 		buf_printf(out, "positions are stretched by %s:%g from %d tokens, base %g; they reach %d%s\n", p->rope.scaling,
 		           (double)p->rope.factor, p->rope.original_ctx, (double)p->rope.freq_base, p->rope.reach,
 		           p->rope.chosen ? " (not as the file says)" : "");
+	if (p->rope.chunk)
+		buf_printf(out, "they count anew every %d tokens\n", p->rope.chunk);
 	if (p->n_windowed)
 		buf_printf(out, "%d of the layers see %d tokens back%s\n", p->n_windowed, p->window,
 		           p->n_windowed < p->n_layer ? "; the others see all, so all KV is kept" : "");

@@ -83,6 +83,8 @@ static void announce(struct server *s)
 	buf_printf(&b, ")\n  context    %d tokens (trained for %d", info->n_ctx, info->n_ctx_train);
 	if (info->rope.chosen)
 		buf_printf(&b, "; %s:%g, base %g, reaches %d", info->rope.scaling, (double)info->rope.factor, (double)info->rope.freq_base, info->rope.reach);
+	if (info->rope.chunk)
+		buf_printf(&b, ", chunks of %d", info->rope.chunk);
 	buf_puts(&b, ")\n");
 	buf_printf(&b, "  compute    %s, %d thread%s\n", info->backend, info->n_threads, info->n_threads == 1 ? "" : "s");
 	buf_printf(&b, "  KV cache   %lld tokens in ", (long long)info->n_pages * info->page_tokens);

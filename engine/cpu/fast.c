@@ -546,26 +546,43 @@ struct rope_job {
 	int32_t n_head, n_head_kv, head_dim;
 };
 
-/* Angles are products in double, so that they stay exact at any position. */
+/* What turns by so many positions, in the order kernels->rope takes. Angles are products in double, so that they stay
+ * exact at any position. */
+static void write_turn(const struct rope_params *p, int32_t by, float magnitude, float *cs)
+{
+	int32_t half = p->n_dims / 2;
+	for (int32_t i = 0; i < half; i++) {
+		double angle = (double)by * p->inv_freq[i];
+		float c = (float)(cos(angle) * magnitude), s = (float)(sin(angle) * magnitude);
+		if (p->pairing == ROPE_INTERLEAVED) {
+			cs[2 * i] = c;
+			cs[2 * i + 1] = s;
+		} else {
+			cs[i] = c;
+			cs[half + i] = s;
+		}
+	}
+}
+
 static void rope_table_rows(void *arg, int64_t begin, int64_t end, int thread)
 {
 	const struct rope_job *j = arg;
-	int32_t half = j->params->n_dims / 2;
+	int32_t chunk = j->params->chunks.size;
 	(void)thread;
-	for (int64_t row = begin; row < end; row++) {
-		float *cs = j->table + row * j->params->n_dims;
-		for (int32_t i = 0; i < half; i++) {
-			double angle = (double)j->position[row] * j->params->inv_freq[i];
-			float c = (float)(cos(angle) * j->params->magnitude), s = (float)(sin(angle) * j->params->magnitude);
-			if (j->params->pairing == ROPE_INTERLEAVED) {
-				cs[2 * i] = c;
-				cs[2 * i + 1] = s;
-			} else {
-				cs[i] = c;
-				cs[half + i] = s;
-			}
-		}
-	}
+	for (int64_t row = begin; row < end; row++)
+		write_turn(j->params, chunk ? j->position[row] % chunk : j->position[row], j->params->magnitude,
+			   j->table + row * j->params->n_dims);
+}
+
+static void turn_table_rows(void *arg, int64_t begin, int64_t end, int thread)
+{
+	const struct rope_job *j = arg;
+	const struct rope_params *p = j->params;
+	(void)thread;
+	for (int64_t row = begin; row < end; row++)
+		for (int k = ROPE_CHUNK_BEFORE; k <= ROPE_CHUNKS_FAR && j->position[row] >= k * p->chunks.size; k++)
+			write_turn(p, rope_chunk_turn(&p->chunks, j->position[row], (enum rope_chunk)k), 1,
+				   j->table + (row * ROPE_CHUNKS_FAR + k - 1) * p->n_dims);
 }
 
 static void rope_rows(void *arg, int64_t begin, int64_t end, int thread)
@@ -609,6 +626,20 @@ static enum status rope(struct backend *b, float *q, int32_t n_head, float *k, i
 	return STATUS_OK;
 }
 
+enum status fast_turns(struct fast *f, const struct rope_params *params)
+{
+	const struct batch *batch = f->base.batch;
+	if (f->turns.valid == params)
+		return STATUS_OK;
+	enum status s = reserve_rope(&f->turns, (int64_t)batch->n_rows * ROPE_CHUNKS_FAR, params->n_dims);
+	if (s != STATUS_OK)
+		return s;
+	struct rope_job j = {.f = f, .params = params, .table = f->turns.table.p, .position = batch->position};
+	threads_for(f->base.threads, batch->n_rows, row_grain(128 * (int64_t)params->n_dims), turn_table_rows, &j);
+	f->turns.valid = params;
+	return STATUS_OK;
+}
+
 /* ---- The backend ---- */
 
 static enum status step_begin(struct backend *b, const struct batch *batch)
@@ -616,6 +647,7 @@ static enum status step_begin(struct backend *b, const struct batch *batch)
 	struct fast *f = self(b);
 	for (int i = 0; i < ROPE_TABLES; i++)
 		f->rope[i].valid = NULL;
+	f->turns.valid = NULL;
 	attn_plan_reset(f->plan);
 	return cpu_step_begin(b, batch);
 }
@@ -629,6 +661,8 @@ static enum status reserve(struct backend *b, int32_t max_rows, int32_t max_widt
 		s = reserve_narrow(f, max_rows, f->max_narrow_in);
 	for (int i = 0; i < ROPE_TABLES && s == STATUS_OK; i++)
 		s = reserve_rope(&f->rope[i], max_rows, layout->head_dim);
+	if (s == STATUS_OK)
+		s = reserve_rope(&f->turns, (int64_t)max_rows * ROPE_CHUNKS_FAR, layout->head_dim);
 	return s == STATUS_OK ? attn_plan_reserve(f, max_rows, layout) : s;
 }
 
@@ -648,14 +682,15 @@ static void info(const struct backend *b, struct backend_info *out)
 {
 	const struct fast *f = self(b);
 	*out = (struct backend_info){
-	        .name = f->amx ? f->amx->name : f->kernels->name,
-	        .n_threads = threads_count(f->base.threads),
-	        .host_memory = true,
-	        .kv_order = {.known = true, .pairs = true, .keys = f->pages->keys, .values = f->pages->values},
-	        .kv_type = f->pages->type,
-	        .narrow_kv = true,
-	        .chooses_pages = true,
-	        .weighs_pages = true,
+		.name = f->amx ? f->amx->name : f->kernels->name,
+		.n_threads = threads_count(f->base.threads),
+		.host_memory = true,
+		.kv_order = {.known = true, .pairs = true, .keys = f->pages->keys, .values = f->pages->values},
+		.kv_type = f->pages->type,
+		.narrow_kv = true,
+		.chooses_pages = true,
+		.weighs_pages = true,
+		.turns_chunks = true,
 	};
 	const char *detail = f->amx ? f->amx->detail : f->kernels->detail;
 	for (size_t i = 0; i + 1 < sizeof out->detail && detail[i]; i++)
@@ -679,6 +714,7 @@ static void destroy(struct backend *b)
 	scratch_free(&f->amx_scratch);
 	for (int i = 0; i < ROPE_TABLES; i++)
 		scratch_free(&f->rope[i].table);
+	scratch_free(&f->turns.table);
 	free(f);
 }
 

@@ -122,12 +122,13 @@ struct attn_job {
 	const int32_t *limit;        /* [n_queries] ascending: query i of each head sees positions below limit[i], ... */
 	const int32_t *first;        /* [n_queries] ascending: ... from first[i] on */
 	float softcap;               /* of scores in powers of two; 0: none */
-	const void *q;               /* [N], head_dim floats' room for each: what attn_query() made, times scale * log2(e) */
+	void *q; /* [N], head_dim floats' room for each: what attn_query() made, times scale * log2(e) */
 	float *score;                /* [N][ATTN_BLOCK] scratch */
 	float *max, *sum;            /* [N] running maximum and sum of weights */
 	float *acc;                  /* [N][head_dim] running weighted sum of V */
 	struct block_weights *weights; /* [N][n_blocks] of the blocks from first_block on, all zeros with the lowest maximum; NULL: not wanted */
 	int32_t first_block, n_blocks;
+	float *turned; /* [head_dim] scratch */
 	/* For narrow KV: */
 	const char *slab;
 	const struct kv_layout *layout;
@@ -231,6 +232,8 @@ struct fast {
 	struct scratch narrow;                /* uint16_t [n_rows][n_in], both rounded up: see narrow_stride() and narrow_room() */
 	struct scratch amx_scratch;           /* [n_threads][amx_scratch_bytes()] */
 	struct rope_table rope[ROPE_TABLES];
+	struct rope_table turns; /* float [n_rows][ROPE_CHUNKS_FAR][n_dims]: by what queries are turned further, see
+				    fast_turns() */
 	struct attn_plan *plan;
 };
 
@@ -240,6 +243,23 @@ struct amx_kernels; /* amx.h */
 enum status fast_create(const struct cpu_kernels *kernels, const struct amx_kernels *amx, int32_t n_threads, struct backend **out,
                         struct error *err);
 
+/*
+ * Sines and cosines by which the queries of the step's rows are turned further for keys of chunks before their own, as
+ * fast.turns has them: those of row r for keys of the chunk before at [r][0], for others at [r][1].
+ */
+enum status fast_turns(struct fast *f, const struct rope_params *params);
+
+/* Where the K of a layer and head lies in a page that is not narrow, or in a wide copy; V is behind it. */
+static inline size_t fast_kv_offset(const struct kv_layout *l, int32_t layer, int32_t head_kv)
+{
+	return ((size_t)layer * (size_t)l->n_head_kv + (size_t)head_kv) * 2 * (size_t)l->head_dim * KV_PAGE_TOKENS *
+	       sizeof(uint16_t);
+}
+
+/* fast_kv.c */
+enum status fast_kv_write(struct backend *b, void *kv, const struct kv_layout *layout, int32_t layer, const float *k,
+			  const float *v);
+
 /* fast_attention.c */
 enum status attn_plan_create(struct attn_plan **out);
 void attn_plan_destroy(struct attn_plan *p); /* NULL is allowed */
@@ -247,8 +267,6 @@ void attn_plan_destroy(struct attn_plan *p); /* NULL is allowed */
 enum status attn_plan_reserve(struct fast *f, int32_t max_rows, const struct kv_layout *layout);
 /* The batch has changed. */
 void attn_plan_reset(struct attn_plan *p);
-enum status fast_kv_write(struct backend *b, void *kv, const struct kv_layout *layout, int32_t layer, const float *k,
-                          const float *v);
 enum status fast_attention(struct backend *b, const void *kv, const struct kv_layout *layout, int32_t layer, const float *q,
                            int32_t n_head, const struct attention_params *params, float *out);
 enum status fast_page_bounds(struct backend *b, const void *kv, const struct kv_layout *layout, const int32_t *pages, int32_t n);

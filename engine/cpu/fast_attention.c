@@ -1,21 +1,25 @@
 /*
- * KV writes and attention of the fast backends. Page layout: [n_layer][n_head_kv]{ K, V }, head_dim * 16 elements each, in the order
- * that kernels_pages_plain.h or kernels_pages_bf16.h gives.
+ * Attention of the fast backends, over pages as fast_kv.c writes them.
  *
- * The positions a row sees are cut into ranges whose length depends on the row's position and window alone. Each range is reduced by itself
- * and the ranges are folded in ascending order, so the result is the same whether one thread walks a row's ranges (prefill, many
- * sequences) or several share them (one long conversation).
+ * The positions a row sees are cut into ranges whose length depends on the row's position and window alone. Each range
+ * is reduced by itself and the ranges are folded in ascending order, so the result is the same whether one thread walks
+ * a row's ranges (prefill, many sequences) or several share them (one long conversation).
  *
- * Once per step the batch is cut into tiles: rows of one sequence, so that their query heads go through each loaded K and V
- * together. Items of work are (tile, span of KV heads) or, where that alone is a large part of the step's work, (tile, span, range).
- * A span has as many KV heads as fit, since those of a page stand in a row and memory is faster at longer runs.
+ * Once per step the batch is cut into tiles: rows of one sequence, so that their query heads go through each loaded K
+ * and V together. Items of work are (tile, span of KV heads) or, where that alone is a large part of the step's work,
+ * (tile, span, range). A span has as many KV heads as fit, since those of a page stand in a row and memory is faster at
+ * longer runs.
  *
- * A row that chooses is a tile by itself, at the position that its last page has among the chosen ones. What each KV head chooses is found
- * before the items run, and takes the place of the block table.
+ * A row that chooses is a tile by itself, at the position that its last page has among the chosen ones. What each KV
+ * head chooses is found before the items run, and takes the place of the block table.
  *
- * A part of a sequence (struct attention_part) is computed in the same way from the ranges that it has, and from pieces of them. For each row and
- * query head two partial results are kept in between (`state`): of all ranges that are complete, into which the next ones are folded, and
- * of one that the last part left open, with which the next part goes on as if it had not been interrupted.
+ * Under struct rope_chunks a tile has rows of one chunk, and a range is computed in up to three pieces, each with the
+ * queries as the keys in it meet them; the sums go on from piece to piece.
+ *
+ * A part of a sequence (struct attention_part) is computed in the same way from the ranges that it has, and from pieces
+ * of them. For each row and query head two partial results are kept in between (`state`): of all ranges that are
+ * complete, into which the next ones are folded, and of one that the last part left open, with which the next part goes
+ * on as if it had not been interrupted.
  */
 #include <math.h>
 #include <stdatomic.h>
@@ -64,8 +68,8 @@ struct attn_chooser {
 
 /* How the work of a layer is cut. */
 struct attn_cut {
-	bool valid; /* for the batch, n_head and window */
-	int32_t n_head, window;
+	bool valid; /* for the batch, n_head, window and chunks */
+	int32_t n_head, window, chunk;
 	int64_t n_tiles, n_items;
 	int64_t n_choosers;   /* none where there is a window */
 	int32_t most_blocks;  /* that a tile sees whose sequence wants the masses of its pages; 0: none does */
@@ -74,6 +78,7 @@ struct attn_cut {
 };
 
 _Static_assert((int)KV_PART_PAGES * (int)KV_PAGE_TOKENS % (int)ATTN_BLOCK == 0, "a part ends with a block");
+_Static_assert((int)ROPE_CHUNK_STEP % (int)ATTN_BLOCK == 0, "a chunk ends with a block");
 
 enum { CUT_ALL, CUT_WINDOW, CUT_PART, N_CUTS }; /* of layers without a window, with one, and of the part at hand */
 
@@ -154,10 +159,11 @@ static size_t partial_floats(int32_t head_dim)
 	return (size_t)ATTN_QUERIES * ((size_t)head_dim + 2);
 }
 
-/* Scaled queries, scores, two partials, and a block of K and V in halves. */
+/* Scaled queries, scores, two partials, a block of K and V in halves, and a query that is turned further. */
 static size_t thread_floats(int32_t head_dim)
 {
-	return (size_t)ATTN_QUERIES * ((size_t)head_dim + ATTN_BLOCK) + 2 * partial_floats(head_dim) + (size_t)ATTN_BLOCK * (size_t)head_dim;
+	return (size_t)ATTN_QUERIES * ((size_t)head_dim + ATTN_BLOCK) + 2 * partial_floats(head_dim) +
+	       ((size_t)ATTN_BLOCK + 1) * (size_t)head_dim;
 }
 
 /* The elements of a KV head's queries above zero, those below, and bounds of pages. */
@@ -200,8 +206,8 @@ static int32_t chooses_from(const struct batch_seq *seq, int32_t window)
 }
 
 /* Writes the tiles of a sequence to out, where it is not NULL, and counts them. first_chosen: where in `chosen` what its rows choose begins. */
-static int64_t cut_sequence(const struct batch_seq *seq, int32_t group, int32_t n_head_kv, int32_t window, int64_t first_chosen,
-                            struct attn_tile *out)
+static int64_t cut_sequence(const struct batch_seq *seq, int32_t group, int32_t n_head_kv, int32_t window,
+			    int32_t chunk, int64_t first_chosen, struct attn_tile *out)
 {
 	int32_t n_heads = min_i32(group, ATTN_QUERIES), rows_max = ATTN_QUERIES / n_heads, choose = chooses_from(seq, window);
 	int64_t n = 0, next_chosen = first_chosen;
@@ -216,6 +222,8 @@ static int64_t cut_sequence(const struct batch_seq *seq, int32_t group, int32_t 
 		/* Rows of a tile agree about the length of ranges. */
 		if (far == position)
 			n_rows = min_i32(n_rows, length * RANGES_MAX - position);
+		if (chunk > 0)
+			n_rows = min_i32(n_rows, chunk - position % chunk);
 		for (int32_t head = 0; head < group; head += n_heads, n++) {
 			if (!out)
 				continue;
@@ -344,16 +352,22 @@ static void add_items(struct attn_cut *p, int32_t tile, int32_t n_head_kv, int32
 			items[p->n_items++] = (struct attn_item){tile, h, min_i32(t->span, n_head_kv - h), first_range + r};
 }
 
-/* Of all sequences without far pages, or of a part of one that has some. */
-static enum status make_cut(struct fast *f, struct attn_cut *p, const struct kv_layout *layout, int32_t n_head, int32_t window,
-                            const struct attention_part *part)
+static int32_t chunk_of(const struct attention_params *params)
 {
+	return params->chunked ? params->chunked->chunks.size : 0;
+}
+
+/* Of all sequences without far pages, or of a part of one that has some. */
+static enum status make_cut(struct fast *f, struct attn_cut *p, const struct kv_layout *layout, int32_t n_head,
+			    const struct attention_params *params, const struct attention_part *part)
+{
+	int32_t window = params->window, chunk = chunk_of(params);
 	const struct batch *batch = f->base.batch;
 	int32_t group = n_head / layout->n_head_kv, n_head_kv = layout->n_head_kv;
 	int64_t n = 0, cost = 0, n_splits = 0, n_chosen = 0, n_threads = threads_count(f->base.threads);
 	for (int32_t s = 0; s < batch->n_seqs; s++) {
 		if (part ? s == part->seq : !batch->seq[s].far)
-			n += cut_sequence(&batch->seq[s], group, n_head_kv, window, 0, NULL);
+			n += cut_sequence(&batch->seq[s], group, n_head_kv, window, chunk, 0, NULL);
 	}
 	enum status status = reserve(f, p, n, n * n_head_kv, layout->head_dim);
 	p->n_choosers = 0;
@@ -367,7 +381,8 @@ static enum status make_cut(struct fast *f, struct attn_cut *p, const struct kv_
 	for (int32_t s = 0; s < batch->n_seqs; s++) {
 		if (part ? s != part->seq : batch->seq[s].far != NULL)
 			continue;
-		p->n_tiles += cut_sequence(&batch->seq[s], group, n_head_kv, window, n_chosen, tiles + p->n_tiles);
+		p->n_tiles +=
+			cut_sequence(&batch->seq[s], group, n_head_kv, window, chunk, n_chosen, tiles + p->n_tiles);
 		n_chosen += chosen_by(&batch->seq[s], n_head_kv, window);
 	}
 	for (int64_t i = 0; i < p->n_tiles; i++) {
@@ -395,6 +410,7 @@ static enum status make_cut(struct fast *f, struct attn_cut *p, const struct kv_
 	}
 	p->n_head = n_head;
 	p->window = window;
+	p->chunk = chunk;
 	p->most_blocks = 0;
 	for (int64_t i = 0; i < p->n_tiles; i++) {
 		int32_t n_blocks = tiles[i].n_ranges * tiles[i].range_tokens / ATTN_BLOCK;
@@ -428,12 +444,6 @@ struct partial {
 static struct partial partial_at(float *p)
 {
 	return (struct partial){p, p + ATTN_QUERIES, p + 2 * ATTN_QUERIES};
-}
-
-static size_t kv_offset(const struct kv_layout *l, int32_t layer, int32_t head_kv)
-{
-	return ((size_t)layer * (size_t)l->n_head_kv + (size_t)head_kv) * 2 * (size_t)l->head_dim * KV_PAGE_TOKENS *
-	       sizeof(uint16_t);
 }
 
 /* Where query i of an item begins in q and out: [KV heads of the item][rows][query heads of the KV head]. */
@@ -477,6 +487,53 @@ static void store_state(const struct attention_call *c, const struct attn_tile *
 	}
 }
 
+/* Makes the queries of a job as keys of that kind meet them. */
+static void load_queries(const struct attention_call *c, const struct attn_tile *t, struct attn_job *j,
+			 enum rope_chunk keys)
+{
+	const struct rope_params *p = c->params.chunked;
+	int32_t dim = c->layout->head_dim, per_head = t->n_rows * t->n_heads;
+	for (int i = 0; i < j->n_heads * j->n_queries; i++) {
+		const float *q = c->q + query_offset(c, t, j->head_kv, i);
+		if (keys != ROPE_CHUNK_OWN) {
+			int64_t row = t->row + i % per_head / t->n_heads;
+			memcpy(j->turned, q, (size_t)dim * sizeof *q);
+			c->f->kernels->rope(j->turned, p->n_dims, p->pairing,
+					    (const float *)c->f->turns.table.p +
+						    (row * ROPE_CHUNKS_FAR + keys - 1) * p->n_dims);
+			q = j->turned;
+		}
+		c->f->pages->attn_query(q, c->params.scale * 0x1.715476p+0f, dim, (float *)j->q + (int64_t)i * dim);
+	}
+}
+
+static void run_positions(const struct attention_call *c, struct attn_job *j, int32_t from, int32_t to)
+{
+	j->from = from;
+	j->to = to;
+	if (c->layout->form == KV_FORM_F16)
+		c->f->pages->attn_run(j);
+	else
+		c->f->pages->attn_run_narrow(j);
+}
+
+/* Positions [from, to) in pieces, by how their keys are met. */
+static void run_chunks(const struct attention_call *c, const struct attn_tile *t, struct attn_job *j, int32_t from,
+		       int32_t to)
+{
+	const struct rope_chunks *chunks = &c->params.chunked->chunks;
+	for (int keys = ROPE_CHUNKS_FAR; keys >= ROPE_CHUNK_OWN && from < to; keys--) {
+		int32_t end = keys == ROPE_CHUNK_OWN
+				      ? to
+				      : min_i32(to, rope_chunk_begin(chunks, t->position, (enum rope_chunk)(keys - 1)));
+		if (from >= end)
+			continue;
+		load_queries(c, t, j, (enum rope_chunk)keys);
+		run_positions(c, j, from, end);
+		from = end;
+	}
+}
+
 /* Reduces one range of a tile into `to`; goes_on: the one after it follows. */
 static void run_range(const struct attention_call *c, const struct attn_tile *t, struct attn_job *j, int32_t range, bool goes_on,
                       struct partial to)
@@ -500,17 +557,16 @@ static void run_range(const struct attention_call *c, const struct attn_tile *t,
 	/* What lies before all rows' windows is not looked at; blocks begin where they would without a window. */
 	int32_t seen = j->first[0] / ATTN_BLOCK * ATTN_BLOCK;
 	seen = seen < t->from ? t->from : seen;
-	j->from = range * t->range_tokens;
-	j->from = j->from < seen ? seen : j->from;
-	j->to = min_i32((range + 1) * t->range_tokens, t->to);
-	j->end = min_i32(j->to + (goes_on ? t->range_tokens : 0), t->to);
+	int32_t from = range * t->range_tokens, end = min_i32((range + 1) * t->range_tokens, t->to);
+	from = from < seen ? seen : from;
+	j->end = min_i32(end + (goes_on ? t->range_tokens : 0), t->to);
 	j->max = to.max;
 	j->sum = to.sum;
 	j->acc = to.acc;
-	if (c->layout->form == KV_FORM_F16)
-		c->f->pages->attn_run(j);
+	if (c->params.chunked)
+		run_chunks(c, t, j, from, end);
 	else
-		c->f->pages->attn_run_narrow(j);
+		run_positions(c, j, from, end);
 }
 
 /* Adds range `range` to what the ranges before it gave. A query has nothing of ranges it does not see, and takes its first one as it is. */
@@ -605,23 +661,24 @@ static void run_item(const struct attention_call *c, const struct attn_item *ite
 	if (t->chosen != ALL)
 		pages = (const int32_t *)plan->chosen.p + t->chosen + (int64_t)item->head_kv * t->seq->choice.n_pages;
 	struct attn_job j = {
-	        .kv = c->kv + kv_offset(c->layout, c->layer, item->head_kv),
-	        .page_stride = c->layout->page_stride,
-	        .block_table = c->part ? c->part->block_table : pages,
-	        .first_page = c->part ? c->part->first_page : 0,
-	        .head_dim = dim,
-	        .n_heads = item->n_heads_kv,
-	        .n_queries = t->n_rows * t->n_heads,
-	        .limit = limit,
-	        .first = first_of,
-	        .softcap = c->params.softcap * 0x1.715476p+0f,
-	        .q = q,
-	        .score = score,
-	        .slab = c->kv,
-	        .layout = c->layout,
-	        .layer = c->layer,
-	        .head_kv = item->head_kv,
-	        .unpacked = (uint16_t *)(second + partial_floats(dim)),
+		.kv = c->kv + fast_kv_offset(c->layout, c->layer, item->head_kv),
+		.page_stride = c->layout->page_stride,
+		.block_table = c->part ? c->part->block_table : pages,
+		.first_page = c->part ? c->part->first_page : 0,
+		.head_dim = dim,
+		.n_heads = item->n_heads_kv,
+		.n_queries = t->n_rows * t->n_heads,
+		.limit = limit,
+		.first = first_of,
+		.softcap = c->params.softcap * 0x1.715476p+0f,
+		.q = q,
+		.score = score,
+		.slab = c->kv,
+		.layout = c->layout,
+		.layer = c->layer,
+		.head_kv = item->head_kv,
+		.unpacked = (uint16_t *)(second + partial_floats(dim)),
+		.turned = second + partial_floats(dim) + (int64_t)ATTN_BLOCK * dim,
 	};
 	const int n = j.n_heads * j.n_queries;
 	int64_t place = thread; /* of its weights */
@@ -637,9 +694,8 @@ static void run_item(const struct attention_call *c, const struct attn_item *ite
 		limit[i] = min_i32(position + 1, t->to);
 		first_of[i] = first_seen(position, c->params.window);
 	}
-	for (int i = 0; i < n; i++)
-		c->f->pages->attn_query(c->q + query_offset(c, t, item->head_kv, i), c->params.scale * 0x1.715476p+0f, dim,
-		                          q + (int64_t)i * dim);
+	if (!c->params.chunked)
+		load_queries(c, t, &j, ROPE_CHUNK_OWN);
 	if (item->range == WHOLE) {
 		struct partial total = partial_at(first), part = partial_at(second);
 		if (c->part) {
@@ -798,13 +854,15 @@ enum status fast_attention(struct backend *b, const void *kv, const struct kv_la
 {
 	struct fast *f = (struct fast *)b;
 	struct attn_cut *p = &f->plan->cut[params->window > 0 ? CUT_WINDOW : CUT_ALL];
-	if (layout->type != f->pages->type)
+	enum status s = STATUS_OK;
+	if (layout->type != f->pages->type || (params->chunked && params->window > 0))
 		return STATUS_INVALID;
-	if (!p->valid || p->n_head != n_head || p->window != params->window) {
-		enum status s = make_cut(f, p, layout, n_head, params->window, NULL);
-		if (s != STATUS_OK)
-			return s;
-	}
+	if (!p->valid || p->n_head != n_head || p->window != params->window || p->chunk != chunk_of(params))
+		s = make_cut(f, p, layout, n_head, params, NULL);
+	if (s == STATUS_OK && params->chunked)
+		s = p->n_choosers > 0 ? STATUS_INVALID : fast_turns(f, params->chunked);
+	if (s != STATUS_OK)
+		return s;
 	struct attention_call c = {f, p, NULL, kv, layout, layer, q, n_head, *params, out};
 	if (p->n_choosers > 0)
 		choose_all(&c);
@@ -826,76 +884,13 @@ enum status fast_attention_part(struct backend *b, const void *kv, const struct 
 			return STATUS_NOMEM;
 		memset(f->plan->state.p, 0, bytes);
 	}
-	enum status s = make_cut(f, p, layout, n_head, params->window, part);
+	enum status s = make_cut(f, p, layout, n_head, params, part);
+	if (s == STATUS_OK && params->chunked)
+		s = fast_turns(f, params->chunked);
 	if (s != STATUS_OK)
 		return s;
 	struct attention_call c = {f, p, part, kv, layout, layer, q, n_head, *params, out};
 	run_cut(&c);
-	return STATUS_OK;
-}
-
-/* ---- KV ---- */
-
-struct kv_call {
-	const struct fast *f;
-	char *kv;
-	const struct kv_layout *layout;
-	int32_t layer;
-	const float *k, *v;
-};
-
-static void store_row(const struct kv_call *c, const struct batch_seq *seq, int32_t i)
-{
-	const struct kv_layout *l = c->layout;
-	int32_t position = seq->first_position + i, row = seq->first_row + i;
-	char *page = c->kv + (size_t)seq->block_table[position / KV_PAGE_TOKENS] * l->page_stride;
-	char *wide = l->form == KV_FORM_F16 ? page : narrow_wide_page(l, c->kv, seq->block_table[position / KV_PAGE_TOKENS]);
-	for (int32_t h = 0; h < l->n_head_kv; h++) {
-		int64_t at = ((int64_t)row * l->n_head_kv + h) * l->head_dim;
-		if (l->form != KV_FORM_F16) {
-			struct narrow_block *block = (struct narrow_block *)(void *)(page + narrow_offset(l, c->layer, h));
-			int32_t token = position % KV_PAGE_TOKENS;
-			c->f->pages->narrow_store(l->form, c->k + at, c->v + at, l->head_dim, token, block);
-			if (!wide) {
-				narrow_count(l, block->k_scale[token], block->v_scale[token]);
-				continue;
-			}
-		}
-		uint16_t *k_page = (uint16_t *)(void *)(wide + kv_offset(l, c->layer, h));
-		c->f->pages->kv_store(c->k + at, c->v + at, l->head_dim, position % KV_PAGE_TOKENS, k_page,
-		                        k_page + (int64_t)l->head_dim * KV_PAGE_TOKENS);
-	}
-}
-
-static void store_rows(void *arg, int64_t begin, int64_t end, int thread)
-{
-	const struct kv_call *c = arg;
-	const struct batch *batch = c->f->base.batch;
-	(void)thread;
-	for (int32_t s = 0; s < batch->n_seqs; s++) {
-		const struct batch_seq *seq = &batch->seq[s];
-		int64_t from = begin - seq->first_row, to = end - seq->first_row;
-		for (int64_t i = from > 0 ? from : 0; i < to && i < seq->n_rows; i++)
-			store_row(c, seq, (int32_t)i);
-	}
-}
-
-static void widen_block(void *arg, const struct kv_layout *l, int32_t layer, int32_t head_kv, const struct narrow_block *from, char *wide)
-{
-	const struct fast *f = arg;
-	f->pages->narrow_widen(l->form, from, l->head_dim, (uint16_t *)(void *)(wide + kv_offset(l, layer, head_kv)));
-}
-
-enum status fast_kv_write(struct backend *b, void *kv, const struct kv_layout *layout, int32_t layer, const float *k,
-                          const float *v)
-{
-	struct fast *f = (struct fast *)b;
-	if (layout->type != f->pages->type)
-		return STATUS_INVALID;
-	const struct kv_look look = {f->base.threads, f->base.batch, kv, layout, k, v, f->kernels->peak, widen_block, f};
-	struct kv_call c = {f, kv, layout, layer, k, v};
-	kv_look(&look);
-	threads_for(f->base.threads, f->base.batch->n_rows, KV_PAGE_TOKENS, store_rows, &c);
 	return STATUS_OK;
 }
 
@@ -922,7 +917,7 @@ static void bound_pages(void *arg, int64_t begin, int64_t end, int thread)
 			for (int32_t head = 0; head < l->n_head_kv; head++) {
 				const uint16_t *keys = widened;
 				if (wide)
-					keys = (const uint16_t *)(const void *)(wide + kv_offset(l, layer, head));
+					keys = (const uint16_t *)(const void *)(wide + fast_kv_offset(l, layer, head));
 				else
 					p->narrow_widen(l->form, (const struct narrow_block *)(const void *)(page + narrow_offset(l, layer, head)),
 					                l->head_dim, widened);

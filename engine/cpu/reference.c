@@ -31,6 +31,8 @@ struct reference {
 	float *scratch; /* [n_threads][scratch_floats] */
 	size_t scratch_floats;
 	double *state;  /* [rows][n_head][head_dim + 2] of a sequence whose attention is computed by parts */
+	float *turned;	/* [rows of the batch][n_head][ROPE_CHUNKS_FAR][head_dim] queries, turned further for chunks
+			   before their own */
 };
 
 static struct reference *self(const struct backend *b)
@@ -239,7 +241,8 @@ static void rope_rows(void *arg, int64_t begin, int64_t end, int thread)
 	(void)thread;
 	for (int64_t row = begin; row < end; row++)
 		for (int32_t i = 0; i < half; i++) {
-			double angle = (double)j->position[row] * j->p->inv_freq[i];
+			int32_t position = j->p->chunks.size ? j->position[row] % j->p->chunks.size : j->position[row];
+			double angle = (double)position * j->p->inv_freq[i];
 			double c = cos(angle) * j->p->magnitude, s = sin(angle) * j->p->magnitude;
 			for (int32_t h = 0; h < j->n_head; h++) {
 				float *x = j->x + (row * j->n_head + h) * j->head_dim + i * step;
@@ -414,6 +417,80 @@ struct attention_job {
 	float *out;
 };
 
+/* The vectors of one query that the keys of its own chunk meet, those of the chunk before, and all others: struct
+ * rope_chunks. */
+struct query {
+	const float *x[ROPE_CHUNKS_FAR + 1];
+	int64_t own, before; /* the first positions of these; 0 without chunks */
+};
+
+static const float *query_at(const struct query *q, int64_t position)
+{
+	return q->x[position >= q->own ? ROPE_CHUNK_OWN : position >= q->before ? ROPE_CHUNK_BEFORE : ROPE_CHUNKS_FAR];
+}
+
+static void turn(const float *q, int32_t dim, const struct rope_params *p, int32_t by, float *out)
+{
+	int32_t half = p->n_dims / 2;
+	memcpy(out, q, (size_t)dim * sizeof *out);
+	for (int32_t i = 0; i < half; i++) {
+		int32_t at = p->pairing == ROPE_INTERLEAVED ? 2 * i : i,
+			other = p->pairing == ROPE_INTERLEAVED ? at + 1 : at + half;
+		double angle = (double)by * p->inv_freq[i], c = cos(angle), s = sin(angle);
+		out[at] = (float)(q[at] * c - q[other] * s);
+		out[other] = (float)(q[at] * s + q[other] * c);
+	}
+}
+
+static float *turned_at(const struct attention_job *j, int64_t row, int64_t head, enum rope_chunk keys)
+{
+	return j->r->turned + ((row * j->n_head + head) * ROPE_CHUNKS_FAR + keys - 1) * j->layout->head_dim;
+}
+
+/* Items are rows, and the places of rows in block tables are their positions. */
+static void turn_rows(void *arg, int64_t begin, int64_t end, int thread)
+{
+	const struct attention_job *j = arg;
+	const struct rope_params *p = j->params.chunked;
+	(void)thread;
+	for (int64_t row = begin; row < end; row++)
+		for (int64_t h = 0; h < j->n_head; h++)
+			for (int keys = ROPE_CHUNK_BEFORE; keys <= ROPE_CHUNKS_FAR; keys++) {
+				int32_t by = rope_chunk_turn(&p->chunks, j->r->base.batch->position[row],
+							     (enum rope_chunk)keys);
+				turn(j->q + (row * j->n_head + h) * j->layout->head_dim, j->layout->head_dim, p, by,
+				     turned_at(j, row, h, (enum rope_chunk)keys));
+			}
+}
+
+static enum status turn_queries(const struct attention_job *j)
+{
+	struct reference *r = j->r;
+	size_t n = (size_t)r->base.batch->n_rows * (size_t)j->n_head * ROPE_CHUNKS_FAR * (size_t)j->layout->head_dim;
+	if (!j->params.chunked)
+		return STATUS_OK;
+	float *turned = realloc(r->turned, n * sizeof *turned);
+	if (!turned)
+		return STATUS_NOMEM;
+	r->turned = turned;
+	threads_for(r->base.threads, r->base.batch->n_rows, 1, turn_rows, (void *)j);
+	return STATUS_OK;
+}
+
+/* That of a row and head. */
+static struct query query_of(const struct attention_job *j, int64_t row, int64_t head, int64_t position)
+{
+	struct query q = {.x = {j->q + (row * j->n_head + head) * j->layout->head_dim}};
+	if (!j->params.chunked)
+		return q;
+	const struct rope_chunks *c = &j->params.chunked->chunks;
+	q.x[ROPE_CHUNK_BEFORE] = turned_at(j, row, head, ROPE_CHUNK_BEFORE);
+	q.x[ROPE_CHUNKS_FAR] = turned_at(j, row, head, ROPE_CHUNKS_FAR);
+	q.own = rope_chunk_begin(c, (int32_t)position, ROPE_CHUNK_OWN);
+	q.before = rope_chunk_begin(c, (int32_t)position, ROPE_CHUNK_BEFORE);
+	return q;
+}
+
 /*
  * Scratch of attention over n positions: K and V as floats, scores, and a row of sums in double; K and V once more of what a row has chosen,
  * bounds, and page numbers.
@@ -430,14 +507,15 @@ static float score_of(const float *q, const float *k, int32_t dim, const struct 
 	return (float)(p->softcap > 0 ? p->softcap * tanh(s / p->softcap) : s);
 }
 
-/* first: the place of the first position, for `mass`, which is NULL or as in struct batch_seq. */
-static void attend(const float *q, const float *k, const float *v, int64_t n, int32_t dim, const struct attention_params *params,
-                   float *score, double *sum, float *out, int64_t first, uint64_t *mass, struct attention_look *look)
+/* first: the place of the first position; mass: NULL or as in struct batch_seq. */
+static void attend(const struct query *q, const float *k, const float *v, int64_t n, int32_t dim,
+		   const struct attention_params *params, float *score, double *sum, float *out, int64_t first,
+		   uint64_t *mass, struct attention_look *look)
 {
 	float max = -INFINITY;
 	double total = 0;
 	for (int64_t t = 0; t < n; t++) {
-		score[t] = score_of(q, k + t * dim, dim, params);
+		score[t] = score_of(query_at(q, first + t), k + t * dim, dim, params);
 		max = score[t] > max ? score[t] : max;
 	}
 	for (int32_t d = 0; d < dim; d++)
@@ -564,8 +642,11 @@ static void attention_items(void *arg, int64_t begin, int64_t end, int thread)
 				row_k = chosen_k;
 				row_v = chosen_v;
 			}
-			for (int32_t h = 0; h < group; h++, at += dim)
-				attend(j->q + at, row_k, row_v, n_read, dim, &j->params, score, sum, j->out + at, first, seq->mass, seq->look);
+			for (int32_t h = 0; h < group; h++, at += dim) {
+				struct query query = query_of(j, seq->first_row + i, head * group + h, position);
+				attend(&query, row_k, row_v, n_read, dim, &j->params, score, sum, j->out + at, first,
+				       seq->mass, seq->look);
+			}
 		}
 	}
 }
@@ -578,12 +659,16 @@ static enum status attention(struct backend *b, const void *kv, const struct kv_
 	int64_t longest = 0;
 	for (int32_t s = 0; s < batch->n_seqs; s++) {
 		int64_t n = (int64_t)batch->seq[s].first_position + batch->seq[s].n_rows;
+		if (params->chunked && batch->seq[s].choice.n_pages > 0)
+			return STATUS_INVALID;
 		longest = n > longest && !batch->seq[s].far ? n : longest;
 	}
+	struct attention_job j = {r, kv, l, layer, q, n_head, *params, out};
 	enum status s = grow_scratch(r, attention_floats(l, longest));
+	if (s == STATUS_OK)
+		s = turn_queries(&j);
 	if (s != STATUS_OK)
 		return s;
-	struct attention_job j = {r, kv, l, layer, q, n_head, *params, out};
 	threads_for(r->base.threads, (int64_t)batch->n_seqs * l->n_head_kv, 1, attention_items, &j);
 	return STATUS_OK;
 }
@@ -674,9 +759,13 @@ static void part_items(void *arg, int64_t begin, int64_t end, int thread)
 				            (int32_t)(t % KV_PAGE_TOKENS), what == KEY ? k : v);
 			for (int32_t i = 0; i < seq->n_rows; i++) {
 				int64_t position = (int64_t)seq->first_position + i;
-				for (int64_t h = head * group; t <= position && t >= first_seen(&a->params, position) && h < (head + 1) * group; h++)
-					attend_one(a->q + ((seq->first_row + i) * (int64_t)a->n_head + h) * dim, k, v, dim, &a->params,
-					           a->r->state + (i * (int64_t)a->n_head + h) * (dim + 2));
+				for (int64_t h = head * group;
+				     t <= position && t >= first_seen(&a->params, position) && h < (head + 1) * group;
+				     h++) {
+					struct query q = query_of(a, seq->first_row + i, h, position);
+					attend_one(query_at(&q, t), k, v, dim, &a->params,
+						   a->r->state + (i * (int64_t)a->n_head + h) * (dim + 2));
+				}
 			}
 		}
 	}
@@ -698,10 +787,12 @@ static enum status attention_part(struct backend *b, const void *kv, const struc
 		for (int64_t i = 0; i < n * (dim + 2); i++)
 			state[i] = i % (dim + 2) == dim ? -INFINITY : 0;
 	}
+	struct part_job j = {{r, kv, l, layer, q, n_head, *params, NULL}, part};
 	enum status s = grow_scratch(r, part_floats(l));
+	if (s == STATUS_OK)
+		s = turn_queries(&j.a);
 	if (s != STATUS_OK)
 		return s;
-	struct part_job j = {{r, kv, l, layer, q, n_head, *params, NULL}, part};
 	threads_for(r->base.threads, l->n_head_kv, 1, part_items, &j);
 	for (int64_t i = 0; part->last && i < n; i++)
 		for (int64_t d = 0; d < dim; d++)
@@ -729,15 +820,16 @@ static enum status choose_kv(struct backend *b, enum quant_type type)
 static void info(const struct backend *b, struct backend_info *out)
 {
 	*out = (struct backend_info){
-	        .name = "cpu-reference",
-	        .detail = "plain C, float activations",
-	        .n_threads = threads_count(self(b)->base.threads),
-	        .host_memory = true,
-	        .kv_order = {.known = true},
-	        .kv_type = self(b)->kv_type,
-	        .narrow_kv = true,
-	        .chooses_pages = true,
-	        .weighs_pages = true,
+		.name = "cpu-reference",
+		.detail = "plain C, float activations",
+		.n_threads = threads_count(self(b)->base.threads),
+		.host_memory = true,
+		.kv_order = {.known = true},
+		.kv_type = self(b)->kv_type,
+		.narrow_kv = true,
+		.chooses_pages = true,
+		.weighs_pages = true,
+		.turns_chunks = true,
 	};
 }
 
@@ -748,6 +840,7 @@ static void destroy(struct backend *b)
 	free(r->half);
 	free(r->scratch);
 	free(r->state);
+	free(r->turned);
 	free(r);
 }
 

@@ -46,6 +46,7 @@ struct model_params {
 	float rope_attn_factor;    /* multiplies the magnitude that the scaling itself asks for; 1: nothing */
 	float rope_low_freq_factor, rope_high_freq_factor; /* llama3 */
 	float yarn_beta_fast, yarn_beta_slow, yarn_ext_factor;
+	struct rope_chunks rope_chunks; /* of layers without a window */
 };
 
 /*

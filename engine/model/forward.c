@@ -26,7 +26,7 @@ struct model {
 	struct model_params params;
 	struct model_weights weights;
 	uint64_t n_params;
-	struct rope_params rope, rope_local;
+	struct rope_params rope, rope_local; /* of layers without a window, and of those with one */
 	float *inv_freq; /* [2][rope_dims / 2] of all layers, and of those with a window where these have their own */
 
 	int32_t max_rows, max_outputs; /* 0 before model_reserve() */
@@ -72,9 +72,20 @@ static enum status init_rope(struct model *m, const struct gguf *g, struct error
 		m->rope_local.inv_freq = m->inv_freq + p->rope_dims / 2;
 		m->rope_local.magnitude = 1;
 	}
+	m->rope.chunks = p->rope_chunks;
 out:
 	free(factors);
 	return st;
+}
+
+static enum status check_device(const struct model *m, struct error *err)
+{
+	struct backend_info info;
+	m->backend->ops->info(m->backend, &info);
+	if (m->params.rope_chunks.size == 0 || info.turns_chunks)
+		return STATUS_OK;
+	return error_set_param(err, STATUS_UNSUPPORTED, "rope-scaling",
+			       "rope-scaling: the device %s cannot compute dca", info.name);
 }
 
 enum status model_load(const struct gguf *g, struct backend *b, struct model **out, struct error *err)
@@ -91,6 +102,8 @@ enum status model_load_stretched(const struct gguf *g, struct backend *b, const 
 	enum status st = arch_read_params(g, &m->params, err);
 	if (st == STATUS_OK && rope)
 		st = rope_choice_apply(rope, &m->params, err);
+	if (st == STATUS_OK)
+		st = check_device(m, err);
 	if (st == STATUS_OK)
 		st = init_rope(m, g, err);
 	if (st == STATUS_OK)
@@ -264,6 +277,12 @@ static enum status attend_far(struct model *m, const struct batch *batch, int32_
 	return ops->attention_part(m->backend, kv, &m->layout, layer, a->q, m->params.n_head, params, &part, a->mixed);
 }
 
+/* Whether layers with a window turn otherwise than those without. */
+static bool other_angles(const struct model_params *p)
+{
+	return p->rope_base_local > 0 || p->rope_chunks.size > 0;
+}
+
 /* Keys, values and queries of all rows; leaves what attention gives in act.mixed. */
 static enum status attend(struct model *m, const struct batch *batch, void *kv, int32_t layer)
 {
@@ -284,8 +303,10 @@ static enum status attend(struct model *m, const struct batch *batch, void *kv, 
 		TRY(ops->rms_norm(m->backend, a->k, (int64_t)n * p->n_head_kv, p->head_dim, w->k_norm, p->rms_eps,
 		                  a->k));
 	}
-	const struct attention_params params = {p->attn_scale, p->attn_softcap, model_layer_window(p, layer)};
-	const struct rope_params *rope = params.window > 0 && p->rope_base_local > 0 ? &m->rope_local : &m->rope;
+	struct attention_params params = {
+		.scale = p->attn_scale, .softcap = p->attn_softcap, .window = model_layer_window(p, layer)};
+	const struct rope_params *rope = params.window > 0 && other_angles(p) ? &m->rope_local : &m->rope;
+	params.chunked = rope->chunks.size > 0 ? rope : NULL;
 	TRY(ops->rope(m->backend, a->q, p->n_head, a->k, p->n_head_kv, p->head_dim, rope));
 	TRY(ops->kv_write(m->backend, kv, &m->layout, layer, a->k, a->v));
 	if (layer == p->n_layer - 1 && batch->n_outputs == 0)
@@ -380,6 +401,8 @@ static bool batch_fits(const struct model *m, const struct batch *b)
 		    (int64_t)s->first_position + s->n_rows > (int64_t)s->n_pages * m->layout.page_tokens)
 			return false;
 		const struct page_choice *c = &s->choice;
+		if (m->rope.chunks.size > 0 && (c->n_pages != 0 || b->position[next] != s->first_position))
+			return false;
 		if (c->n_pages != 0 && (!m->layout.bounds || c->n_first < 0 || c->n_last < 1 || c->n_pages < (int64_t)c->n_first + c->n_last))
 			return false;
 		if (s->far && (!m->backend->ops->attention_part || s->far->n_pages > s->first_position / m->layout.page_tokens))

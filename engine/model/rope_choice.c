@@ -7,26 +7,33 @@
 #include "engine/base/log.h"
 
 #define PARAM "rope-scaling"
-#define FORM  "TYPE:FACTOR[,KEY=NUMBER...], as in yarn:4 or yarn:4,original=32768"
+#define FORM  "TYPE:FACTOR[,KEY=NUMBER...], as in yarn:4, yarn:4,original=32768 or dca:4"
 
 enum { CTX_MAX = 1 << 28, NUMBER_MAX = 32 };
 
-/* Which methods know a key. */
-enum { OF_ALL = 1 << ROPE_SCALING_NONE | 1 << ROPE_SCALING_LINEAR | 1 << ROPE_SCALING_LLAMA3 | 1 << ROPE_SCALING_YARN };
+/* Which methods know a key: bits by their scaling, and one of chunks. */
+enum {
+	OF_CHUNKS = 1 << 8,
+	OF_ALL = 1 << ROPE_SCALING_NONE | 1 << ROPE_SCALING_LINEAR | 1 << ROPE_SCALING_LLAMA3 | 1 << ROPE_SCALING_YARN |
+		 OF_CHUNKS
+};
 
 static const struct key {
 	const char *name;
-	size_t offset; /* of a float; SIZE_MAX: original_ctx */
+	bool tokens; /* an int32_t, else a float */
+	size_t offset;
 	double min, max;
 	int of;
 } keys[] = {
-	{"original", SIZE_MAX, 1, CTX_MAX, OF_ALL},
-	{"base", offsetof(struct rope_choice, base), 1.5, 1e12, OF_ALL},
-	{"attn-factor", offsetof(struct rope_choice, attn_factor), 1e-3, 1e3, 1 << ROPE_SCALING_YARN},
-	{"beta-fast", offsetof(struct rope_choice, beta_fast), 1e-3, 1e6, 1 << ROPE_SCALING_YARN},
-	{"beta-slow", offsetof(struct rope_choice, beta_slow), 1e-3, 1e6, 1 << ROPE_SCALING_YARN},
-	{"low-freq-factor", offsetof(struct rope_choice, low_freq_factor), 1e-3, 1e3, 1 << ROPE_SCALING_LLAMA3},
-	{"high-freq-factor", offsetof(struct rope_choice, high_freq_factor), 1e-3, 1e3, 1 << ROPE_SCALING_LLAMA3},
+	{"original", true, offsetof(struct rope_choice, original_ctx), 1, CTX_MAX, OF_ALL},
+	{"chunk", true, offsetof(struct rope_choice, chunk), 1, CTX_MAX, OF_CHUNKS},
+	{"base", false, offsetof(struct rope_choice, base), 1.5, 1e12, OF_ALL},
+	{"attn-factor", false, offsetof(struct rope_choice, attn_factor), 1e-3, 1e3, 1 << ROPE_SCALING_YARN},
+	{"beta-fast", false, offsetof(struct rope_choice, beta_fast), 1e-3, 1e6, 1 << ROPE_SCALING_YARN},
+	{"beta-slow", false, offsetof(struct rope_choice, beta_slow), 1e-3, 1e6, 1 << ROPE_SCALING_YARN},
+	{"low-freq-factor", false, offsetof(struct rope_choice, low_freq_factor), 1e-3, 1e3, 1 << ROPE_SCALING_LLAMA3},
+	{"high-freq-factor", false, offsetof(struct rope_choice, high_freq_factor), 1e-3, 1e3,
+	 1 << ROPE_SCALING_LLAMA3},
 };
 enum { N_KEYS = sizeof keys / sizeof *keys };
 
@@ -53,16 +60,20 @@ static enum status read_type(struct str part, struct rope_choice *out, struct er
 	const char *colon = memchr(part.p, ':', part.n);
 	struct str name = {part.p, colon ? (size_t)(colon - part.p) : part.n};
 	double factor = 1;
-	if (!rope_scaling_find(name, &out->scaling))
-		return refuse(err, name, "is no way to stretch positions; there are none, linear, yarn and llama3, written " FORM);
-	out->has_scaling = true;
-	if (out->scaling == ROPE_SCALING_NONE)
+	out->by_chunks = str_is(name, "dca");
+	if (!out->by_chunks && !rope_scaling_find(name, &out->scaling))
+		return refuse(
+			err, name,
+			"is no way to stretch positions; there are none, linear, yarn, llama3 and dca, written " FORM);
+	out->has_scaling = !out->by_chunks;
+	bool none = out->has_scaling && out->scaling == ROPE_SCALING_NONE;
+	if (none)
 		out->factor = 1;
-	if (!colon && out->scaling != ROPE_SCALING_NONE)
+	if (!colon && !none)
 		return refuse(err, part, "needs a factor: " FORM);
 	if (!colon)
 		return STATUS_OK;
-	if (out->scaling == ROPE_SCALING_NONE)
+	if (none)
 		return refuse(err, part, "has a factor, and nothing to stretch by it");
 	if (!read_number((struct str){colon + 1, part.n - name.n - 1}, &factor) || factor < 1 || factor > 1e4)
 		return refuse(err, part, "needs a factor from 1 to 10000 behind the colon");
@@ -79,23 +90,25 @@ static enum status read_key(struct str part, bool seen[N_KEYS], struct rope_choi
 	while (i < N_KEYS && !str_is(name, keys[i].name))
 		i++;
 	if (i == N_KEYS || !equals)
-		return refuse(err, part, "is not understood; the keys are original, base, attn-factor, beta-fast, beta-slow, low-freq-factor and "
-		                         "high-freq-factor, each with =NUMBER");
+		return refuse(err, part,
+			      "is not understood; the keys are original, chunk, base, attn-factor, beta-fast, "
+			      "beta-slow, low-freq-factor "
+			      "and high-freq-factor, each with =NUMBER");
 	if (seen[i])
 		return refuse(err, name, "is given twice");
 	seen[i] = true;
 	if (!read_number((struct str){equals + 1, part.n - name.n - 1}, &v) || v < keys[i].min || v > keys[i].max)
 		return error_set_param(err, STATUS_INVALID, PARAM, PARAM ": %s must be a number from %g to %g", keys[i].name, keys[i].min,
 		                       keys[i].max);
-	if (out->has_scaling && !(keys[i].of & 1 << out->scaling))
+	if ((out->has_scaling || out->by_chunks) && !(keys[i].of & (out->by_chunks ? OF_CHUNKS : 1 << out->scaling)))
 		return error_set_param(err, STATUS_INVALID, PARAM, PARAM ": %s means nothing to %s", keys[i].name,
-		                       rope_scaling_name(out->scaling));
-	if (keys[i].offset == SIZE_MAX && v != floor(v))
+				       out->by_chunks ? "dca" : rope_scaling_name(out->scaling));
+	if (keys[i].tokens && v != floor(v))
 		return refuse(err, part, "is no number of tokens");
-	if (keys[i].offset == SIZE_MAX)
-		out->original_ctx = (int32_t)v;
+	if (keys[i].tokens)
+		*(int32_t *)(void *)((char *)out + keys[i].offset) = (int32_t)v;
 	else
-		*(float *)((char *)out + keys[i].offset) = (float)v;
+		*(float *)(void *)((char *)out + keys[i].offset) = (float)v;
 	return STATUS_OK;
 }
 
@@ -163,6 +176,26 @@ static enum status apply_scaling(const struct rope_choice *c, struct model_param
 	return STATUS_OK;
 }
 
+/* Angles stay as the file has them. */
+static enum status apply_chunks(const struct rope_choice *c, struct model_params *p, struct error *err)
+{
+	int32_t reach = c->original_ctx ? c->original_ctx : p->n_ctx_train;
+	int32_t size = c->chunk ? c->chunk : (int32_t)((int64_t)reach * 3 / 4 / ROPE_CHUNK_STEP * ROPE_CHUNK_STEP);
+	if (size < ROPE_CHUNK_STEP || size % ROPE_CHUNK_STEP != 0 || size >= reach)
+		return error_set_param(err, STATUS_INVALID, PARAM,
+				       PARAM ": chunks of %" PRId32
+					     " tokens; chunk must be a multiple of %d below the %" PRId32
+					     " tokens that distances may have",
+				       size, ROPE_CHUNK_STEP, reach);
+	if ((double)reach * (double)c->factor > CTX_MAX)
+		return error_set_param(err, STATUS_INVALID, PARAM,
+				       PARAM ": %g times %" PRId32 " tokens are more than %d", (double)c->factor, reach,
+				       CTX_MAX);
+	p->n_ctx = (int32_t)((double)reach * (double)c->factor);
+	p->rope_chunks = (struct rope_chunks){size, reach};
+	return STATUS_OK;
+}
+
 /* Keys without a type belong to the file's method. */
 static enum status apply_keys(const struct rope_choice *c, struct model_params *p, struct error *err)
 {
@@ -176,7 +209,9 @@ static enum status apply_keys(const struct rope_choice *c, struct model_params *
 		{c->beta_slow, &p->yarn_beta_slow, 1 << ROPE_SCALING_YARN, "beta-slow"},
 		{c->low_freq_factor, &p->rope_low_freq_factor, 1 << ROPE_SCALING_LLAMA3, "low-freq-factor"},
 		{c->high_freq_factor, &p->rope_high_freq_factor, 1 << ROPE_SCALING_LLAMA3, "high-freq-factor"},
-		{(float)c->original_ctx, NULL, 1 << ROPE_SCALING_YARN | 1 << ROPE_SCALING_LLAMA3 | 1 << ROPE_SCALING_LINEAR, "original"},
+		{(float)c->chunk, NULL, OF_CHUNKS, "chunk"},
+		{(float)c->original_ctx, NULL,
+		 1 << ROPE_SCALING_YARN | 1 << ROPE_SCALING_LLAMA3 | 1 << ROPE_SCALING_LINEAR, "original"},
 	};
 	for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
 		if (rows[i].chosen <= 0)
@@ -197,7 +232,9 @@ static enum status apply_keys(const struct rope_choice *c, struct model_params *
 
 enum status rope_choice_apply(const struct rope_choice *c, struct model_params *p, struct error *err)
 {
-	enum status st = c->has_scaling ? apply_scaling(c, p, err) : apply_keys(c, p, err);
+	enum status st = c->by_chunks	  ? apply_chunks(c, p, err)
+			 : c->has_scaling ? apply_scaling(c, p, err)
+					  : apply_keys(c, p, err);
 	if (st != STATUS_OK)
 		return st;
 	if (p->rope_scaling == ROPE_SCALING_LLAMA3 && p->rope_low_freq_factor >= p->rope_high_freq_factor)

@@ -1,13 +1,18 @@
 /*
  * How far a model's positions are stretched, where that is told otherwise than in its file: "yarn:4", "linear:2",
- * "yarn:4,original=32768", "llama3:8,original=8192,base=500000", "none", "base=1000000".
+ * "yarn:4,original=32768", "llama3:8,original=8192,base=500000", "dca:4", "none", "base=1000000".
  *
  *     TYPE[:FACTOR][,KEY=NUMBER]...
  *
- * TYPE is none, linear, yarn or llama3; without one the file's scaling stays, and only the keys change. A type replaces all of the
- * file's scaling, its table of divisors (rope_freqs.weight) too. Keys: original, the context before stretching; base, of the frequencies;
- * attn-factor, which multiplies the magnitude that YaRN asks for; beta-fast and beta-slow of YaRN; low-freq-factor and high-freq-factor of
- * llama3. Angles of layers that have a window and a base of their own are never stretched.
+ * TYPE is none, linear, yarn, llama3 or dca; without one the file's scaling stays, and only the keys change. A type
+ * replaces all of the file's scaling, its table of divisors (rope_freqs.weight) too. Keys: original, the context before
+ * stretching; base, of the frequencies; attn-factor, which multiplies the magnitude that YaRN asks for; beta-fast and
+ * beta-slow of YaRN; low-freq-factor and high-freq-factor of llama3. Angles of layers that have a window and a base of
+ * their own are never stretched.
+ *
+ * dca is Dual Chunk Attention (struct rope_chunks), which leaves the angles as the file has them and has no distance
+ * longer than `original`, by default the length that the model was trained to; chunk, the size of chunks, is three
+ * quarters of that by default, as its authors have it.
  */
 #pragma once
 
@@ -17,8 +22,9 @@
 struct rope_choice {
 	bool has_scaling;
 	enum rope_scaling scaling;
+	bool by_chunks; /* "dca", in place of a scaling */
 	float factor; /* 1 with ROPE_SCALING_NONE */
-	int32_t original_ctx; /* 0: as the model says */
+	int32_t original_ctx, chunk; /* 0: as the model says, and by that */
 	float base, attn_factor, beta_fast, beta_slow, low_freq_factor, high_freq_factor; /* 0: as the model or the method says */
 };
 

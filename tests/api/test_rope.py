@@ -80,12 +80,43 @@ def test_positions_beyond_the_trained_length_are_computed(tiny):
     assert len({tuple(a) for a in answers}) == 3
 
 
+def test_chunks_reach_as_far(tiny):
+    """
+    dca: the same answer as without within the first chunk, another one behind it; told by the model's page and by
+    `plan`; of the context policies only `full` goes with it.
+    """
+    choice = ("--rope-scaling", "dca:4,chunk=64")
+    prompt = [4 + i * 31 % 200 for i in range(400)]
+    with Daemon("--context", 512, model=tiny / "plain.gguf") as d:
+        without = [complete(d, prompt[:n], n=8)["choices"][0]["token_ids"] for n in (50, 400)]
+    with Daemon(*choice, "--kv-bounds", model=tiny / "plain.gguf") as d:
+        card = httpx.get(d.url + "/v1/models").json()["data"][0]
+        assert card["context_length"] == 512
+        rope = card["meta"]["rope"]
+        assert (rope["scaling"], rope["factor"], rope["original_context_length"], rope["chunk"]) == ("dca", 4, 128, 64)
+        assert "chunks of 64" in d.stdout()
+        found = [complete(d, prompt[:n], n=8) for n in (50, 400)]
+        assert found[0]["choices"][0]["token_ids"] == without[0] and found[1]["choices"][0]["token_ids"] != without[1]
+        again = complete(d, prompt, n=8)
+        assert cached(again) >= 384 and again["choices"][0]["token_ids"] == found[1]["choices"][0]["token_ids"]
+        for policy in ("streaming", "evict", "quest"):
+            body = {"prompt": prompt, "max_tokens": 4, "kv_cache": {"policy": policy, "max_cache_size": 128}}
+            r = httpx.post(d.url + "/v1/completions", json=body)
+            assert r.status_code == 400 and r.json()["error"]["param"] == "kv_cache.policy" and "dca" in r.text
+        looked = complete(d, prompt, kv_cache={"policy": "full", "diagnostics": True})["kv_cache"]["diagnostics"]
+        assert 0 < looked["attention_entropy"] < 7
+    said = plan("--rope-scaling", "dca:2")
+    assert said["rope_scaling"] == "dca" and said["rope_chunk"] == said["rope_original_context"] * 3 // 4 // 64 * 64
+
+
 def test_what_makes_no_sense_is_named():
     for text, why in (("longrope:4", "longrope"), ("yarn", "factor"), ("yarn:0", "from 1"), ("linear:2,beta-fast=3", "linear"),
-                      ("yarn:2,original=1.5", "tokens"), ("beta-fast=8", "none")):
+                      ("yarn:2,original=1.5", "tokens"), ("beta-fast=8", "none"), ("dca:2,chunk=100", "64")):
         message = refused("--rope-scaling", text)
         assert "rope-scaling" in message and why in message, message
     assert "rope-scaling" in plan("--rope-scaling", "warp:9")
+    streaming = ("--context-policy", "streaming", "--max-cache-size", "256")
+    assert "context-policy" in refused("--rope-scaling", "dca:2", *streaming)
 
 
 def test_kv_of_another_choice_is_never_taken(tmp_path):
@@ -94,7 +125,7 @@ def test_kv_of_another_choice_is_never_taken(tmp_path):
     with Daemon(*POOL, *disk, "--context", 1024) as d:
         first = complete(d, text)
     # The last ones of these make the files their own.
-    for choice, found in (("", True), ("none", True), ("yarn:4", False), ("base=200000", False)):
+    for choice, found in (("", True), ("none", True), ("yarn:4", False), ("dca:4", False), ("base=200000", False)):
         args = ("--rope-scaling", choice) if choice else ()
         with Daemon(*POOL, *disk, "--context", 1024, *args) as d:
             again = complete(d, text)

@@ -2,10 +2,11 @@
 A transformer in NumPy, written from the papers and nothing else of this project, for tiny models: the independent opinion
 that the engine's logits are compared with.
 
-RMS norm: arXiv:1910.07467. SwiGLU, GeGLU: arXiv:2002.05202. Rotary embeddings: arXiv:2104.09864. Grouped queries: arXiv:2305.13245.
-YaRN: arXiv:2309.00071. Linear interpolation: arXiv:2306.15595. Llama 3.1's frequency rule: as published with that model. Sliding
-windows: arXiv:2310.06825. Gemma 2 (alternating windows, norms on both sides, soft caps): arXiv:2408.00118. Gemma 3 (five windows to one
-without, two bases of rotation, norms of queries and keys): arXiv:2503.19786.
+RMS norm: arXiv:1910.07467. SwiGLU, GeGLU: arXiv:2002.05202. Rotary embeddings: arXiv:2104.09864. Grouped queries:
+arXiv:2305.13245. YaRN: arXiv:2309.00071. Dual Chunk Attention: arXiv:2402.17463. Linear interpolation:
+arXiv:2306.15595. Llama 3.1's frequency rule: as published with that model. Sliding windows: arXiv:2310.06825. Gemma 2
+(alternating windows, norms on both sides, soft caps): arXiv:2408.00118. Gemma 3 (five windows to one without, two
+bases of rotation, norms of queries and keys): arXiv:2503.19786.
 """
 
 import math
@@ -111,6 +112,7 @@ class Model:
         self.score_cap, self.logit_cap = self.meta("attn_logit_softcapping", 0), self.meta("final_logit_softcapping", 0)
         self.scale = self.meta("attention.scale", self.dim ** -0.5)
         self.weights = {}
+        self.chunk = self.reach = 0  # of Dual Chunk Attention; 0: none
 
     def is_local(self, layer):
         return self.window > 0 and (self.period == 0 or layer % self.period != self.period - 1)
@@ -131,6 +133,15 @@ class Model:
         y, bias = x @ self.w(name + ".weight").T, self.w(name + ".bias")
         return y if bias is None else y + bias
 
+    def chunk_positions(self, position):
+        """
+        Where queries stand for keys of their own chunk, of the one before and of all before that, and which keys
+        [queries][keys] these are.
+        """
+        apart = position[:, None] // self.chunk - position[None, :] // self.chunk
+        within, last = position % self.chunk, np.full_like(position, self.reach - 1)
+        return [(within, apart <= 0), (np.minimum(within + self.chunk, last), apart == 1), (last, apart > 1)]
+
     def attention(self, blk, x, position, local=False):
         n = len(x)
         q = self.linear(blk + "attn_q", x).reshape(n, self.heads, self.dim)
@@ -141,12 +152,15 @@ class Model:
             k = rms_norm(k, self.w(blk + "attn_k_norm.weight"), self.eps)
         halves = self.arch != "llama"
         freq, magnitude = (self.local_freq, self.local_magnitude) if local else (self.freq, self.magnitude)
-        q = rotate(q, position, freq, magnitude, halves)
-        k = rotate(k, position, freq, magnitude, halves)
+        chunked = self.chunk > 0 and not local
+        ways = self.chunk_positions(position) if chunked else [(position, True)]
+        qs = [rotate(q, at, freq, magnitude, halves) for at, _ in ways]
+        k = rotate(k, position % self.chunk if chunked else position, freq, magnitude, halves)
         k, v = (a.astype(self.kv_dtype).astype(self.dtype) for a in (k, v))
         share = self.heads // self.kv_heads
         k, v = np.repeat(k, share, axis=1), np.repeat(v, share, axis=1)
-        scores = soft_cap(np.einsum("qhd,khd->hqk", q, k) * self.scale, self.score_cap)
+        scores = sum(np.where(seen, np.einsum("qhd,khd->hqk", q, k), 0) for q, (_, seen) in zip(qs, ways))
+        scores = soft_cap(scores * self.scale, self.score_cap)
         back = position[:, None] - position[None, :]
         scores[:, (back < 0) | (back >= self.window if local else False)] = -np.inf
         mixed = np.einsum("hqk,khd->qhd", softmax(scores), v)

@@ -142,6 +142,28 @@ def check_choice(report, text, wanted, file_scaling, device, scratch):
     report.check(relative_error(unchosen, reference) > 10 * error, f"--rope-scaling {text} changes nothing")
 
 
+def check_chunks(report, arch, device, scratch):
+    """Dual Chunk Attention over five chunks, on what the file's own scaling gives; layers with windows do without."""
+    model = scratch / "model.gguf"
+    with contextlib.redirect_stdout(io.StringIO()):
+        rope = "none" if arch.startswith("gemma") else "yarn"
+        make_model.main([str(model), "--arch", arch, "--rope", rope, *SHAPES[arch], *CONTEXT])
+    reference_model = Model(model)
+    n_vocab = len(reference_model.file.metadata["tokenizer.ggml.tokens"])
+    ids = np.random.default_rng(11).integers(0, n_vocab, 300).tolist()
+    plain = reference_model.logits(ids)
+    reference_model.chunk, reference_model.reach = 64, 100
+    reference = reference_model.logits(ids)
+    options = {"rope_scaling": "dca:4,original=100,chunk=64", "chunk": 77}
+    logits, scores = run(model, [ids], scratch / "logits", device, **options)
+    error = relative_error(logits, reference)
+    what = f"dca of {arch} on {scores.backend}"
+    report.check(error <= tolerance(scores.backend, "F32"), f"{what}: relative error {error:.2e}")
+    report.check(relative_error(plain, reference) > 10 * error, f"{what} changes nothing")
+    cut, _ = run(model, [ids], scratch / "logits", device, **(options | {"chunk": 16}))
+    report.check(same_bits(cut, logits), f"{what}: chunks of a prompt change the logits")
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", action="append", help="default: cpu-reference and cpu")
@@ -171,6 +193,9 @@ def main():
                 continue
             for device in devices or ["cpu-reference"]:
                 check_choice(report, text, dict(wanted), file_scaling, device, scratch)
+        for arch in ("llama", "qwen2", "gemma3"):
+            for device in devices or ["cpu-reference"] if args.only in "chunks" else []:
+                check_chunks(report, arch, device, scratch)
     for device, error in worst.items():
         print(f"{device}: largest relative error {error:.2e}")
     report.finish()

@@ -196,6 +196,20 @@ static void layers_with_a_window_read_the_parts_they_see(void **state)
 	}
 }
 
+/* Pieces of parts, ranges and chunks. */
+static void chunks_end_anywhere_in_parts(void **state)
+{
+	(void)state;
+	float freq[4] = {1, 0.3f, 0.1f, 0.01f};
+	struct rope_params rope = {.n_dims = 8, .inv_freq = freq, .magnitude = 1};
+	for (int i = 0; i < 9; i++) {
+		struct attention_params params = {.chunked = &rope};
+		rope.chunks.size = random_int(&seed, 1, 12) * ROPE_CHUNK_STEP;
+		rope.chunks.reach = rope.chunks.size + random_int(&seed, 1, rope.chunks.size);
+		random_parts(&params, i);
+	}
+}
+
 /* Where a backend could not go on with a block of positions. */
 static void a_part_begins_with_a_block(void **state)
 {
@@ -220,4 +234,5 @@ static void a_part_begins_with_a_block(void **state)
 }
 
 UNIT_MAIN(cmocka_unit_test(parts_give_the_same_bits), cmocka_unit_test(and_so_do_any_others),
-          cmocka_unit_test(layers_with_a_window_read_the_parts_they_see), cmocka_unit_test(a_part_begins_with_a_block))
+	  cmocka_unit_test(layers_with_a_window_read_the_parts_they_see),
+	  cmocka_unit_test(chunks_end_anywhere_in_parts), cmocka_unit_test(a_part_begins_with_a_block))

@@ -90,7 +90,7 @@ static void what_is_wrong_is_named(void **state)
 {
 	(void)state;
 	check_refused("longrope:4", "longrope");
-	check_refused("YARN:4", "none, linear, yarn and llama3");
+	check_refused("YARN:4", "none, linear, yarn, llama3 and dca");
 	check_refused("yarn", "factor");
 	check_refused("yarn:", "factor");
 	check_refused("yarn:0.5", "from 1 to 10000");
@@ -187,6 +187,40 @@ static void nothing_reaches_beyond_a_window_of_unknown_layers(void **state)
 	check_impossible("llama3:8,low-freq-factor=4", plain(), "must be below");
 }
 
+/* Angles are the file's own; distances end at the trained length, wherever that comes from. */
+static void chunks_leave_the_angles_as_they_are(void **state)
+{
+	(void)state;
+	struct rope_choice c = parsed("dca:4");
+	assert_true(c.by_chunks && !c.has_scaling && c.factor == 4.0f && c.chunk == 0);
+	struct model_params p = applied("dca:4", plain());
+	assert_int_equal(p.n_ctx, 4 * 8192);
+	assert_int_equal(p.rope_chunks.reach, 8192);
+	assert_int_equal(p.rope_chunks.size, 6144);
+	assert_true(p.rope_scaling == ROPE_SCALING_NONE && p.rope_factor == 1.0f);
+	p = applied("dca:2", stretched());
+	assert_true(p.rope_scaling == ROPE_SCALING_YARN && p.rope_factor == 4.0f && p.rope_attn_factor == 0.5f);
+	assert_int_equal(p.n_ctx, 65536);
+	assert_int_equal(p.rope_chunks.size, 24576);
+	p = applied("dca:2.5,original=4000,chunk=1024,base=1e6", plain());
+	assert_int_equal(p.n_ctx, 10000);
+	assert_int_equal(p.rope_chunks.reach, 4000);
+	assert_int_equal(p.rope_chunks.size, 1024);
+	assert_true(p.rope_base == 1e6f);
+	/* A multiple of 64, and of three quarters the largest. */
+	assert_int_equal(applied("dca:2,original=1000", plain()).rope_chunks.size, 704);
+	check_refused("dca", "factor");
+	check_refused("dca:0.5", "from 1");
+	check_refused("dca:2,beta-fast=4", "dca");
+	check_refused("dca:2,chunk=64.5", "tokens");
+	check_refused("yarn:2,chunk=64", "yarn");
+	check_impossible("chunk=64", plain(), "chunk");
+	check_impossible("dca:2,chunk=100", plain(), "multiple of 64");
+	check_impossible("dca:2,chunk=8192", plain(), "below the 8192");
+	check_impossible("dca:2,original=80", plain(), "multiple of 64");
+	check_impossible("dca:10000,original=1000000", plain(), "more than");
+}
+
 /* The same table as when the file says so, which is what NumPy is compared with. */
 static void the_frequencies_are_those_of_a_file_that_says_so(void **state)
 {
@@ -207,7 +241,9 @@ static void the_frequencies_are_those_of_a_file_that_says_so(void **state)
 }
 
 UNIT_MAIN(cmocka_unit_test(a_type_a_factor_and_keys_are_read), cmocka_unit_test(what_is_wrong_is_named),
-          cmocka_unit_test(the_context_grows_by_the_factor), cmocka_unit_test(a_type_replaces_all_of_the_files_scaling),
-          cmocka_unit_test(keys_alone_change_the_files_scaling), cmocka_unit_test(a_table_does_not_say_how_far_it_stretches),
-          cmocka_unit_test(nothing_reaches_beyond_a_window_of_unknown_layers),
-          cmocka_unit_test(the_frequencies_are_those_of_a_file_that_says_so))
+	  cmocka_unit_test(the_context_grows_by_the_factor), cmocka_unit_test(a_type_replaces_all_of_the_files_scaling),
+	  cmocka_unit_test(keys_alone_change_the_files_scaling),
+	  cmocka_unit_test(a_table_does_not_say_how_far_it_stretches),
+	  cmocka_unit_test(nothing_reaches_beyond_a_window_of_unknown_layers),
+	  cmocka_unit_test(chunks_leave_the_angles_as_they_are),
+	  cmocka_unit_test(the_frequencies_are_those_of_a_file_that_says_so))
