@@ -215,6 +215,15 @@ static inline bool page_choice_binds(const struct page_choice *c, int32_t place)
 	return c->n_pages > 0 && place >= c->from && place / KV_PAGE_TOKENS >= c->n_pages;
 }
 
+/* KV that is still on its way from elsewhere when a step begins, in pages that its rows see and none of them writes. */
+struct kv_arrival {
+	/*
+	 * Waits until all that the step sees of a layer is there; the forward pass asks in front of each layer's attention. False: it does not
+	 * come, or not in time. Then the step ends, and means nothing.
+	 */
+	bool (*wait)(struct kv_arrival *arrival, int32_t layer);
+};
+
 /* One step: decode rows and prefill chunks of many sequences together. */
 struct batch {
 	int32_t n_rows;
@@ -224,6 +233,7 @@ struct batch {
 	const struct batch_seq *seq; /* [n_seqs]; rows of all of them cover [0, n_rows) without gaps, in order */
 	int32_t n_outputs;
 	const int32_t *output_row;   /* [n_outputs] rows whose logits are wanted, ascending */
+	struct kv_arrival *arrival;  /* NULL: all is there. Only where device memory is the host's */
 };
 
 /* A matrix in the model file: n_out rows of n_in elements. */

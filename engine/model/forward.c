@@ -290,6 +290,8 @@ static enum status attend(struct model *m, const struct batch *batch, void *kv, 
 	TRY(ops->kv_write(m->backend, kv, &m->layout, layer, a->k, a->v));
 	if (layer == p->n_layer - 1 && batch->n_outputs == 0)
 		return STATUS_OK; /* the last layer's keys and values were all that was wanted of it */
+	if (batch->arrival && !batch->arrival->wait(batch->arrival, layer))
+		return STATUS_CANCELLED;
 	TRY(ops->attention(m->backend, kv, &m->layout, layer, a->q, p->n_head, &params, a->mixed));
 	for (int32_t s = 0; s < batch->n_seqs; s++) {
 		if (batch->seq[s].far)
