@@ -47,6 +47,7 @@ enum kv_form {
  * which has no narrow form falls back to one: whoever writes such a value asks for it first, and fills it with what the page holds already.
  */
 struct kv_wide {
+	void *slab;           /* where the copies are; NULL: in the slab of the pages */
 	int32_t *slot;        /* [n_pages] where a page's copy is, or -1 */
 	size_t offset;        /* of the first slot in the slab */
 	size_t stride, bytes; /* of a slot, and of a page in f16 */
@@ -150,6 +151,7 @@ struct kv_far_run {
 	int32_t n_pages;
 	const void *kv;             /* the slab of a pool whose pages have that layer alone: kv_layout_of_layer() */
 	const int32_t *block_table; /* [n_pages] host memory */
+	struct kv_wide *wide;       /* of a narrow pool, that layer of the copies that pages have; NULL: none has any */
 };
 
 /*
@@ -389,7 +391,7 @@ struct backend_ops {
 	 * The same for the rows of a sequence with far pages, part by part: from the one that is `first` to the one that is `last`, each behind
 	 * the one before it, with no other sequence's in between. Softmax over each is merged into what was before by maxima and sums of
 	 * weights; the last one fills the rows of out. That is attention() over all of them, to the bit where the backend can go on with
-	 * a sum that it has interrupted (the fast ones), or to within rounding. Layouts that are not narrow. NULL where the backend has none.
+	 * a sum that it has interrupted (the fast ones), or to within rounding. NULL where the backend has none.
 	 */
 	enum status (*attention_part)(struct backend *b, const void *kv, const struct kv_layout *layout, int32_t layer, const float *q,
 	                              int32_t n_head, const struct attention_params *params, const struct attention_part *part, float *out);

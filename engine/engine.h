@@ -562,6 +562,7 @@ struct engine_overflow {
 	uint64_t ram_bytes, ram_used_bytes, disk_bytes, disk_used_bytes;
 	int32_t requests, pages;                   /* that have something there now */
 	uint64_t moved_pages, lost_requests;       /* so far */
+	uint64_t wide_refused;                     /* narrow KV: pages that went without their wide copies, for want of room */
 	uint64_t bytes_read, bytes_written, waits; /* of the disk; blocks that a step had to wait for */
 	bool disk_off;
 	const char *off_reason;                    /* "" or a static text */

@@ -442,7 +442,13 @@ static enum admission admit(struct sched *s, struct request *r)
 		why = WAITS_FOR_ROOM_BELOW;
 		goto wait;
 	}
+	if (r->is_large && s->horizon > 0) {
+		/* It may have found more than it will see. */
+		r->n_indexed = r->kv.n_tokens / KV_PAGE_TOKENS;
+		sched_let_go(s, r);
+	}
 	int32_t reach = reach_of(s, r);
+	r->kv.goes_on = reach < request_reach(r);
 	int32_t need = kv_seq_pages_needed(s->pool, &r->kv, reach);
 	if (!keeps_cap(r, more_pages(r, reach) + r->tenant->n_running)) {
 		why = WAITS_FOR_CAP;
@@ -650,6 +656,9 @@ static void add_prompt_rows(struct sched *s, struct request *r, int32_t n_rows)
 		n_rows = room;
 	if (n_rows > reach_of(s, r))
 		n_rows = reach_of(s, r);
+	/* Its next piece begins with a page. */
+	if (r->is_large && n_rows < request_pending(r))
+		n_rows -= (r->kv.n_tokens + n_rows) % KV_PAGE_TOKENS;
 	if (n_rows <= 0 || room <= 0)
 		return;
 	bool completes = n_rows == request_pending(r);
@@ -749,6 +758,7 @@ static bool go_on(struct sched *s, struct request *r)
 	if (!move_first_pages(s, r))
 		return false;
 	bool paged = r->policy.kind == KV_POLICY_FULL && !r->is_large; /* its prompt has its pages since it was admitted */
+	r->kv.goes_on = r->state == REQUEST_PREFILL && reach_of(s, r) < request_reach(r);
 	if (!(r->state == REQUEST_PREFILL && paged) && !make_room(s, r, r->state == REQUEST_DECODE ? 1 : reach_of(s, r)))
 		return false;
 	if (r->kv.n_tokens < kv_policy_weighs_from(&r->policy) || kv_seq_weigh(&r->kv))

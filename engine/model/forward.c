@@ -246,6 +246,7 @@ static enum status attend_far(struct model *m, const struct batch *batch, int32_
 	const struct backend_ops *ops = m->backend->ops;
 	struct activations *a = &m->act;
 	struct kv_far_run run;
+	struct kv_layout layout = m->layer_layout;
 	bool windowed = params->window > 0 && seq->first_position >= params->window;
 	struct attention_part part = {.seq = s, .first = true};
 	int32_t page = windowed ? (seq->first_position + 1 - params->window) / m->layout.page_tokens : 0;
@@ -254,7 +255,8 @@ static enum status attend_far(struct model *m, const struct batch *batch, int32_
 		part.first_page = page;
 		part.n_pages = run.n_pages;
 		part.block_table = run.block_table;
-		TRY(ops->attention_part(m->backend, run.kv, &m->layer_layout, 0, a->q, m->params.n_head, params, &part, a->mixed));
+		layout.wide = run.wide;
+		TRY(ops->attention_part(m->backend, run.kv, &layout, 0, a->q, m->params.n_head, params, &part, a->mixed));
 		part.first = false;
 	}
 	part.first_page = page > seq->far->n_pages ? page : seq->far->n_pages;
