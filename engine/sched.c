@@ -320,6 +320,24 @@ static bool make_room(struct sched *s, struct request *r, int32_t n)
 
 /* ---- Large requests ---- */
 
+struct sched_large sched_large_windowed(int32_t pool_pages, int32_t horizon, int32_t step_tokens)
+{
+	/* A window begins and ends within a page; behind it one page is not full, and another may be a copy of it. */
+	int32_t seen = kv_pages_for(horizon) + 1, step_pages = pool_pages - seen - 2;
+	if (step_pages < 1)
+		return (struct sched_large){0};
+	int32_t rows = step_tokens / KV_PAGE_TOKENS < step_pages ? step_tokens : step_pages * KV_PAGE_TOKENS;
+	return (struct sched_large){seen + 2 + kv_pages_for(rows), rows};
+}
+
+static struct sched_large large_bounds(const struct sched *s)
+{
+	if (!s->overflow)
+		return s->large;
+	const struct kv_overflow_plan *p = kv_overflow_now(s->overflow);
+	return (struct sched_large){p->resident_pages, p->step_rows};
+}
+
 /* Whether the pool holds so many tokens of it. */
 static bool fits_pool(const struct sched *s, const struct request *r, int32_t n_tokens)
 {
@@ -352,7 +370,7 @@ static bool reserve_below(struct sched *s, struct request *r)
 static int32_t reach_of(const struct sched *s, const struct request *r)
 {
 	int32_t n = request_reach(r);
-	return r->is_large && n > kv_overflow_now(s->overflow)->step_rows ? kv_overflow_now(s->overflow)->step_rows : n;
+	return r->is_large && n > large_bounds(s).step_rows ? large_bounds(s).step_rows : n;
 }
 
 /*
@@ -361,9 +379,9 @@ static int32_t reach_of(const struct sched *s, const struct request *r)
  */
 static bool make_way(struct sched *s, struct request *r)
 {
-	if (s->overflow && !r->is_large)
+	if (large_bounds(s).step_rows > 0 && !r->is_large)
 		r->is_large = !fits_pool(s, r, (int32_t)r->tokens.n < r->max_total ? (int32_t)r->tokens.n + 1 : r->max_total);
-	if (!r->is_large)
+	if (!r->is_large || !s->overflow)
 		return true;
 	const struct kv_overflow_plan *plan = kv_overflow_now(s->overflow);
 	int32_t last_full = r->kv.n_tokens / KV_PAGE_TOKENS - 1;
@@ -409,9 +427,9 @@ static void attach_kv(struct sched *s, struct request *r)
 static bool could_admit(const struct sched *s, struct request *r)
 {
 	int32_t n = request_known(r), pages = kv_policy_max_pages(&r->policy, (int32_t)r->tokens.n);
-	bool large = s->overflow && !fits_pool(s, r, (int32_t)r->tokens.n);
+	bool large = large_bounds(s).step_rows > 0 && !fits_pool(s, r, (int32_t)r->tokens.n);
 	if (large)
-		pages = kv_overflow_now(s->overflow)->resident_pages;
+		pages = large_bounds(s).resident_pages;
 	int64_t need = (int64_t)pages + s->n_running; /* without what the index knows, which takes a look */
 	int64_t can = kv_pool_n_free(s->pool);
 	if (s->n_running == 0 || need <= can)

@@ -18,7 +18,8 @@
  * and what has to go then goes in front of the next one. Pages that go may be shared, so each stretch asks for
  * room as a decoding request does.
  *
- * A request with more tokens than the pool holds is large. It can run where there is room below the pool for its first pages (kv/overflow.h), which
+ * A request with more tokens than the pool holds is large. Where all layers have a window it passes through the pool, in pieces that it has room for
+ * behind the window. Else it can run where there is room below the pool for its first pages (kv/overflow.h), which
  * is reserved when it is admitted, for all that it may come to if it says that; those that wait for such room are overtaken. It has half of
  * the pool at most, and is computed in steps as large as that allows, since each of them reads all that is below. A step with such a
  * request is slow for everybody in it: while there are others, they get as much time to themselves afterwards.
@@ -81,6 +82,7 @@ struct sched {
 	struct parking parking; /* KV of idle sessions that is not the index's */
 	const struct clock *clock;
 	int32_t max_running, step_tokens, max_outputs;
+	struct sched_large large; /* without overflow; zeroed, as sched_init() leaves it: none can run */
 	int32_t horizon; /* positions that a row looks back on at most, so that older pages can go; 0, as sched_init() leaves it: all */
 
 	struct list waiting; /* by turn, then by arrival */
