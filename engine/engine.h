@@ -620,6 +620,7 @@ struct engine_plan_params {
 	double tokens_per_s;    /* KV written by all clients together; 0: not known */
 	const char *kv_type;    /* as in engine_options */
 	bool kv_bounds;
+	uint64_t kv_overflow_bytes, kv_overflow_disk_bytes; /* below a pool of pool_bytes, for conversations larger than it */
 };
 
 struct engine_plan {
@@ -636,9 +637,14 @@ struct engine_plan {
 	uint64_t kv_bytes_per_session; /* a whole context, in whole pages; narrow KV: with what is set aside for wide copies */
 	uint64_t kv_bytes;            /* n_sessions of them */
 	uint64_t total_bytes;         /* weights, activations and kv_bytes */
-	uint64_t pool_bytes;          /* what memory_bytes leaves for KV, in whole pages */
+	uint64_t pool_bytes;          /* what memory_bytes leaves for KV, in whole pages: */
+	uint64_t pool_pages;
 	int64_t sessions_that_fit;    /* whole contexts in it */
 	double idle_seconds;          /* how long an idle session's pages stay at tokens_per_s; 0: not known */
+	/* The longest conversation: in the pool; and with what is below it, n_ctx at most, or beyond it where all layers have windows. */
+	int32_t pool_tokens, longest_tokens;
+	/* What is taken below it; with int8 and fp8_e4m3 some host memory in any case. */
+	uint64_t overflow_ram_bytes, overflow_disk_bytes;
 };
 
 /* IO, CORRUPT and UNSUPPORTED as for loading; INVALID for impossible numbers. */
