@@ -47,6 +47,7 @@ enum kv_form {
  * which has no narrow form falls back to one: whoever writes such a value asks for it first, and fills it with what the page holds already.
  */
 struct kv_wide {
+	void *slab;           /* where the copies are; NULL: in the slab of the pages */
 	int32_t *slot;        /* [n_pages] where a page's copy is, or -1 */
 	size_t offset;        /* of the first slot in the slab */
 	size_t stride, bytes; /* of a slot, and of a page in f16 */
@@ -150,6 +151,7 @@ struct kv_far_run {
 	int32_t n_pages;
 	const void *kv;             /* host memory: the slab of a pool whose pages have that layer alone, see kv_layout_of_layer() */
 	const int32_t *block_table; /* [n_pages] host memory */
+	struct kv_wide *wide;       /* of a narrow pool, that layer of the copies that pages have; NULL: none has any */
 };
 
 /*
@@ -215,6 +217,15 @@ static inline bool page_choice_binds(const struct page_choice *c, int32_t place)
 	return c->n_pages > 0 && place >= c->from && place / KV_PAGE_TOKENS >= c->n_pages;
 }
 
+/* KV that is still on its way from elsewhere when a step begins, in pages that its rows see and none of them writes. */
+struct kv_arrival {
+	/*
+	 * Waits until all that the step sees of a layer is there; the forward pass asks in front of each layer's attention. False: it does not
+	 * come, or not in time. Then the step ends, and means nothing.
+	 */
+	bool (*wait)(struct kv_arrival *arrival, int32_t layer);
+};
+
 /* One step: decode rows and prefill chunks of many sequences together. */
 struct batch {
 	int32_t n_rows;
@@ -224,6 +235,7 @@ struct batch {
 	const struct batch_seq *seq; /* [n_seqs]; rows of all of them cover [0, n_rows) without gaps, in order */
 	int32_t n_outputs;
 	const int32_t *output_row;   /* [n_outputs] rows whose logits are wanted, ascending */
+	struct kv_arrival *arrival;  /* NULL: all is there. Only where device memory is the host's */
 };
 
 /* A matrix in the model file: n_out rows of n_in elements. */
@@ -428,7 +440,7 @@ struct backend_ops {
 	 * the one before it, with no other sequence's in between. Softmax over each is merged into what was before by maxima and sums of
 	 * weights; the last one fills the rows of out. That is attention() over all of them, to the bit where the backend can go on with
 	 * a sum that it has interrupted (all but the reference), or to within rounding. kv is what kv_far's get() gave, host memory, or
-	 * for the last part the pool. Layouts that are not narrow. NULL where the backend has none.
+	 * for the last part the pool. On GPUs layouts that are not narrow. NULL where the backend has none.
 	 */
 	enum status (*attention_part)(struct backend *b, const void *kv, const struct kv_layout *layout, int32_t layer, const float *q,
 	                              int32_t n_head, const struct attention_params *params, const struct attention_part *part, float *out);

@@ -11,6 +11,7 @@
 #include "engine/engine_internal.h"
 #include "engine/kv/policy.h"
 #include "engine/kv/seq.h"
+#include "engine/sched.h"
 
 /* Outputs of a step beyond one per running request: rows of prompts whose own log-probabilities were asked for. */
 enum { EXTRA_OUTPUTS = 64 };
@@ -160,6 +161,10 @@ static enum status fit_context(struct engine *e, struct contexts *c, struct erro
 	size_t stride = e->layout.page_stride;
 	int64_t all = c->all, pool = (int64_t)kv_pool_n_pages(e->pool) * KV_PAGE_TOKENS;
 	int64_t below = e->overflow ? kv_overflow_now(e->overflow)->max_tokens : 0, most = below > pool ? below : pool;
+	int32_t horizon = model_horizon(model_params(e->model));
+	/* What no row will see again goes. */
+	if (horizon > 0 && sched_large_windowed(kv_pool_n_pages(e->pool), horizon, o->step_tokens).step_rows > 0)
+		most = all;
 	c->pool = (int32_t)(all < pool ? all : pool);
 	c->full = (int32_t)(all < most ? all : most);
 	if (c->full == c->all)
@@ -188,8 +193,10 @@ static enum status open_overflow(struct engine *e, struct error *err)
 	};
 	if (!options.ram_bytes && !options.dir)
 		return STATUS_OK;
-	if (model_horizon(model_params(e->model)) > 0)
-		return error_set(err, STATUS_UNSUPPORTED, "all layers of this model have a window, in front of which nothing is kept: kv-overflow is of no use to it");
+	if (model_horizon(model_params(e->model)) > 0) {
+		log_msg(LOG_INFO, "kv_overflow", "all layers of this model have a window, so that conversations may be larger than the KV cache without kv-overflow: it is not used");
+		return STATUS_OK;
+	}
 	enum status st = kv_overflow_create(e->backend, e->pool, &options, &e->overflow, err);
 	/* A disk that cannot be used is no reason not to serve what fits. */
 	if (st == STATUS_IO) {

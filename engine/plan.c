@@ -3,7 +3,9 @@
 #include <string.h>
 
 #include "engine/engine_internal.h"
+#include "engine/kv/overflow.h"
 #include "engine/kv/seq.h"
+#include "engine/sched.h"
 
 static enum status check(const struct engine_plan_params *p, struct error *err)
 {
@@ -35,10 +37,34 @@ static enum status plan_pool(const struct engine_plan_params *params, const stru
 	uint64_t memory = params->memory_bytes ? params->memory_bytes : out->total_bytes;
 	engine_split_kv(layout, params->kv_bounds, memory > fixed ? memory - fixed : 0, &pages, &wide);
 	out->pool_bytes = pages * (layout->page_stride + out->bounds_bytes_per_page) + wide * kv_pool_bytes(layout, 0, 1);
+	out->pool_pages = pages;
 	out->sessions_that_fit = (int64_t)(pages / (uint64_t)kv_pages_for(out->n_ctx));
 	/* Pages go in the order they came, at the latest: one stays until as many tokens as the pool holds have been written. */
 	if (params->tokens_per_s > 0)
 		out->idle_seconds = (double)pages * KV_PAGE_TOKENS / params->tokens_per_s;
+	return STATUS_OK;
+}
+
+/* How long conversations can be, with what is below the pool. */
+static enum status plan_longest(const struct engine_plan_params *params, const struct kv_layout *layout, int32_t step_tokens, int32_t horizon,
+                                struct engine_plan *out, struct error *err)
+{
+	struct kv_overflow_plan below;
+	uint64_t pages = out->pool_pages < INT32_MAX / KV_PAGE_TOKENS ? out->pool_pages : INT32_MAX / KV_PAGE_TOKENS;
+	int64_t pool = (int64_t)pages * KV_PAGE_TOKENS;
+	out->pool_tokens = (int32_t)(pool < out->n_ctx ? pool : out->n_ctx);
+	out->longest_tokens = out->pool_tokens;
+	if (horizon > 0 && sched_large_windowed((int32_t)pages, horizon, step_tokens).step_rows > 0)
+		out->longest_tokens = out->n_ctx;
+	if (horizon > 0 || (params->kv_overflow_bytes == 0 && params->kv_overflow_disk_bytes == 0))
+		return STATUS_OK;
+	enum status st = kv_overflow_plan(layout, (int32_t)pages, step_tokens, params->kv_overflow_bytes, params->kv_overflow_disk_bytes, &below, err);
+	if (st != STATUS_OK)
+		return st;
+	if (below.max_tokens > out->longest_tokens)
+		out->longest_tokens = below.max_tokens < out->n_ctx ? below.max_tokens : out->n_ctx;
+	out->overflow_ram_bytes = below.ram_bytes;
+	out->overflow_disk_bytes = below.disk_bytes;
 	return STATUS_OK;
 }
 
@@ -124,6 +150,8 @@ enum status engine_plan(const struct engine_plan_params *params, struct engine_p
 	int32_t seen = horizon && horizon < out->n_ctx ? kv_pages_for(horizon) + 1 : all;
 	out->kv_bytes_running = cache_bytes(&layout, params->kv_bounds, (uint64_t)(seen < all ? seen : all));
 	st = plan_pool(params, &layout, out, err);
+	if (st == STATUS_OK)
+		st = plan_longest(params, &layout, step, horizon, out, err);
 out:
 	gguf_close(g);
 	return st;

@@ -49,6 +49,7 @@ struct request {
 	struct kv_chain chain;    /* of tokens: what its pages are indexed under */
 	struct kv_fetch fetch;    /* pages that come from the tiers; under way while it waits */
 	bool fetched;             /* the tiers have been asked */
+	bool begun;               /* once, before its fetch was over: see promotion.h */
 	int32_t n_moving;         /* of its first pages, positions that are still to be computed where they have moved to, ... */
 	int32_t n_moving_now;     /* ... and how many of them are in the step under construction */
 	struct drift *drift;      /* NULL: not wanted */

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "engine/drift.h"
+#include "engine/promotion.h"
 
 /*
  * How long a step should take: a client that leaves, a cancel and a new request wait for at most a step, and with
@@ -156,7 +157,7 @@ void sched_hurry(struct sched *s, struct request *r)
 		insert(&s->running, r, arrived_after);
 }
 
-static struct kv_use use_by(const struct sched *s, const struct request *r)
+struct kv_use sched_use(const struct sched *s, const struct request *r)
 {
 	return (struct kv_use){
 	        .request = r->id,
@@ -169,7 +170,7 @@ static struct kv_use use_by(const struct sched *s, const struct request *r)
 /* What it computed falls to the index, with the page that is not full; what is not exact, to its session. */
 static void leave_kv(struct sched *s, struct request *r)
 {
-	struct kv_use use = use_by(s, r);
+	struct kv_use use = sched_use(s, r);
 	int32_t exact = request_exact(r);
 	/* What is not, but goes on from all there is, is of no use to anybody: see QUEST in kv/policy.h. */
 	kv_seq_truncate(s->pool, &r->kv, r->kv.n_dropped == 0 && r->kv.n_tokens > exact ? exact : r->kv.n_tokens);
@@ -186,6 +187,7 @@ void sched_remove(struct sched *s, struct request *r)
 {
 	bool was_running = r->state != REQUEST_WAITING;
 	int32_t n_generated = (int32_t)r->tokens.n - r->n_prompt;
+	promotion_retreat(s, r);
 	if (s->tiers)
 		kv_tiers_cancel(s->tiers, &r->fetch);
 	leave_list(s, r);
@@ -249,6 +251,9 @@ static bool reclaim(struct sched *s, const struct request *r, int32_t n_free)
 static void preempt(struct sched *s, struct request *r, enum engine_room room)
 {
 	leave_list(s, r);
+	promotion_retreat(s, r);
+	if (s->tiers)
+		kv_tiers_cancel(s->tiers, &r->fetch);
 	release_kv(s, r);
 	kv_seq_charge(&r->kv, NULL);
 	r->fetched = false;
@@ -315,6 +320,24 @@ static bool make_room(struct sched *s, struct request *r, int32_t n)
 
 /* ---- Large requests ---- */
 
+struct sched_large sched_large_windowed(int32_t pool_pages, int32_t horizon, int32_t step_tokens)
+{
+	/* A window begins and ends within a page; behind it one page is not full, and another may be a copy of it. */
+	int32_t seen = kv_pages_for(horizon) + 1, step_pages = pool_pages - seen - 2;
+	if (step_pages < 1)
+		return (struct sched_large){0};
+	int32_t rows = step_tokens / KV_PAGE_TOKENS < step_pages ? step_tokens : step_pages * KV_PAGE_TOKENS;
+	return (struct sched_large){seen + 2 + kv_pages_for(rows), rows};
+}
+
+static struct sched_large large_bounds(const struct sched *s)
+{
+	if (!s->overflow)
+		return s->large;
+	const struct kv_overflow_plan *p = kv_overflow_now(s->overflow);
+	return (struct sched_large){p->resident_pages, p->step_rows};
+}
+
 /* Whether the pool holds so many tokens of it. */
 static bool fits_pool(const struct sched *s, const struct request *r, int32_t n_tokens)
 {
@@ -347,7 +370,7 @@ static bool reserve_below(struct sched *s, struct request *r)
 static int32_t reach_of(const struct sched *s, const struct request *r)
 {
 	int32_t n = request_reach(r);
-	return r->is_large && n > kv_overflow_now(s->overflow)->step_rows ? kv_overflow_now(s->overflow)->step_rows : n;
+	return r->is_large && n > large_bounds(s).step_rows ? large_bounds(s).step_rows : n;
 }
 
 /*
@@ -356,9 +379,9 @@ static int32_t reach_of(const struct sched *s, const struct request *r)
  */
 static bool make_way(struct sched *s, struct request *r)
 {
-	if (s->overflow && !r->is_large)
+	if (large_bounds(s).step_rows > 0 && !r->is_large)
 		r->is_large = !fits_pool(s, r, (int32_t)r->tokens.n < r->max_total ? (int32_t)r->tokens.n + 1 : r->max_total);
-	if (!r->is_large)
+	if (!r->is_large || !s->overflow)
 		return true;
 	const struct kv_overflow_plan *plan = kv_overflow_now(s->overflow);
 	int32_t last_full = r->kv.n_tokens / KV_PAGE_TOKENS - 1;
@@ -380,10 +403,15 @@ static void attach_kv(struct sched *s, struct request *r)
 	int32_t n = request_known(r), last = (int32_t)r->tokens.n - 1;
 	/* The last token is computed in any case, for its logits; a prompt's own log-probabilities need all of them. */
 	int32_t most = r->prompt_logprobs && !r->prompt_done ? 0 : n < last ? n : last;
-	struct kv_use use = use_by(s, r);
+	struct kv_use use = sched_use(s, r);
+	r->n_indexed = 0;
+	if (r->fetch.under_way) {
+		kv_seq_charge(&r->kv, &r->tenant->kv);
+		promotion_begin(s, r, most);
+		return;
+	}
 	kv_seq_release(s->pool, &r->kv);
 	kv_seq_charge(&r->kv, &r->tenant->kv);
-	r->n_indexed = 0;
 	if (most > 0 && unpark(r))
 		return;
 	/* Without memory for the block table it is computed instead. */
@@ -399,9 +427,9 @@ static void attach_kv(struct sched *s, struct request *r)
 static bool could_admit(const struct sched *s, struct request *r)
 {
 	int32_t n = request_known(r), pages = kv_policy_max_pages(&r->policy, (int32_t)r->tokens.n);
-	bool large = s->overflow && !fits_pool(s, r, (int32_t)r->tokens.n);
+	bool large = large_bounds(s).step_rows > 0 && !fits_pool(s, r, (int32_t)r->tokens.n);
 	if (large)
-		pages = kv_overflow_now(s->overflow)->resident_pages;
+		pages = large_bounds(s).resident_pages;
 	int64_t need = (int64_t)pages + s->n_running; /* without what the index knows, which takes a look */
 	int64_t can = kv_pool_n_free(s->pool);
 	if (s->n_running == 0 || need <= can)
@@ -432,7 +460,13 @@ static enum admission admit(struct sched *s, struct request *r)
 		why = WAITS_FOR_ROOM_BELOW;
 		goto wait;
 	}
+	if (r->is_large && s->horizon > 0) {
+		/* It may have found more than it will see. */
+		r->n_indexed = r->kv.n_tokens / KV_PAGE_TOKENS;
+		sched_let_go(s, r);
+	}
 	int32_t reach = reach_of(s, r);
+	r->kv.goes_on = reach < request_reach(r);
 	int32_t need = kv_seq_pages_needed(s->pool, &r->kv, reach);
 	if (!keeps_cap(r, more_pages(r, reach) + r->tenant->n_running)) {
 		why = WAITS_FOR_CAP;
@@ -467,6 +501,7 @@ wait:
 		release_kv(s, r);
 	kv_overflow_release(&r->spill);
 	r->is_large = false;
+	promotion_retreat(s, r);
 	/* What the index knew of it, it holds on to. */
 	kv_seq_truncate(s->pool, &r->kv, r->kv.n_tokens);
 	kv_seq_charge(&r->kv, NULL);
@@ -517,45 +552,6 @@ static bool awaits_other(struct sched *s, struct request *r)
 	return r->awaits_id != 0;
 }
 
-/* Pages that fetches may take: what is free or only indexed, but for the next token of each running request. */
-static int32_t pages_to_fetch(const struct sched *s)
-{
-	struct kv_prefix_stats index;
-	kv_prefix_stats(s->prefix, &index);
-	return kv_pool_n_free(s->pool) + index.n_idle - s->n_running;
-}
-
-/* True while pages of its prompt are on their way from the tiers, for it or for another that begins alike. */
-static bool awaits_tiers(struct sched *s, struct request *r)
-{
-	int32_t n = request_known(r);
-	struct kv_use use = use_by(s, r);
-	if (!s->tiers || r->fetched || (r->prompt_logprobs && !r->prompt_done))
-		return false;
-	if (!r->fetch.under_way) {
-		kv_seq_release(s->pool, &r->kv);
-		/* Others may have brought more of it since it came. */
-		r->fetched = kv_prefix_hold(s->prefix, &r->chain, r->tokens.ids, n, &r->kv) != STATUS_OK;
-		if (!r->fetched && kv_tiers_comes(s->tiers, &r->chain.root, r->tokens.ids, n, &r->kv))
-			return true;
-		r->fetched = r->fetched || !kv_tiers_fetch(s->tiers, &r->fetch, &r->chain.root, r->tokens.ids, n, &r->kv, pages_to_fetch(s));
-	}
-	r->fetched = r->fetched || kv_tiers_advance(s->tiers, &r->fetch, &r->kv, &use);
-	return !r->fetched;
-}
-
-/* What is on its way for those that nobody looks at, since others wait before them, is moved on as well. */
-static void advance_fetches(struct sched *s)
-{
-	kv_tiers_poll(s->tiers);
-	list_each(l, next, &s->waiting) {
-		struct request *r = entry(l);
-		struct kv_use use = use_by(s, r);
-		if (r->fetch.under_way && kv_tiers_advance(s->tiers, &r->fetch, &r->kv, &use))
-			r->fetched = true;
-	}
-}
-
 /* The oldest tells: work in the background is younger than all other. */
 static bool runs_for_somebody(const struct sched *s)
 {
@@ -578,13 +574,13 @@ static void admit_waiting(struct sched *s)
 	s->pass++;
 	s->awaited = NULL;
 	if (s->tiers && kv_tiers_busy(s->tiers))
-		advance_fetches(s);
+		promotion_advance(s);
 	list_each(l, next, &s->waiting) {
 		struct request *r = entry(l);
 		if ((s->n_running >= s->max_running && !can_set_back(s, r)) || (r->background && runs_for_somebody(s)))
 			return;
 		if (r->tenant->blocked_pass == s->pass || (r->session && r->session->running) || awaits_other(s, r) ||
-		    awaits_tiers(s, r))
+		    (promotion_awaited(s, r) && !promotion_may_begin(s, r)))
 			continue;
 		/* Nobody overtakes a request that waits for memory, or it would never get it; a tenant's limit stops that tenant only. */
 		if (s->n_running >= s->max_running)
@@ -594,7 +590,8 @@ static void admit_waiting(struct sched *s)
 			set_back(s);
 			a = admit(s, r);
 		}
-		if (a == WAITS_FOR_MEMORY)
+		/* One whose pages are still coming has the step for itself. */
+		if (a == WAITS_FOR_MEMORY || (a == ADMITTED && r->fetch.under_way))
 			return;
 		if (a == WAITS_FOR_CAP)
 			r->tenant->blocked_pass = s->pass;
@@ -628,6 +625,8 @@ static void add_rows(struct sched *s, struct request *r, int32_t n_rows, int32_t
 	if (s->seq[b->n_seqs].far)
 		s->seq[b->n_seqs].look = NULL; /* attention by parts tells nothing */
 	s->part[b->n_seqs] = (struct step_part){r, n_rows, b->n_outputs, n_outputs, false, false};
+	if (r->fetch.under_way)
+		promotion_announce(s, r);
 	b->n_rows += n_rows;
 	b->n_outputs += n_outputs;
 	b->n_seqs++;
@@ -675,6 +674,9 @@ static void add_prompt_rows(struct sched *s, struct request *r, int32_t n_rows)
 		n_rows = room;
 	if (n_rows > reach_of(s, r))
 		n_rows = reach_of(s, r);
+	/* Its next piece begins with a page. */
+	if (r->is_large && n_rows < request_pending(r))
+		n_rows -= (r->kv.n_tokens + n_rows) % KV_PAGE_TOKENS;
 	if (n_rows <= 0 || room <= 0)
 		return;
 	bool completes = n_rows == request_pending(r);
@@ -778,6 +780,7 @@ static bool go_on(struct sched *s, struct request *r)
 	if (!move_first_pages(s, r))
 		return false;
 	bool paged = r->policy.kind == KV_POLICY_FULL && !r->is_large; /* its prompt has its pages since it was admitted */
+	r->kv.goes_on = r->state == REQUEST_PREFILL && reach_of(s, r) < request_reach(r);
 	if (!(r->state == REQUEST_PREFILL && paged) && !make_room(s, r, r->state == REQUEST_DECODE ? 1 : reach_of(s, r)))
 		return false;
 	if (r->kv.n_tokens < kv_policy_weighs_from(&r->policy) || kv_seq_weigh(&r->kv))
@@ -827,6 +830,7 @@ bool sched_build(struct sched *s)
 	struct batch *b = &s->batch;
 	int32_t n_seen = 0;
 	b->n_rows = b->n_seqs = b->n_outputs = 0;
+	b->arrival = NULL;
 	admit_waiting(s);
 	bool large_rest = others_are_owed(s);
 	/* Oldest first: whoever has to give way is younger and so not in the batch yet. */
@@ -857,9 +861,25 @@ bool sched_build(struct sched *s)
 	return b->n_rows > 0;
 }
 
+bool sched_arrived(struct sched *s, bool computed)
+{
+	struct request *r = s->arrival.request;
+	if (computed && promotion_complete(s))
+		return true;
+	leave_list(s, r);
+	promotion_retreat(s, r);
+	kv_seq_charge(&r->kv, NULL);
+	to_waiting(s, r);
+	/* It was not admitted before: promotion.c sees to that. */
+	r->admitted_before = false;
+	s->pages_wanted -= (uint64_t)(r->n_prompt / KV_PAGE_TOKENS);
+	s->pages_found -= (uint64_t)(r->usage.cached_tokens / KV_PAGE_TOKENS);
+	return false;
+}
+
 void sched_index(struct sched *s, struct request *r)
 {
-	struct kv_use use = use_by(s, r);
+	struct kv_use use = sched_use(s, r);
 	int32_t n = r->kv.n_tokens, exact = request_exact(r);
 	if (r->kv.n_dropped > 0 || (n < exact ? n : exact) / KV_PAGE_TOKENS <= r->n_indexed)
 		return;

@@ -11,13 +11,15 @@
  * the same result. A tenant's limit of KV works in the same way on what that tenant holds, and stops only its own requests.
  *
  * What the tiers below the pool have of a prompt comes up before the request is admitted: it waits, holding what is there, while
- * others go on, and requests behind it may overtake it.
+ * others go on, and requests behind it may overtake it. When there are no others it is admitted, alone, as soon as the first layers are
+ * there (promotion.h).
  *
  * A request under a context policy (kv/policy.h) takes from the index, and gives it, only what is exact. Steps end where its policy acts next,
  * and what has to go then goes in front of the next one. Pages that go may be shared, so each stretch asks for
  * room as a decoding request does.
  *
- * A request with more tokens than the pool holds is large. It can run where there is room below the pool for its first pages (kv/overflow.h), which
+ * A request with more tokens than the pool holds is large. Where all layers have a window it passes through the pool, in pieces that it has room for
+ * behind the window. Else it can run where there is room below the pool for its first pages (kv/overflow.h), which
  * is reserved when it is admitted, for all that it may come to if it says that; those that wait for such room are overtaken. It has half of
  * the pool at most, and is computed in steps as large as that allows, since each of them reads all that is below. A step with such a
  * request is slow for everybody in it: while there are others, they get as much time to themselves afterwards.
@@ -44,6 +46,21 @@
 #include "engine/request.h"
 #include "engine/session.h"
 
+/* The request whose step begins before its pages are there, and how long that may still wait for them. */
+struct sched_arrival {
+	struct kv_arrival base;
+	struct kv_tiers *tiers;
+	struct request *request;
+	int64_t patience_ns;
+};
+
+/* Pages that a large request has in the pool at most, and rows of it that a step computes. */
+struct sched_large {
+	int32_t resident_pages, step_rows; /* 0: none can run */
+};
+/* The same where all layers have windows, and rows look back on `horizon` positions. */
+struct sched_large sched_large_windowed(int32_t pool_pages, int32_t horizon, int32_t step_tokens);
+
 /* What one request does in a step. */
 struct step_part {
 	struct request *request;
@@ -58,12 +75,14 @@ struct sched {
 	struct kv_pool *pool;
 	struct kv_prefix *prefix;
 	struct kv_tiers *tiers; /* below the pool; NULL, as sched_init() leaves it: none */
+	bool overlaps;          /* requests may begin while their pages come up; false, as sched_init() leaves it: when they are there */
 	struct kv_overflow *overflow; /* room for what large requests have beyond the pool; NULL, as sched_init() leaves it: none */
 	struct kv_scorer *scorer; /* NULL, as sched_init() leaves it: all pages are worth the same */
 	struct session_table *sessions;
 	struct parking parking; /* KV of idle sessions that is not the index's */
 	const struct clock *clock;
 	int32_t max_running, step_tokens, max_outputs;
+	struct sched_large large; /* without overflow; zeroed, as sched_init() leaves it: none can run */
 	int32_t horizon; /* positions that a row looks back on at most, so that older pages can go; 0, as sched_init() leaves it: all */
 
 	struct list waiting; /* by turn, then by arrival */
@@ -88,6 +107,7 @@ struct sched {
 	int32_t *output_row;       /* [max_outputs] */
 	struct step_part *part;    /* [2 * max_running] */
 	struct kv_spill **spill;   /* [max_running] of the large ones */
+	struct sched_arrival arrival; /* while batch.arrival is set */
 };
 
 /* step_tokens and max_outputs are at least max_running. */
@@ -110,6 +130,13 @@ struct request *sched_find(const struct sched *s, uint64_t id);
 
 /* Admits what can be admitted and builds s->batch and s->part[0..batch.n_seqs). False when there is nothing to compute. */
 bool sched_build(struct sched *s);
+/* Who uses pages for a request, now. */
+struct kv_use sched_use(const struct sched *s, const struct request *r);
+/*
+ * A step whose batch has an arrival was computed, as far as possible, and means something if `computed`. False: it does not, since not all it saw is
+ * there; its request waits again, and nothing has happened.
+ */
+bool sched_arrived(struct sched *s, bool computed);
 /* A part of moved rows is computed. */
 void sched_moved(const struct step_part *part);
 /* Indexes the full pages that a request has computed; call it when its kv.n_tokens has grown. */

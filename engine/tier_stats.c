@@ -86,6 +86,7 @@ void engine_overflow_describe(const struct kv_overflow *o, struct engine_overflo
 	        .pages = s.n_pages,
 	        .moved_pages = s.pages_spilled,
 	        .lost_requests = s.sequences_lost,
+	        .wide_refused = s.wide_refused,
 	        .bytes_read = s.bytes_read,
 	        .bytes_written = s.bytes_written,
 	        .waits = s.waits,

@@ -249,6 +249,8 @@ void worker_run_step(struct worker *w)
 	enum status st = bound_pages(w);
 	if (st == STATUS_OK)
 		st = model_run(e->model, b, kv_pool_slab(e->pool));
+	if (b->arrival && (st == STATUS_OK || st == STATUS_CANCELLED) && !sched_arrived(&w->sched, st == STATUS_OK))
+		return;
 	if (st == STATUS_OK)
 		st = fetch_outputs(w);
 	int64_t took = clock_now_ns(clock_system()) - start;
@@ -260,7 +262,9 @@ void worker_run_step(struct worker *w)
 	w->stats.steps++;
 	w->stats.step_rows += (uint64_t)b->n_rows;
 	w->stats.step_ns += took;
-	sched_measure(&w->sched, b->n_rows, b->n_rows > n_seqs, took);
+	/* One that waited for pages says nothing about how fast rows are computed. */
+	if (!b->arrival)
+		sched_measure(&w->sched, b->n_rows, b->n_rows > n_seqs, took);
 	for (int32_t i = 0; i < n_seqs; i++)
 		take_part(w, &w->sched.part[i], w->part_logits[i], w->part_token[i]);
 }

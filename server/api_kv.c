@@ -123,9 +123,9 @@ static void write_overflow(struct buf *out, const struct engine_overflow *o)
 		return;
 	buf_printf(out,
 		   ",\"overflow\":{\"max_tokens\":%d,\"requests\":%d,\"pages\":%d,\"moved_pages\":%llu,\"lost_requests\":%llu,"
-		   "\"ram\":{\"bytes\":%llu,\"bytes_used\":%llu},\"disk\":{\"state\":\"%s\",\"reason\":",
+		   "\"wide_refused\":%llu,\"ram\":{\"bytes\":%llu,\"bytes_used\":%llu},\"disk\":{\"state\":\"%s\",\"reason\":",
 		   o->max_tokens, o->requests, o->pages, (unsigned long long)o->moved_pages, (unsigned long long)o->lost_requests,
-		   (unsigned long long)o->ram_bytes, (unsigned long long)o->ram_used_bytes,
+		   (unsigned long long)o->wide_refused, (unsigned long long)o->ram_bytes, (unsigned long long)o->ram_used_bytes,
 		   o->disk_off ? "off" : o->disk_bytes ? "on" : "none");
 	buf_json_string(out, o->off_reason, strlen(o->off_reason));
 	buf_printf(out, ",\"bytes\":%llu,\"bytes_used\":%llu,\"bytes_read\":%llu,\"bytes_written\":%llu,\"waits\":%llu}}",

@@ -8,7 +8,7 @@
 
 struct args {
 	char *model, *kv_dtype, *rope_scaling;
-	int64_t ctx, sessions, memory, step_tokens, max_running;
+	int64_t ctx, sessions, memory, step_tokens, max_running, kv_overflow, kv_overflow_disk;
 	double rate;
 	bool kv_bounds, json;
 };
@@ -21,6 +21,8 @@ static const struct option rows[] = {
 	OPTION_ROW_STRING(struct args, rope_scaling, "rope-scaling", NULL, "as the server's: yarn:4, linear:2, none, ..."),
 	OPTION_ROW_STRING(struct args, kv_dtype, "kv-dtype", "auto", "as the server's: auto, f16, bf16, int8 or fp8_e4m3"),
 	OPTION_ROW_BOOL(struct args, kv_bounds, "kv-bounds", "as the server's: with the bounds that the context policy quest needs"),
+	OPTION_ROW_BYTES(struct args, kv_overflow, "kv-overflow", 0, 0, INT64_MAX, "as the server's: host memory for conversations larger than the KV cache"),
+	OPTION_ROW_BYTES(struct args, kv_overflow_disk, "kv-overflow-disk", 0, 0, INT64_MAX, "and bytes of a file for them, without its directory"),
 	OPTION_ROW_REAL(struct args, rate, "rate", 0, 0, 1 << 30, "tokens a second that all clients write; 0: not known"),
 	OPTION_ROW_INT(struct args, step_tokens, "step-tokens", 0, 0, 65536, "rows of a step; 0: the server's default"),
 	OPTION_ROW_INT(struct args, max_running, "max-running", 0, 0, 4096, "generations that run together; 0: the server's default"),
@@ -28,8 +30,9 @@ static const struct option rows[] = {
 };
 
 static const struct cli_usage usage = {
-	"kvasir plan --model FILE [--ctx N] [--sessions M] [--memory B] [--rate R] [--kv-dtype T] [--rope-scaling R] [--json]",
-	"Says what weights, activations and KV cache will take, how many conversations fit, and how long an idle one is kept.",
+	"kvasir plan --model FILE [--ctx N] [--sessions M] [--memory B] [--kv-overflow B] [--kv-overflow-disk B] [--rate R] [--kv-dtype T]\n"
+	"    [--rope-scaling R] [--json]",
+	"Says what weights, activations and KV cache will take, how many conversations fit, how long one may be, and how long an idle one is kept.",
 	{rows, sizeof rows / sizeof *rows},
 };
 
@@ -58,6 +61,10 @@ static void write_json(const struct engine_plan *p, struct buf *out)
 		{"total_bytes", p->total_bytes},
 		{"pool_bytes", p->pool_bytes},
 		{"sessions_that_fit", (uint64_t)p->sessions_that_fit},
+		{"pool_tokens", (uint64_t)p->pool_tokens},
+		{"longest_tokens", (uint64_t)p->longest_tokens},
+		{"overflow_ram_bytes", p->overflow_ram_bytes},
+		{"overflow_disk_bytes", p->overflow_disk_bytes},
 	};
 	buf_puts(out, "{\"architecture\":");
 	buf_json_string(out, p->arch, strlen(p->arch));
@@ -116,6 +123,16 @@ static void write_text(const struct engine_plan *p, const struct args *args, str
 		write_size(out, "left for KV", p->pool_bytes, "");
 	}
 	buf_printf(out, "  %-26s %16lld\n", "whole contexts that fit", (long long)p->sessions_that_fit);
+	buf_printf(out, "  %-26s %16d tokens%s\n", "the longest conversation", p->longest_tokens,
+	           p->longest_tokens == p->pool_tokens ? ""
+	           : p->n_windowed == p->n_layer       ? ", which passes through the KV cache: all layers have a window"
+	                                               : ", most of it below the KV cache");
+	if (p->longest_tokens > p->pool_tokens)
+		buf_printf(out, "  %-26s %16d tokens\n", "... in the KV cache alone", p->pool_tokens);
+	if (p->overflow_ram_bytes)
+		write_size(out, "below it, in memory", p->overflow_ram_bytes, p->overflow_disk_bytes && !args->kv_overflow ? "copies in f16 of some pages" : "");
+	if (p->overflow_disk_bytes)
+		write_size(out, "below it, on disk", p->overflow_disk_bytes, "read once for each step of such a conversation");
 	if (p->idle_seconds > 0)
 		buf_printf(out, "  %-26s %16.0f seconds, while all clients write %g tokens a second\n", "an idle session stays",
 		           p->idle_seconds, args->rate);
@@ -145,6 +162,8 @@ int cli_plan(int argc, char **argv)
 		.kv_type = args.kv_dtype,
 		.rope_scaling = args.rope_scaling,
 		.kv_bounds = args.kv_bounds,
+		.kv_overflow_bytes = (uint64_t)args.kv_overflow,
+		.kv_overflow_disk_bytes = (uint64_t)args.kv_overflow_disk,
 	};
 	status = CLI_OK;
 	if (engine_plan(&params, &plan, &err) != STATUS_OK) {

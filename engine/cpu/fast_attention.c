@@ -876,7 +876,7 @@ enum status fast_attention_part(struct backend *b, const void *kv, const struct 
 	struct fast *f = (struct fast *)b;
 	struct attn_cut *p = &f->plan->cut[CUT_PART];
 	size_t queries = (size_t)f->base.batch->seq[part->seq].n_rows * (size_t)n_head;
-	if (layout->type != f->pages->type || layout->form != KV_FORM_F16 || part->first_page % KV_PART_PAGES != 0)
+	if (layout->type != f->pages->type || part->first_page % KV_PART_PAGES != 0)
 		return STATUS_INVALID;
 	if (part->first) {
 		size_t bytes = queries * 2 * ((size_t)layout->head_dim + 2) * sizeof(float);

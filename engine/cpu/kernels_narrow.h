@@ -303,7 +303,7 @@ static int32_t peak(const float *x, int64_t n)
 static const char *narrow_page(const struct attn_job *j, int32_t at, bool *wide)
 {
 	const struct kv_layout *l = j->layout;
-	int32_t page = j->block_table[(at < j->first[0] ? j->first[0] : at) / KV_PAGE_TOKENS];
+	int32_t page = j->block_table[(at < j->first[0] ? j->first[0] : at) / KV_PAGE_TOKENS - j->first_page];
 	const char *copy = narrow_wide_page(l, j->slab, page);
 	*wide = copy != NULL;
 	if (copy)

@@ -31,10 +31,10 @@ static inline void narrow_count(const struct kv_layout *l, float k_scale, float 
 		__atomic_fetch_add(&l->wide->n_not_finite, (uint64_t)(k_scale != k_scale) + (v_scale != v_scale), __ATOMIC_RELAXED);
 }
 
-/* The wide copy of a page in the slab, or NULL. */
+/* The wide copy of a page of the slab, or NULL. */
 static inline char *narrow_wide_page(const struct kv_layout *l, const char *kv, int32_t page)
 {
 	if (!l->wide || l->wide->slot[page] < 0)
 		return NULL;
-	return (char *)kv + l->wide->offset + (size_t)l->wide->slot[page] * l->wide->stride;
+	return (char *)(l->wide->slab ? l->wide->slab : kv) + l->wide->offset + (size_t)l->wide->slot[page] * l->wide->stride;
 }

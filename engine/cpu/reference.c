@@ -777,7 +777,7 @@ static enum status attention_part(struct backend *b, const void *kv, const struc
 	struct reference *r = self(b);
 	const struct batch_seq *seq = &r->base.batch->seq[part->seq];
 	int64_t n = (int64_t)seq->n_rows * n_head, dim = l->head_dim;
-	if (l->form != KV_FORM_F16 || part->first_page % KV_PART_PAGES != 0)
+	if (part->first_page % KV_PART_PAGES != 0)
 		return STATUS_INVALID;
 	if (part->first) {
 		double *state = realloc(r->state, (size_t)n * ((size_t)dim + 2) * sizeof *state);

@@ -16,8 +16,11 @@ struct kv_overflow {
 	struct kv_layout layout;        /* of the pool */
 	size_t piece;                   /* bytes of a page's layer */
 	struct kv_overflow_plan plan;
-	char *ram;                      /* [ram_groups][n_layer][group_pages] pieces */
+	char *ram;                      /* [n_layer][ram_groups][group_pages] pieces; then wide copies */
 	size_t ram_bytes;
+	struct kv_wide wide;            /* what get() gives of a layer's copies */
+	int32_t *wide_slot;             /* [ram_groups + disk_groups][group_pages] of each page, or -1; NULL: not a narrow pool */
+	int32_t *free_wide, n_free_wide;
 	struct overflow_disk *disk;     /* NULL: none */
 	const char *off_reason;         /* of a disk that has failed */
 	int32_t *free_ram, *free_disk;  /* slots; those of the disk stand behind those in memory */
@@ -44,6 +47,18 @@ static int32_t groups_in(uint64_t bytes, uint64_t group, const struct kv_layout 
 	return (int32_t)(n < most ? n : most);
 }
 
+/* A layer of a page's wide copy, which has the elements of a page that is not narrow. */
+static size_t wide_piece(const struct kv_layout *l)
+{
+	return 2 * (size_t)l->n_head_kv * (size_t)l->head_dim * KV_PAGE_TOKENS * sizeof(uint16_t);
+}
+
+/* One for the first page of each of some conversations, and some for values without a narrow form. */
+static int32_t wide_slots(const struct kv_layout *l, int32_t n_groups)
+{
+	return l->form == KV_FORM_F16 ? 0 : n_groups / 4 + 4;
+}
+
 enum status kv_overflow_plan(const struct kv_layout *l, int32_t pool_pages, int32_t step_tokens, uint64_t ram_bytes, uint64_t disk_bytes,
                              struct kv_overflow_plan *out, struct error *err)
 {
@@ -62,13 +77,18 @@ enum status kv_overflow_plan(const struct kv_layout *l, int32_t pool_pages, int3
 	        .group_pages = group,
 	        .resident_pages = resident,
 	        .step_rows = step_tokens / KV_PAGE_TOKENS < step_pages ? step_tokens : step_pages * KV_PAGE_TOKENS,
-	        .ram_groups = groups_in(ram_bytes, in_ram, l, group),
 	        .disk_groups = groups_in(disk_bytes, on_disk, l, group),
 	};
+	uint64_t wide = wide_piece(l) * (uint64_t)l->n_layer;
+	out->wide_slots = wide_slots(l, groups_in(ram_bytes, in_ram, l, group) + out->disk_groups);
+	wide *= (uint64_t)out->wide_slots;
+	out->ram_groups = ram_bytes > wide ? groups_in(ram_bytes - wide, in_ram, l, group) : 0;
+	out->ram_bytes = (size_t)(in_ram * (uint64_t)out->ram_groups + wide);
+	out->disk_bytes = on_disk * (uint64_t)out->disk_groups;
 	if (out->ram_groups + out->disk_groups == 0)
 		return error_set(err, STATUS_INVALID,
 		                 "%" PRIu64 " bytes for conversations larger than the KV cache are too few: %" PRId32 " pages, the fewest that are moved together, take %" PRIu64,
-		                 ram_bytes > disk_bytes ? ram_bytes : disk_bytes, group, disk_bytes ? on_disk : in_ram);
+		                 ram_bytes > disk_bytes ? ram_bytes : disk_bytes, group, disk_bytes ? on_disk : in_ram + wide);
 	out->max_tokens = pages_of(out) * KV_PAGE_TOKENS;
 	return STATUS_OK;
 }
@@ -132,6 +152,22 @@ bool kv_overflow_reserve(struct kv_overflow *o, struct kv_spill *s, int32_t n)
 	return true;
 }
 
+/* The wide copies of a group's pages. */
+static int32_t *wide_of(const struct kv_overflow *o, int32_t slot)
+{
+	return o->wide_slot + (size_t)slot * (size_t)o->plan.group_pages;
+}
+
+static void forget_wide(struct kv_overflow *o, int32_t slot)
+{
+	for (int32_t p = 0; o->wide_slot && p < o->plan.group_pages; p++) {
+		int32_t *wide = wide_of(o, slot) + p;
+		if (*wide >= 0)
+			o->free_wide[o->n_free_wide++] = *wide;
+		*wide = -1;
+	}
+}
+
 void kv_overflow_release(struct kv_spill *s)
 {
 	struct kv_overflow *o = s->store;
@@ -139,6 +175,7 @@ void kv_overflow_release(struct kv_spill *s)
 		return;
 	for (int32_t i = 0; i < s->n_groups; i++) {
 		int32_t slot = s->groups[i].slot;
+		forget_wide(o, slot);
 		if (is_in_ram(o, slot)) {
 			o->free_ram[o->n_free_ram++] = slot;
 		} else if (!o->off_reason) {
@@ -162,9 +199,20 @@ void kv_overflow_count(const struct kv_spill *s, int32_t *ram, int32_t *disk)
 
 /* ---- Up ---- */
 
-static int32_t first_piece(const struct kv_overflow *o, int32_t slot, int32_t layer)
+/* Where the pieces of a layer begin in memory. */
+static char *layer_in_ram(const struct kv_overflow *o, int32_t layer)
 {
-	return (slot * o->layout.n_layer + layer) * o->plan.group_pages;
+	return o->ram + (size_t)layer * (size_t)o->plan.ram_groups * (size_t)o->plan.group_pages * o->piece;
+}
+
+/* Copies of a layer for pages whose numbers count from this group on; NULL: there are none in this pool. */
+static struct kv_wide *wide_from(struct kv_overflow *o, int32_t slot, int32_t layer)
+{
+	if (!o->wide_slot)
+		return NULL;
+	o->wide.slot = wide_of(o, slot);
+	o->wide.offset = (size_t)layer * wide_piece(&o->layout);
+	return &o->wide;
 }
 
 /* As many groups as stand in memory one after the other. */
@@ -172,11 +220,10 @@ static void run_in_ram(struct kv_overflow *o, const struct kv_spill *s, int32_t 
 {
 	int32_t n = 0, per_group = o->plan.group_pages;
 	for (int32_t g = page / per_group; g < s->n_groups && is_in_ram(o, s->groups[g].slot); g++) {
-		int32_t first = first_piece(o, s->groups[g].slot, layer);
 		for (int32_t p = n == 0 ? page % per_group : 0; p < per_group; p++)
-			o->table[n++] = first + p;
+			o->table[n++] = s->groups[g].slot * per_group + p;
 	}
-	*out = (struct kv_far_run){n, o->ram, o->table};
+	*out = (struct kv_far_run){n, layer_in_ram(o, layer), o->table, wide_from(o, 0, layer)};
 }
 
 static void lose(struct kv_overflow *o, struct kv_spill *s)
@@ -209,7 +256,7 @@ static bool get(struct kv_far *far, int32_t layer, int32_t page, struct kv_far_r
 		lose(o, s);
 		return false;
 	}
-	*out = (struct kv_far_run){o->plan.group_pages - at, block, o->in_order + at};
+	*out = (struct kv_far_run){o->plan.group_pages - at, block, o->in_order + at, wide_from(o, g->slot, layer)};
 	return true;
 }
 
@@ -243,14 +290,30 @@ static bool copy_group(struct kv_overflow *o, const struct kv_pool *pool, const 
 {
 	const struct backend_ops *ops = o->backend->ops;
 	const char *slab = kv_pool_slab(pool);
-	char *to = buffer ? buffer : o->ram + (size_t)first_piece(o, slot, 0) * o->piece;
-	size_t group = o->piece * (size_t)o->plan.group_pages, stride = buffer ? overflow_disk_stride(group) : group;
+	size_t group = o->piece * (size_t)o->plan.group_pages;
+	char *to = buffer ? buffer : layer_in_ram(o, 0) + (size_t)slot * group;
+	size_t stride = buffer ? overflow_disk_stride(group) : (size_t)o->plan.ram_groups * group;
 	if (ops->page_layers)
 		return ops->page_layers(o->backend, slab, &o->layout, pages, o->plan.group_pages, to, stride) == STATUS_OK;
 	for (int32_t layer = 0; layer < o->layout.n_layer; layer++, to += stride)
 		for (int32_t p = 0; p < o->plan.group_pages; p++)
-			memcpy(to + (size_t)p * o->piece, slab + (size_t)pages[p] * o->layout.page_stride + (size_t)layer * o->piece, o->piece);
+			memcpy(to + (size_t)p * o->piece, slab + (size_t)pages[p] * o->layout.page_stride + (size_t)layer * o->piece,
+			       o->piece);
 	return true;
+}
+
+/* Keeps the wide copy of page p of a group, if the pool's page has one. */
+static void keep_wide(struct kv_overflow *o, int32_t slot, int32_t p, const char *slab, int32_t page)
+{
+	const struct kv_wide *w = o->layout.wide;
+	if (!o->wide_slot || !w || w->slot[page] < 0)
+		return;
+	if (o->n_free_wide == 0) {
+		o->stats.wide_refused++;
+		return;
+	}
+	int32_t to = wide_of(o, slot)[p] = o->free_wide[--o->n_free_wide];
+	memcpy((char *)o->wide.slab + (size_t)to * o->wide.stride, slab + w->offset + (size_t)w->slot[page] * w->stride, w->bytes);
 }
 
 bool kv_overflow_spill(struct kv_overflow *o, struct kv_spill *s, struct kv_seq *seq, struct kv_pool *pool)
@@ -266,6 +329,8 @@ bool kv_overflow_spill(struct kv_overflow *o, struct kv_spill *s, struct kv_seq 
 	bool copied = copy_group(o, pool, seq->pages + first, slot, buffer);
 	if (buffer)
 		overflow_disk_end_write(o->disk, slot - o->plan.ram_groups);
+	for (int32_t p = 0; p < o->plan.group_pages; p++)
+		keep_wide(o, slot, p, kv_pool_slab(pool), seq->pages[first + p]);
 	o->stats.n_sequences += s->n_groups == 0;
 	s->groups[s->n_groups++] = (struct kv_spill_group){slot, -1};
 	s->far = (struct kv_far){s->n_groups * o->plan.group_pages, get};
@@ -287,8 +352,9 @@ static enum status supported(const struct backend *b, const struct kv_layout *l,
 	b->ops->info(b, &info);
 	if (!b->ops->attention_part || !(info.host_memory || (b->ops->host_alloc && b->ops->page_layers)))
 		return error_set(err, STATUS_UNSUPPORTED, "the device %s cannot compute conversations larger than its KV cache", info.name);
-	if (l->form != KV_FORM_F16)
-		return error_set(err, STATUS_UNSUPPORTED, "conversations larger than the KV cache need one of f16 or bf16, not %s", kv_form_name(l->form));
+	if (!info.host_memory && l->form != KV_FORM_F16)
+		return error_set(err, STATUS_UNSUPPORTED, "on the device %s conversations larger than the KV cache need one of f16 or bf16, not %s",
+		                 info.name, kv_form_name(l->form));
 	return STATUS_OK;
 }
 
@@ -317,16 +383,37 @@ static bool make_lists(struct kv_overflow *o)
 	return true;
 }
 
+/* The slots for wide copies, behind the groups in memory. */
+static bool make_wide(struct kv_overflow *o)
+{
+	size_t n_pages = ((size_t)o->plan.ram_groups + (size_t)o->plan.disk_groups) * (size_t)o->plan.group_pages;
+	size_t stride = wide_piece(&o->layout) * (size_t)o->layout.n_layer;
+	if (o->plan.wide_slots == 0)
+		return true;
+	o->wide_slot = malloc(n_pages * sizeof *o->wide_slot);
+	o->free_wide = calloc((size_t)o->plan.wide_slots, sizeof *o->free_wide);
+	if (!o->wide_slot || !o->free_wide)
+		return false;
+	for (size_t i = 0; i < n_pages; i++)
+		o->wide_slot[i] = -1;
+	while (o->n_free_wide < o->plan.wide_slots) {
+		o->free_wide[o->n_free_wide] = o->plan.wide_slots - 1 - o->n_free_wide;
+		o->n_free_wide++;
+	}
+	o->wide = (struct kv_wide){.slab = layer_in_ram(o, o->layout.n_layer), .stride = stride, .bytes = stride};
+	return true;
+}
+
 static enum status take_memory(struct kv_overflow *o, struct error *err)
 {
 	void *ram = NULL;
-	size_t bytes = (size_t)o->plan.ram_groups * (size_t)o->plan.group_pages * o->layout.page_bytes;
 	const struct backend_ops *ops = o->backend->ops;
+	size_t bytes = o->plan.ram_bytes;
 	if (!make_lists(o) || (bytes > 0 && (ops->host_alloc ? ops->host_alloc : ops->mem_alloc)(o->backend, bytes, &ram) != STATUS_OK))
 		return error_set(err, STATUS_NOMEM, "no memory for conversations larger than the KV cache: they were to have %zu bytes", bytes);
 	o->ram = ram;
 	o->ram_bytes = bytes;
-	return STATUS_OK;
+	return make_wide(o) ? STATUS_OK : error_set(err, STATUS_NOMEM, "no memory for conversations larger than the KV cache");
 }
 
 static enum status open_disk(struct kv_overflow *o, const struct kv_overflow_options *options, struct error *err)
@@ -391,6 +478,8 @@ void kv_overflow_destroy(struct kv_overflow *o)
 	free(o->order);
 	free(o->table);
 	free(o->in_order);
+	free(o->wide_slot);
+	free(o->free_wide);
 	free(o);
 }
 
@@ -403,7 +492,9 @@ void kv_overflow_stats(const struct kv_overflow *o, struct kv_overflow_stats *ou
 	if (o->disk)
 		overflow_disk_stats(o->disk, &disk);
 	*out = o->stats;
-	out->ram_used_bytes = (uint64_t)(o->plan.ram_groups - o->n_free_ram) * group * o->layout.page_bytes;
+	out->wide_slots = o->plan.wide_slots;
+	out->wide_used = o->plan.wide_slots - o->n_free_wide;
+	out->ram_used_bytes = (uint64_t)(o->plan.ram_groups - o->n_free_ram) * group * o->layout.page_bytes + (uint64_t)out->wide_used * o->wide.stride;
 	out->disk_bytes = (uint64_t)o->plan.disk_groups * on_disk;
 	out->disk_used_bytes = (uint64_t)(o->plan.disk_groups - o->n_free_disk) * on_disk;
 	out->bytes_read = disk.bytes_read;

@@ -16,6 +16,10 @@
  * one is being read by attention the next ones, those of the next layer at the end of one, are on their way. Nothing is cached
  * beyond that: the disk is read once for each layer and step, which is why prompts are computed in chunks as large as may be.
  *
+ * Pages of a narrow pool bring their wide copies along (kv_wide of backend.h): those of the first page of a conversation, and of pages with
+ * values that have no narrow form. There are few of them, so these are in memory always, in slots of their own; when they run out a page goes without, and is
+ * counted.
+ *
  * Groups are multiples of KV_PART_PAGES, so that a row has the same bits whether or not its sequence had to leave the pool: what is computed
  * of such a sequence is exact, and joins the prefix index like anything else.
  *
@@ -27,9 +31,9 @@
  * that have something there are lost (kv_spill.lost) and their requests fail with a sentence; their rows of the step at hand mean
  * nothing, those of others are what they were. What is in host memory goes on.
  *
- * Where it is possible: on devices that have attention_part(), with pages that are not narrow. Of a device whose memory is its own, what lies in
- * host memory is copied to it part by part, the next ones while it computes (backend.h, page_layers() and host_alloc()). One thread, the
- * device's worker, calls this.
+ * Where it is possible: on devices that have attention_part(), on GPUs with pages that are not narrow. Of a device whose memory is its
+ * own, what lies in host memory is copied to it part by part, the next ones while it computes (backend.h, page_layers() and
+ * host_alloc()). One thread, the device's worker, calls this.
  */
 #pragma once
 
@@ -46,12 +50,15 @@ struct kv_overflow_plan {
 	int32_t resident_pages; /* that a sequence with far pages may have in the pool */
 	int32_t step_rows;      /* that one step may compute of it */
 	int32_t ram_groups, disk_groups;
+	int32_t wide_slots;     /* narrow pools: copies that there is room for */
+	size_t ram_bytes;       /* of the host's memory for all of it but the disk's buffers */
+	uint64_t disk_bytes;    /* of the file */
 	int32_t max_tokens;     /* of a sequence that has it all */
 };
 
 /*
- * INVALID: the pool is too small for a conversation to pass through, or what is below it for one group; the sentence says how much it
- * takes.
+ * ram_bytes are for groups and wide copies; where there are none, copies take memory of their own. INVALID: the pool is too small for a
+ * conversation to pass through, or what is below it for one group; the sentence says how much it takes.
  */
 enum status kv_overflow_plan(const struct kv_layout *layout, int32_t pool_pages, int32_t step_tokens, uint64_t ram_bytes, uint64_t disk_bytes,
                              struct kv_overflow_plan *out, struct error *err);
@@ -105,6 +112,8 @@ void kv_overflow_step(struct kv_overflow *o, struct kv_spill *const *s, int32_t 
 
 struct kv_overflow_stats {
 	uint64_t ram_bytes, disk_bytes;           /* taken */
+	int32_t wide_slots, wide_used;            /* narrow pools */
+	uint64_t wide_refused;                    /* pages that left without their copies */
 	uint64_t ram_used_bytes, disk_used_bytes; /* by sequences */
 	int32_t n_pages, n_sequences;             /* that are here */
 	uint64_t pages_spilled, sequences_lost;   /* so far */

@@ -68,11 +68,14 @@ enum status kv_seq_prepare(struct kv_pool *pool, struct kv_seq *s, int32_t n)
 	/* A last page that is full is the last no more. */
 	if (s->n_pages > 1 && s->n_pages < want && kv_seq_places(s) == s->n_pages * KV_PAGE_TOKENS)
 		kv_pool_narrow(pool, s->pages[s->n_pages - 1]);
+	/* One that was taken for a piece of what went on, and nothing of it is computed, is the last now. */
+	if (n > 0 && !s->goes_on && s->n_pages == want && kv_seq_places(s) <= (want - 1) * KV_PAGE_TOKENS)
+		kv_pool_widen(pool, s->pages[want - 1]);
 	while (s->n_pages < want) {
 		int32_t page = kv_pool_get(pool, s->holder);
 		if (page == KV_NO_PAGE)
 			return STATUS_LIMIT;
-		if (s->n_pages == 0 || s->n_pages == want - 1)
+		if (s->n_pages == 0 || (s->n_pages == want - 1 && !s->goes_on))
 			kv_pool_widen(pool, page);
 		s->pages[s->n_pages] = page;
 		set_n_pages(s, s->n_pages + 1);

@@ -23,6 +23,7 @@ enum status kv_tier_init(struct kv_tier *t, const struct kv_tier_ops *ops, const
 	if (device->backend->ops->info) {
 		device->backend->ops->info(device->backend, &info);
 		t->order = info.kv_order;
+		t->host_memory = info.host_memory;
 	}
 	while (t->n_buckets < (size_t)n_entries)
 		t->n_buckets *= 2;
@@ -176,7 +177,15 @@ enum kv_tier_end kv_tier_deliver(struct kv_tier *t, const struct kv_tier_load *l
 		*l->host_wide = wide;
 		return KV_LOAD_DONE;
 	}
-	return kv_image_write(&t->device, l->to, wide, image) == STATUS_OK ? KV_LOAD_DONE : KV_LOAD_FAILED;
+	enum status st;
+	if (l->part == KV_WHOLE) {
+		st = kv_image_write(&t->device, l->to, wide, image);
+	} else {
+		const struct kv_layout *layout = &t->device.layout;
+		struct kv_image_part part = kv_image_part(layout, kv_image_n_parts(layout, wide), l->part);
+		st = kv_image_write_bytes(&t->device, l->to, part.begin, part.end - part.begin, (const char *)image + part.begin);
+	}
+	return st == STATUS_OK ? KV_LOAD_DONE : KV_LOAD_FAILED;
 }
 
 void kv_tier_measure(double *bytes_per_s, uint64_t bytes, int64_t ns)
@@ -202,6 +211,10 @@ enum kv_tier_put kv_tier_put(struct kv_tier *t, const struct kv_page_name *page,
 	int32_t entry = t->stats.off ? NONE : kv_tier_lookup(t, &page->key);
 	if (t->stats.off)
 		goto out;
+	if (entry != NONE && t->entries[entry].damaged) {
+		put = KV_PUT_BUSY;
+		goto out;
+	}
 	if (entry != NONE) {
 		put = same_content(&t->entries[entry].page, page) ? KV_PUT_PRESENT : KV_PUT_FAILED;
 		if (put == KV_PUT_PRESENT)
@@ -231,7 +244,7 @@ bool kv_tier_has_room(struct kv_tier *t)
 static int32_t find(const struct kv_tier *t, const struct kv_page_name *page)
 {
 	int32_t entry = t->stats.off ? NONE : kv_tier_lookup(t, &page->key);
-	return entry != NONE && same_content(&t->entries[entry].page, page) ? entry : NONE;
+	return entry != NONE && !t->entries[entry].damaged && same_content(&t->entries[entry].page, page) ? entry : NONE;
 }
 
 bool kv_tier_has(struct kv_tier *t, const struct kv_page_name *page)
@@ -249,7 +262,7 @@ bool kv_tier_may_have(struct kv_tier *t, const struct kv_page_name *page)
 bool kv_tier_find(struct kv_tier *t, const struct kv_key *key, struct kv_page_name *page)
 {
 	int32_t entry = t->stats.off ? NONE : kv_tier_lookup(t, key);
-	if (entry == NONE)
+	if (entry == NONE || t->entries[entry].damaged)
 		return false;
 	*page = t->entries[entry].page;
 	return true;
@@ -286,17 +299,32 @@ static enum status begin_load(struct kv_tier *t, const struct kv_page_name *page
 
 enum status kv_tier_load(struct kv_tier *t, const struct kv_page_name *page, int32_t to, uint64_t ticket)
 {
-	return begin_load(t, page, &(struct kv_tier_load){.ticket = ticket, .to = to});
+	return begin_load(t, page, &(struct kv_tier_load){.ticket = ticket, .to = to, .part = KV_WHOLE});
+}
+
+int32_t kv_tier_n_parts(struct kv_tier *t, const struct kv_page_name *page)
+{
+	int32_t entry = find(t, page);
+	return entry != NONE && t->ops->n_parts ? t->ops->n_parts(t, entry) : 1;
+}
+
+enum status kv_tier_load_part(struct kv_tier *t, const struct kv_page_name *page, int32_t part, int32_t to, uint64_t ticket)
+{
+	return begin_load(t, page, &(struct kv_tier_load){.ticket = ticket, .to = to, .part = part});
 }
 
 enum status kv_tier_read(struct kv_tier *t, const struct kv_page_name *page, void *host, bool *wide, uint64_t ticket)
 {
-	return begin_load(t, page, &(struct kv_tier_load){.ticket = ticket, .to = KV_NO_PAGE, .host = host, .host_wide = wide});
+	return begin_load(t, page, &(struct kv_tier_load){.ticket = ticket, .to = KV_NO_PAGE, .part = KV_WHOLE, .host = host, .host_wide = wide});
 }
 
 void kv_tier_end_load(struct kv_tier *t, struct kv_tier_load *l, enum kv_tier_end end)
 {
+	struct kv_tier_entry *e = &t->entries[l->entry];
+	e->damaged = e->damaged || end == KV_LOAD_CORRUPT;
 	kv_tier_release(t, l->entry);
+	if (e->damaged && e->n_users == 0)
+		kv_tier_forget(t, l->entry);
 	l->ended = true;
 	l->end = end;
 	if (!l->cancelled)

@@ -117,22 +117,36 @@ bool kv_codec_pack(const struct kv_layout *l, struct kv_order order, enum kv_for
 	return true;
 }
 
-void kv_codec_unpack(const struct kv_layout *l, struct kv_order order, enum kv_form type, const void *packed, void *page)
+void kv_codec_spans(const struct kv_layout *l, int32_t first, int32_t count, struct kv_codec_span *scales, struct kv_codec_span *codes)
+{
+	size_t in_layer = n_blocks(l) / (size_t)l->n_layer * KV_PAGE_TOKENS; /* vectors */
+	size_t begin = (size_t)first * in_layer, end = begin + (size_t)count * in_layer;
+	size_t all_scales = n_blocks(l) * KV_PAGE_TOKENS * sizeof(float), dim = (size_t)l->head_dim;
+	*scales = (struct kv_codec_span){begin * sizeof(float), end * sizeof(float)};
+	*codes = (struct kv_codec_span){all_scales + begin * dim, all_scales + end * dim};
+}
+
+void kv_codec_unpack_layers(const struct kv_layout *l, struct kv_order order, enum kv_form type, const void *packed, int32_t first,
+                            int32_t count, void *page)
 {
 	float x[MAX_HEAD_DIM * KV_PAGE_TOKENS], value[256];
 	int32_t dim = l->head_dim;
-	size_t n = n_blocks(l), in_block = KV_PAGE_TOKENS * (size_t)dim;
+	size_t n = n_blocks(l), in_layer = n / (size_t)l->n_layer, in_block = KV_PAGE_TOKENS * (size_t)dim;
 	const float *scale = packed;
 	const uint8_t *code = (const uint8_t *)packed + n * KV_PAGE_TOKENS * sizeof *scale;
-	if (type == KV_FORM_F16) {
-		memcpy(page, packed, l->page_bytes);
-		return;
-	}
 	for (int c = 0; c < 256; c++)
 		value[c] = type == KV_FORM_INT8 ? (float)(int8_t)c : quant_fp8_to_float((uint8_t)c);
-	for (size_t b = 0; b < n; b++) {
+	for (size_t b = (size_t)first * in_layer, end = b + (size_t)count * in_layer; b < end; b++) {
 		for (size_t i = 0; i < in_block; i++)
 			x[i] = scale[b * KV_PAGE_TOKENS + i / (size_t)dim] * value[code[b * in_block + i]];
 		write_block(x, l->type, block_order(l, order, b), dim, (uint16_t *)page + b * in_block);
 	}
+}
+
+void kv_codec_unpack(const struct kv_layout *l, struct kv_order order, enum kv_form type, const void *packed, void *page)
+{
+	if (type == KV_FORM_F16)
+		memcpy(page, packed, l->page_bytes);
+	else
+		kv_codec_unpack_layers(l, order, type, packed, 0, l->n_layer, page);
 }

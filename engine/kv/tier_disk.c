@@ -4,6 +4,8 @@
  * Threads. The worker owns the index, the loads and the list of free buffers. A job goes to the thread by one mailbox and comes back
  * by another; it and its buffer belong to whoever has it. The thread sees the files, the jobs and nothing else.
  *
+ * A load of a part reads that part alone, and compares it with the checksum that the worker has had in memory since it indexed the record.
+ *
  * An entry is a slot of the files. While its page is being written the entry is in use, so the slot is not taken for another, and a
  * load of it is answered from the staging buffer.
  *
@@ -41,7 +43,10 @@ struct job {
 	int32_t slot;
 	struct kv_page_name page;
 	uint64_t generation;
-	size_t moved;          /* bytes so far: transfers may be short */
+	int32_t part;          /* read: of the page, or KV_WHOLE */
+	uint64_t sum;          /* read: of that part */
+	struct kv_record_sums sums; /* write: what they have become */
+	size_t moved, end;     /* of the record: what is there up to now (transfers may be short), and what shall be */
 	int64_t begun_ns;      /* by the tier's clock, when it was handed over */
 	int64_t submitted_ns;  /* by the system's */
 	/* The answer. */
@@ -62,6 +67,7 @@ struct disk {
 	int32_t n_staging, n_busy, n_writes; /* buffers; in use; of these, for writes */
 	struct job *jobs;      /* [n_staging] */
 	uint64_t *generation;  /* [n_entries] */
+	struct kv_record_sums *sums; /* [n_entries] of those that are written */
 	uint64_t last_generation;
 	uint64_t write_bytes_per_s;
 	double write_credit;   /* bytes that may be written now */
@@ -91,7 +97,7 @@ static int submit_rest(struct disk *d, struct job *j)
 	        .write = j->write,
 	        .offset = place.offset + j->moved,
 	        .buffer = j->record + j->moved,
-	        .bytes = d->record_bytes - j->moved,
+	        .bytes = j->end - j->moved,
 	};
 	return d->io->ops->submit(d->io, &j->transfer);
 }
@@ -99,8 +105,10 @@ static int submit_rest(struct disk *d, struct job *j)
 static void answer(struct disk *d, struct job *j, int error)
 {
 	j->error = error;
-	if (!j->write && error == 0)
+	if (!j->write && error == 0 && j->part == KV_WHOLE)
 		j->good = kv_record_check(&d->files, j->slot, j->record, &j->page, j->generation);
+	else if (!j->write && error == 0)
+		j->good = kv_record_part_check(&d->files, j->record, j->part, j->generation, j->sum);
 	mailbox_post(&d->done, &j->link);
 }
 
@@ -112,7 +120,7 @@ static bool take_transfer(struct disk *d, struct job *j, int64_t *disk_free_ns)
 	int64_t now = now_ns();
 	if (error == 0) {
 		j->moved += (size_t)result;
-		if (j->moved < d->record_bytes) {
+		if (j->moved < j->end) {
 			/* A direct transfer goes on at a whole block. */
 			j->moved -= j->moved % KV_FILE_BLOCK;
 			error = result < KV_FILE_BLOCK ? EIO : -submit_rest(d, j);
@@ -136,7 +144,7 @@ static int start_jobs(struct disk *d)
 	for (struct list *l; (l = list_pop_front(&jobs));) {
 		struct job *j = list_entry(l, struct job, link);
 		if (j->write)
-			kv_record_seal(&d->files, j->slot, &j->page, j->generation, j->record);
+			kv_record_seal(&d->files, j->slot, &j->page, j->generation, j->record, &j->sums);
 		j->submitted_ns = now_ns();
 		int e = submit_rest(d, j);
 		if (e != 0)
@@ -214,7 +222,9 @@ static struct job *take_job(struct disk *d, bool write)
 		j++;
 	j->busy = true;
 	j->write = write;
+	j->part = KV_WHOLE;
 	j->moved = 0;
+	j->end = d->record_bytes;
 	j->error = 0;
 	j->good = false;
 	j->load = NONE;
@@ -301,11 +311,21 @@ static void end_write(struct disk *d, const struct job *j)
 	if (j->error) {
 		turn_off(d, "a write failed", strerror(j->error));
 	} else {
+		d->sums[j->slot] = j->sums;
 		t->stats.bytes_written += d->record_bytes;
 		kv_tier_measure(&t->stats.write_bytes_per_s, d->record_bytes, j->took_ns);
 	}
 	if (t->stats.off && e->present && e->n_users == 0)
 		kv_tier_forget(t, j->slot);
+}
+
+/* Bytes that a job moves. */
+static size_t job_bytes(const struct disk *d, const struct job *j)
+{
+	size_t begin = 0, end = d->record_bytes;
+	if (j->part != KV_WHOLE)
+		kv_record_part(&d->files, j->part, &begin, &end);
+	return end - begin;
 }
 
 static void end_read(struct disk *d, const struct job *j)
@@ -315,20 +335,17 @@ static void end_read(struct disk *d, const struct job *j)
 		turn_off(d, "a read failed", strerror(j->error));
 		return;
 	}
-	t->stats.bytes_read += d->record_bytes;
-	kv_tier_measure(&t->stats.read_bytes_per_s, d->record_bytes, j->took_ns);
+	t->stats.bytes_read += job_bytes(d, j);
+	kv_tier_measure(&t->stats.read_bytes_per_s, job_bytes(d, j), j->took_ns);
 	if (j->load == NONE)
 		return;
 	struct kv_tier_load *l = &t->loads[j->load];
-	int32_t entry = l->entry;
 	enum kv_tier_end end = KV_LOAD_CORRUPT;
 	if (l->cancelled)
 		end = KV_LOAD_FAILED;
 	else if (j->good)
 		end = kv_tier_deliver(t, l, t->pages == KV_TIER_WIDE, j->record + KV_FILE_BLOCK);
 	kv_tier_end_load(t, l, end);
-	if (end == KV_LOAD_CORRUPT && t->entries[entry].n_users == 0)
-		kv_tier_forget(t, entry);
 }
 
 static void take_answers(struct disk *d)
@@ -363,6 +380,11 @@ static void start_load(struct disk *d, int32_t load)
 		return;
 	j->load = load;
 	l->staging = (int32_t)(j - d->jobs);
+	if (l->part != KV_WHOLE) {
+		j->part = l->part;
+		j->sum = d->sums[l->entry].part[l->part];
+		kv_record_part(&d->files, j->part, &j->moved, &j->end);
+	}
 	send(d, j, l->entry);
 }
 
@@ -373,6 +395,12 @@ static void check_stall(struct disk *d)
 		if (d->jobs[i].busy && now - d->jobs[i].begun_ns > d->stall_ms * 1000000)
 			turn_off(d, "a transfer takes too long", "");
 	}
+}
+
+static int32_t n_parts(const struct kv_tier *t, int32_t entry)
+{
+	(void)entry;
+	return ((const struct disk *)t)->files.n_parts;
 }
 
 static void advance(struct kv_tier *t)
@@ -398,7 +426,7 @@ static void stats(const struct kv_tier *t, struct kv_tier_stats *out)
 {
 	const struct disk *d = (const struct disk *)t;
 	out->used_bytes = (uint64_t)out->n_pages * d->record_bytes;
-	out->index_bytes += (uint64_t)t->n_entries * sizeof *d->generation + (uint64_t)d->n_staging * d->record_bytes;
+	out->index_bytes += (uint64_t)t->n_entries * (sizeof *d->generation + sizeof *d->sums) + (uint64_t)d->n_staging * d->record_bytes;
 	out->io = d->io->ops->name;
 }
 
@@ -448,8 +476,9 @@ static void index_record(struct disk *d, int32_t slot, const void *record)
 {
 	struct kv_tier *t = &d->base;
 	struct kv_page_name page;
+	struct kv_record_sums sums;
 	uint64_t generation;
-	if (!kv_record_read(&d->files, slot, record, &page, &generation))
+	if (!kv_record_read(&d->files, slot, record, &page, &generation, &sums))
 		return;
 	int32_t other = kv_tier_lookup(t, &page.key);
 	if (other != NONE && d->generation[other] > generation)
@@ -459,6 +488,7 @@ static void index_record(struct disk *d, int32_t slot, const void *record)
 	kv_tier_enter(t, &page, slot);
 	kv_tier_release(t, slot);
 	d->generation[slot] = generation;
+	d->sums[slot] = sums;
 	if (generation > d->last_generation)
 		d->last_generation = generation;
 }
@@ -530,6 +560,7 @@ static void free_disk(struct disk *d)
 	kv_file_close(&d->files);
 	d->io->ops->destroy(d->io);
 	free(d->generation);
+	free(d->sums);
 	free(d->jobs);
 	free(d->memory);
 	if (d->base.entries)
@@ -571,7 +602,8 @@ static enum status make_buffers(struct disk *d, int32_t n_staging, struct error 
 	d->memory = aligned_alloc(KV_FILE_BLOCK, bytes);
 	d->jobs = calloc((size_t)d->n_staging, sizeof *d->jobs);
 	d->generation = calloc((size_t)kv_file_n_slots(&d->files), sizeof *d->generation);
-	if (!d->memory || !d->jobs || !d->generation)
+	d->sums = calloc((size_t)kv_file_n_slots(&d->files), sizeof *d->sums);
+	if (!d->memory || !d->jobs || !d->generation || !d->sums)
 		return error_set(err, STATUS_NOMEM, "no memory for the disk tier");
 	for (int32_t i = 0; i < d->n_staging; i++)
 		d->jobs[i].record = d->memory + (size_t)i * d->record_bytes;
@@ -584,7 +616,7 @@ enum status kv_tier_disk_create(const struct kv_tier_device *device, const struc
                                 struct kv_tier **out, struct error *err)
 {
 	static const struct kv_tier_ops ops = {
-	        .put = put, .has_room = has_room, .advance = advance, .wait = wait_for, .stats = stats, .destroy = destroy};
+	        .put = put, .has_room = has_room, .n_parts = n_parts, .advance = advance, .wait = wait_for, .stats = stats, .destroy = destroy};
 	struct kv_io *io = o->io ? o->io : kv_io_create();
 	struct disk *d = calloc(1, sizeof *d);
 	enum status st;

@@ -17,11 +17,12 @@
 
 static const char MAGIC[8] = "KVASIRKV";
 static const uint64_t RECORD_MAGIC = 0x4B56524543524431; /* "KVRECRD1" */
-enum { FORMAT = 1, BYTE_ORDER_MARK = 0x01020304, LOCK_TRIES = 200, LOCK_PAUSE_US = 5000 };
+/* 2: a checksum for each part of a page. */
+enum { FORMAT = 2, BYTE_ORDER_MARK = 0x01020304, LOCK_TRIES = 200, LOCK_PAUSE_US = 5000 };
 
 /* No padding: checksums cover every byte, and what a compiler leaves in between would differ. */
 static_assert(sizeof(struct kv_file_header) == 8 + 8 + KV_FILE_ID + SHA256_BYTES + 24 + 8 + 48 + 80 + 8, "padding");
-static_assert(sizeof(struct kv_record_header) == 8 + KV_FILE_ID + 16 + 2 * SHA256_BYTES + 4 * KV_PAGE_TOKENS + 8 + 16, "padding");
+static_assert(sizeof(struct kv_record_header) == 8 + KV_FILE_ID + 16 + 2 * SHA256_BYTES + 4 * KV_PAGE_TOKENS + 8 + 8 * KV_IMAGE_PARTS + 8, "padding");
 
 /* A file is at least this large, so that a tier of some gigabytes is few files, and one of terabytes not one alone. */
 static const uint64_t FILE_BYTES = (uint64_t)4 << 30;
@@ -54,6 +55,11 @@ enum status kv_file_plan(const struct kv_tier_disk_options *o, const struct kv_l
 	snprintf(h->version, sizeof h->version, "%s", o->version ? o->version : "");
 	snprintf(h->host, sizeof h->host, "%s", o->host ? o->host : "");
 	out->n_files = (int32_t)n_files;
+	out->n_parts = kv_image_n_parts(layout, o->pages == KV_TIER_WIDE);
+	for (int32_t i = 0; i < out->n_parts; i++)
+		out->part[i] = kv_image_part(layout, out->n_parts, i);
+	/* A wide copy belongs to the only part that there is then. */
+	out->part[out->n_parts - 1].end = h->page_bytes;
 	for (int i = 0; i < KV_FILE_MAX; i++)
 		out->fd[i] = -1;
 	return STATUS_OK;
@@ -232,12 +238,26 @@ static uint64_t record_checksum(const struct kv_record_header *h)
 	return hash64(h, offsetof(struct kv_record_header, checksum), RECORD_MAGIC);
 }
 
-static uint64_t bytes_checksum(const struct kv_file_set *s, const void *record, uint64_t generation)
+static uint64_t part_checksum(const struct kv_file_set *s, const void *record, int32_t part, uint64_t generation)
 {
-	return hash64((const char *)record + KV_FILE_BLOCK, s->common.page_bytes, generation);
+	const struct kv_image_part *p = &s->part[part];
+	return hash64((const char *)record + KV_FILE_BLOCK + p->begin, p->end - p->begin, generation * KV_IMAGE_PARTS + (uint64_t)part);
 }
 
-void kv_record_seal(const struct kv_file_set *s, int32_t slot, const struct kv_page_name *page, uint64_t generation, void *record)
+void kv_record_part(const struct kv_file_set *s, int32_t part, size_t *begin, size_t *end)
+{
+	const size_t block = KV_FILE_BLOCK;
+	*begin = (block + s->part[part].begin) / block * block;
+	*end = (block + s->part[part].end + block - 1) / block * block;
+}
+
+bool kv_record_part_check(const struct kv_file_set *s, const void *record, int32_t part, uint64_t generation, uint64_t sum)
+{
+	return part_checksum(s, record, part, generation) == sum;
+}
+
+void kv_record_seal(const struct kv_file_set *s, int32_t slot, const struct kv_page_name *page, uint64_t generation, void *record,
+                    struct kv_record_sums *sums)
 {
 	struct kv_file_place place = kv_file_place(s, slot);
 	struct kv_record_header h = {
@@ -248,19 +268,22 @@ void kv_record_seal(const struct kv_file_set *s, int32_t slot, const struct kv_p
 	        .parent = page->parent,
 	        .n_tokens = page->n_tokens,
 	        .first = page->first,
-	        .bytes_checksum = bytes_checksum(s, record, generation),
 	};
 	size_t used = KV_FILE_BLOCK + s->common.page_bytes;
 	memcpy(h.file_id, place.id, sizeof h.file_id);
 	memcpy(h.tokens, page->tokens, (size_t)page->n_tokens * sizeof *h.tokens);
+	for (int32_t i = 0; i < s->n_parts; i++)
+		h.part_checksum[i] = part_checksum(s, record, i, generation);
 	h.checksum = record_checksum(&h);
+	memcpy(sums->part, h.part_checksum, sizeof h.part_checksum);
 	memset(record, 0, KV_FILE_BLOCK);
 	memcpy(record, &h, sizeof h);
 	/* What pads it was some other page's. */
 	memset((char *)record + used, 0, s->common.record_bytes - used);
 }
 
-bool kv_record_read(const struct kv_file_set *s, int32_t slot, const void *record, struct kv_page_name *page, uint64_t *generation)
+bool kv_record_read(const struct kv_file_set *s, int32_t slot, const void *record, struct kv_page_name *page, uint64_t *generation,
+                    struct kv_record_sums *sums)
 {
 	struct kv_file_place place = kv_file_place(s, slot);
 	struct kv_record_header h;
@@ -270,6 +293,7 @@ bool kv_record_read(const struct kv_file_set *s, int32_t slot, const void *recor
 		return false;
 	*page = (struct kv_page_name){.key = h.key, .parent = h.parent, .n_tokens = h.n_tokens, .first = h.first != 0};
 	memcpy(page->tokens, h.tokens, sizeof page->tokens);
+	memcpy(sums->part, h.part_checksum, sizeof h.part_checksum);
 	*generation = h.generation;
 	return true;
 }
@@ -278,11 +302,14 @@ bool kv_record_check(const struct kv_file_set *s, int32_t slot, const void *reco
                      uint64_t generation)
 {
 	struct kv_page_name found;
-	struct kv_record_header h;
+	struct kv_record_sums sums;
 	uint64_t of;
-	if (!kv_record_read(s, slot, record, &found, &of) || of != generation ||
+	if (!kv_record_read(s, slot, record, &found, &of, &sums) || of != generation ||
 	    memcmp(&found.key, &page->key, sizeof found.key) != 0 || memcmp(&found.parent, &page->parent, sizeof found.parent) != 0)
 		return false;
-	memcpy(&h, record, sizeof h);
-	return h.bytes_checksum == bytes_checksum(s, record, generation);
+	for (int32_t i = 0; i < s->n_parts; i++) {
+		if (!kv_record_part_check(s, record, i, generation, sums.part[i]))
+			return false;
+	}
+	return true;
 }

@@ -3,9 +3,10 @@
  * to 4096. All fields are in the byte order of the machine, which the file's header tells.
  *
  * A file header binds the file to what its pages depend on; one that differs in anything is not read but made anew. A record counts
- * only if its header's checksum is right and names this file, this slot and this page, and if the checksum of the page's bytes,
- * which the header holds, is right too: a record that was torn while it was written, or written to the wrong place, is
- * none. The header's own checksum is looked at when the index is rebuilt, that of the bytes at each load. Checksums
+ * only if its header's checksum is right and names this file, this slot and this page, and if the checksums of the page's bytes,
+ * which the header holds, are right too: a record that was torn while it was written, or written to the wrong place, is
+ * none. The header's own checksum is looked at when the index is rebuilt, those of the bytes at each load. There is one for each part
+ * of the page (image.h), so that a part can be read, and trusted, without the others. Checksums
  * (XXH64) guard against accidents, not against somebody who can write the files: they are private to the user (0600).
  */
 #pragma once
@@ -43,7 +44,7 @@ struct kv_record_header {
 	int32_t tokens[KV_PAGE_TOKENS];
 	int32_t n_tokens;
 	uint32_t first;
-	uint64_t bytes_checksum;
+	uint64_t part_checksum[KV_IMAGE_PARTS]; /* of those that there are; the others are 0 */
 	uint64_t checksum;          /* of all before it */
 };
 
@@ -56,6 +57,8 @@ struct kv_file_set {
 	uint8_t id[KV_FILE_MAX][KV_FILE_ID];
 	bool fresh[KV_FILE_MAX];    /* made anew: it has no records */
 	bool direct;                /* O_DIRECT: the file system has it */
+	int32_t n_parts;            /* of a page */
+	struct kv_image_part part[KV_IMAGE_PARTS];
 };
 
 /* How many files and slots in each so many bytes are; INVALID when there is no room for a record. Fills common and n_files. */
@@ -79,10 +82,21 @@ struct kv_file_place kv_file_place(const struct kv_file_set *s, int32_t i);
 int32_t kv_file_n_slots(const struct kv_file_set *s);
 uint64_t kv_file_bytes(const struct kv_file_set *s);
 
+/* Checksums of the parts of a page. */
+struct kv_record_sums {
+	uint64_t part[KV_IMAGE_PARTS];
+};
+
 /* Completes a record whose bytes are in place behind its header block. */
-void kv_record_seal(const struct kv_file_set *s, int32_t slot, const struct kv_page_name *page, uint64_t generation, void *record);
-/* Whether a header block is a record's at that slot; then *page and *generation are what it says. Does not look at the bytes. */
-bool kv_record_read(const struct kv_file_set *s, int32_t slot, const void *record, struct kv_page_name *page, uint64_t *generation);
+void kv_record_seal(const struct kv_file_set *s, int32_t slot, const struct kv_page_name *page, uint64_t generation, void *record,
+                    struct kv_record_sums *sums);
+/* Whether a header block is a record's at that slot; then *page, *generation and *sums are what it says. Does not look at the bytes. */
+bool kv_record_read(const struct kv_file_set *s, int32_t slot, const void *record, struct kv_page_name *page, uint64_t *generation,
+                    struct kv_record_sums *sums);
 /* Whether a whole record is that of `page` with that generation, bytes included. */
 bool kv_record_check(const struct kv_file_set *s, int32_t slot, const void *record, const struct kv_page_name *page,
                      uint64_t generation);
+/* Where in a record the whole blocks lie that have a part of the page. */
+void kv_record_part(const struct kv_file_set *s, int32_t part, size_t *begin, size_t *end);
+/* Whether the bytes of a part, which stand in their place in a record, are those that have this checksum. */
+bool kv_record_part_check(const struct kv_file_set *s, const void *record, int32_t part, uint64_t generation, uint64_t sum);

@@ -16,14 +16,18 @@ struct kv_tier_entry {
 	bool present;
 	bool writing;
 	bool wide;          /* it is stored with a wide copy */
+	bool damaged;       /* a load has found it wrong: it goes with its last user, and is not found any more */
 	enum kv_form form; /* RAM: of its bytes */
 	int32_t at;         /* RAM: first unit; disk: the staging buffer it is written from */
 };
+
+enum { KV_WHOLE = -1 };
 
 struct kv_tier_load {
 	uint64_t ticket;
 	int32_t entry;      /* EVICT_NONE: free */
 	int32_t to;         /* device page, or KV_NO_PAGE: */
+	int32_t part;       /* of the image, or KV_WHOLE */
 	void *host;         /* where else its image goes, */
 	bool *host_wide;    /* and whether it has a wide copy */
 	int32_t staging;    /* disk: buffer, or EVICT_NONE while it waits for one */
@@ -37,6 +41,8 @@ struct kv_tier_ops {
 	enum kv_tier_put (*put)(struct kv_tier *t, int32_t entry, int32_t device_page);
 	/* Whether put() would find what it needs besides an entry; NULL: it always does. */
 	bool (*has_room)(struct kv_tier *t);
+	/* In how many parts an entry can be loaded; NULL: as a whole only. */
+	int32_t (*n_parts)(const struct kv_tier *t, int32_t entry);
 	/* There is something for advance() though nothing is under way; NULL: there never is. */
 	bool (*has_news)(const struct kv_tier *t);
 	/* A page that has no entry may be there all the same: others put some. NULL: none is. */
@@ -56,6 +62,7 @@ struct kv_tier {
 	struct kv_tier_device device;
 	enum kv_tier_pages pages;
 	struct kv_order order;
+	bool host_memory;               /* the device's is */
 	const struct clock *clock;
 	struct evict *evict;            /* its slots are entries */
 	struct kv_tier_entry *entries;  /* [n_entries] */
@@ -93,7 +100,7 @@ void kv_tier_forget(struct kv_tier *t, int32_t entry);
 bool kv_tier_evict(struct kv_tier *t);
 /* Copies the image of a device page to host memory. */
 enum status kv_tier_read_page(struct kv_tier *t, int32_t page, bool wide, void *host);
-/* Gives a load what it wants; its end. */
+/* Gives a load what it wants, of a whole image of which that is there; its end. */
 enum kv_tier_end kv_tier_deliver(struct kv_tier *t, const struct kv_tier_load *l, bool wide, const void *image);
 /* A load has ended and lets go of its entry. */
 void kv_tier_end_load(struct kv_tier *t, struct kv_tier_load *l, enum kv_tier_end end);

@@ -100,11 +100,24 @@ static void copy_in(struct ram *r, struct kv_tier_entry *e, const char *bytes, s
 	*link = NONE;
 }
 
-static void copy_out(const struct ram *r, const struct kv_tier_entry *e, char *bytes, size_t n)
+/* Copies bytes [from, to) of a stored page to where they belong in `bytes`. */
+static void copy_out(const struct ram *r, const struct kv_tier_entry *e, char *bytes, size_t from, size_t to)
 {
 	int32_t unit = e->at;
-	for (size_t at = 0; at < n; at += UNIT_BYTES, unit = r->next[unit])
-		memcpy(bytes + at, r->slab + (size_t)unit * UNIT_BYTES, n - at < UNIT_BYTES ? n - at : UNIT_BYTES);
+	size_t at = 0;
+	for (; at + UNIT_BYTES <= from; at += UNIT_BYTES)
+		unit = r->next[unit];
+	while (from < to) {
+		/* Units that stand one after the other are one copy. */
+		size_t first = (size_t)unit * UNIT_BYTES + (from - at), n = at + UNIT_BYTES - from;
+		for (; from + n < to && r->next[unit] == unit + 1; n += UNIT_BYTES, at += UNIT_BYTES)
+			unit++;
+		n = n < to - from ? n : to - from;
+		memcpy(bytes + from, r->slab + first, n);
+		from += n;
+		at += UNIT_BYTES;
+		unit = r->next[unit];
+	}
 }
 
 static enum kv_tier_put put(struct kv_tier *t, int32_t entry, int32_t device_page)
@@ -139,18 +152,63 @@ static void leave(struct kv_tier *t, int32_t entry)
 	}
 }
 
+static int32_t n_parts(const struct kv_tier *t, int32_t entry)
+{
+	return kv_image_n_parts(&t->device.layout, t->entries[entry].wide);
+}
+
+/* Some layers of a page that is kept in a narrower form. */
+static enum kv_tier_end load_narrow_part(struct ram *r, const struct kv_tier_entry *e, const struct kv_tier_load *l)
+{
+	const struct kv_tier_device *d = &r->base.device;
+	struct kv_image_part part = kv_image_part(&d->layout, kv_image_n_parts(&d->layout, e->wide), l->part);
+	struct kv_codec_span scales, codes;
+	kv_codec_spans(&d->layout, part.first_layer, part.n_layers, &scales, &codes);
+	copy_out(r, e, r->narrow, scales.begin, scales.end);
+	copy_out(r, e, r->narrow, codes.begin, codes.end);
+	kv_codec_unpack_layers(&d->layout, r->base.order, e->form, r->narrow, part.first_layer, part.n_layers, r->wide);
+	return kv_tier_deliver(&r->base, l, false, r->wide);
+}
+
+/* Of a page that is kept as it is what the load wants: straight to its place where that is memory of the host. */
+static enum kv_tier_end load_as_is(struct ram *r, const struct kv_tier_entry *e, const struct kv_tier_load *l)
+{
+	const struct kv_tier_device *d = &r->base.device;
+	struct kv_image_part part = {.end = stored_bytes(r, e)};
+	if (l->part != KV_WHOLE)
+		part = kv_image_part(&d->layout, kv_image_n_parts(&d->layout, e->wide), l->part);
+	if (r->base.host_memory && l->to != KV_NO_PAGE && !e->wide) {
+		copy_out(r, e, (char *)d->slab + (size_t)l->to * d->layout.page_stride, part.begin, part.end);
+		return KV_LOAD_DONE;
+	}
+	copy_out(r, e, r->wide, part.begin, part.end);
+	return kv_tier_deliver(&r->base, l, e->wide, r->wide);
+}
+
 static enum kv_tier_end load(struct ram *r, const struct kv_tier_load *l)
 {
 	struct kv_tier *t = &r->base;
 	const struct kv_tier_entry *e = &t->entries[l->entry];
 	int64_t start = clock_now_ns(clock_system());
-	size_t n = stored_bytes(r, e);
-	copy_out(r, e, e->form == KV_FORM_F16 ? r->wide : r->narrow, n);
-	enum kv_tier_end end = e->form == KV_FORM_F16 ? kv_tier_deliver(t, l, e->wide, r->wide) : unpack(r, e->form, l);
+	size_t n = stored_bytes(r, e), all = t->device.layout.page_bytes;
+	enum kv_tier_end end;
+	if (e->form == KV_FORM_F16) {
+		end = load_as_is(r, e, l);
+	} else if (l->part != KV_WHOLE) {
+		end = load_narrow_part(r, e, l);
+	} else {
+		copy_out(r, e, r->narrow, 0, n);
+		end = unpack(r, e->form, l);
+	}
 	if (end != KV_LOAD_DONE)
 		return end;
+	if (l->part != KV_WHOLE) {
+		struct kv_image_part part = kv_image_part(&t->device.layout, n_parts(t, l->entry), l->part);
+		n = n * (part.end - part.begin) / all;
+		all = part.end - part.begin;
+	}
 	t->stats.bytes_read += n;
-	kv_tier_measure(&t->stats.read_bytes_per_s, t->device.layout.page_bytes, clock_now_ns(clock_system()) - start);
+	kv_tier_measure(&t->stats.read_bytes_per_s, all, clock_now_ns(clock_system()) - start);
 	return KV_LOAD_DONE;
 }
 
@@ -187,7 +245,7 @@ static void destroy(struct kv_tier *t)
 enum status kv_tier_ram_create(const struct kv_tier_device *device, const struct clock *clock, uint64_t bytes,
                                enum kv_form type, struct kv_tier **out, struct error *err)
 {
-	static const struct kv_tier_ops ops = {.put = put, .advance = advance, .leave = leave, .stats = stats, .destroy = destroy};
+	static const struct kv_tier_ops ops = {.put = put, .n_parts = n_parts, .advance = advance, .leave = leave, .stats = stats, .destroy = destroy};
 	size_t narrow = kv_codec_bytes(&device->layout, type), wide = device->layout.page_bytes;
 	uint64_t n_units = bytes / UNIT_BYTES;
 	if (n_units > INT32_MAX)

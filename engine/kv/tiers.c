@@ -7,19 +7,21 @@ enum {
 	TRIAL_PAGES = 2,
 	TRIAL_MS = 30000,
 	MAX_FETCH_PAGES = 1 << 16,
-	DONE_BATCH = 32,
+	DONE_BATCH = 64,
+	WAIT_MS = 2, /* before a step that waits looks again, in case that nobody woke it */
 	/* Pages that wait to be written behind; when there are more, the oldest wait for their eviction instead. */
 	BEHIND = 8192,
 };
 
-enum page_state { PAGE_WANTED, PAGE_LOADING, PAGE_LOADED, PAGE_FAILED };
-
 struct kv_fetch_page {
 	struct kv_page_name name;
 	enum kv_tier_kind tier;
-	enum page_state state;
+	int32_t n_parts;     /* in which it comes */
+	uint8_t asked, here; /* one bit for each part */
+	bool failed;
 	int32_t page; /* of the device, or KV_NO_PAGE */
 };
+_Static_assert(KV_IMAGE_PARTS <= 8, "parts are bits of a byte");
 
 struct kv_tiers {
 	struct kv_pool *pool;
@@ -224,6 +226,11 @@ bool kv_tiers_comes(const struct kv_tiers *t, const struct kv_key *root, const i
 	return false;
 }
 
+static bool is_whole(const struct kv_fetch_page *p)
+{
+	return p->here == (1u << p->n_parts) - 1;
+}
+
 /* Adds a page to the fetch; false without memory. */
 static bool want(struct kv_fetch *f, const struct kv_page_name *name, enum kv_tier_kind kind)
 {
@@ -233,7 +240,7 @@ static bool want(struct kv_fetch *f, const struct kv_page_name *name, enum kv_ti
 			return false;
 		f->pages = pages;
 	}
-	f->pages[f->n++] = (struct kv_fetch_page){*name, kind, PAGE_WANTED, KV_NO_PAGE};
+	f->pages[f->n++] = (struct kv_fetch_page){.name = *name, .tier = kind, .n_parts = 1, .page = KV_NO_PAGE};
 	return true;
 }
 
@@ -256,8 +263,22 @@ static void want_tail(struct kv_tiers *t, struct kv_fetch *f, const struct kv_ke
 	}
 }
 
+/* Whether its pages come in parts, and in how many each. */
+static void choose_parts(struct kv_tiers *t, struct kv_fetch *f, int32_t n_tokens)
+{
+	for (int32_t i = 0; i < f->n; i++) {
+		struct kv_fetch_page *p = &f->pages[i];
+		f->by_parts = f->by_parts && p->tier != KV_TIER_REMOTE;
+		/* The token behind it may have its place in it. */
+		if (p->name.n_tokens == KV_PAGE_TOKENS && (f->first + i + 1) * KV_PAGE_TOKENS < n_tokens)
+			p->n_parts = kv_tier_n_parts(t->tier[p->tier], &p->name);
+	}
+	for (int32_t i = 0; i < f->n && !f->by_parts; i++)
+		f->pages[i].n_parts = 1;
+}
+
 bool kv_tiers_fetch(struct kv_tiers *t, struct kv_fetch *f, const struct kv_key *root, const int32_t *tokens, int32_t n,
-                    const struct kv_seq *seq, int32_t max_pages)
+                    const struct kv_seq *seq, int32_t max_pages, bool by_parts)
 {
 	struct kv_key key;
 	enum kv_tier_kind kind;
@@ -283,7 +304,10 @@ bool kv_tiers_fetch(struct kv_tiers *t, struct kv_fetch *f, const struct kv_key 
 		return false;
 	}
 	f->id = ++t->last_id;
-	f->next_load = f->next_adopt = 0;
+	f->first = seq->n_pages;
+	f->by_parts = by_parts;
+	choose_parts(t, f, n);
+	f->next_part = f->next_load = f->next_adopt = 0;
 	f->under_way = true;
 	list_push_back(&t->fetches, &f->link);
 	t->stats.fetches++;
@@ -291,10 +315,10 @@ bool kv_tiers_fetch(struct kv_tiers *t, struct kv_fetch *f, const struct kv_key 
 	return true;
 }
 
-/* A ticket names the fetch and the page in it. */
-static uint64_t ticket_of(const struct kv_fetch *f, int32_t i)
+/* A ticket names the fetch, the page in it, and the part of that; or a read, which has one page. */
+static uint64_t ticket_of(uint64_t id, int32_t i, int32_t part)
 {
-	return f->id * MAX_FETCH_PAGES + (uint64_t)i;
+	return (id * MAX_FETCH_PAGES + (uint64_t)i) * KV_IMAGE_PARTS + (uint64_t)part;
 }
 
 /* Gives back the pages from `from` on, and wants no more of them. */
@@ -302,8 +326,10 @@ static void cut(struct kv_tiers *t, struct kv_fetch *f, int32_t from)
 {
 	for (int32_t i = from; i < f->n; i++) {
 		struct kv_fetch_page *p = &f->pages[i];
-		if (p->state == PAGE_LOADING)
-			kv_tier_cancel(t->tier[p->tier], ticket_of(f, i));
+		for (int32_t part = 0; part < p->n_parts; part++) {
+			if (p->asked & ~p->here & 1u << part)
+				kv_tier_cancel(t->tier[p->tier], ticket_of(f->id, i, part));
+		}
 		if (p->page != KV_NO_PAGE)
 			kv_pool_unref(t->pool, p->page, holder_of(f));
 	}
@@ -338,27 +364,42 @@ static int32_t take_page(struct kv_tiers *t, const struct kv_fetch *f)
 	return page;
 }
 
+/* Asks for a page, or for a part of it. LIMIT: later. */
+static enum status start_load(struct kv_tiers *t, struct kv_fetch *f, int32_t i, int32_t part)
+{
+	struct kv_fetch_page *p = &f->pages[i];
+	struct kv_tier *tier = t->tier[p->tier];
+	if (p->page == KV_NO_PAGE)
+		p->page = take_page(t, f);
+	if (p->page == KV_NO_PAGE)
+		return STATUS_NOMEM;
+	enum status st = p->n_parts == 1 ? kv_tier_load(tier, &p->name, p->page, ticket_of(f->id, i, 0))
+	                                 : kv_tier_load_part(tier, &p->name, part, p->page, ticket_of(f->id, i, part));
+	if (st == STATUS_OK)
+		p->asked |= (uint8_t)(1u << part);
+	return st;
+}
+
+/* The first part of each page, or all of it, then the next of each. */
 static void start_loads(struct kv_tiers *t, struct kv_fetch *f)
 {
-	while (f->next_load < f->n) {
-		struct kv_fetch_page *p = &f->pages[f->next_load];
-		if (p->tier == KV_TIER_REMOTE && !f->remote_has && f->next_load > f->next_adopt)
-			return; /* the first of them will tell */
-		if (p->page == KV_NO_PAGE)
-			p->page = take_page(t, f);
-		if (p->page == KV_NO_PAGE) {
-			cut(t, f, f->next_load);
-			return;
+	for (; f->next_part < KV_IMAGE_PARTS; f->next_part++, f->next_load = 0) {
+		for (; f->next_load < f->n; f->next_load++) {
+			const struct kv_fetch_page *p = &f->pages[f->next_load];
+			if (f->next_part >= p->n_parts || p->failed)
+				continue;
+			if (p->tier == KV_TIER_REMOTE && !f->remote_has && f->next_load > f->next_adopt)
+				return; /* the first of them will tell */
+			enum status st = start_load(t, f, f->next_load, f->next_part);
+			if (st == STATUS_LIMIT)
+				return;
+			if (st != STATUS_OK)
+				f->pages[f->next_load].failed = true;
+			if (st != STATUS_OK && f->next_part == 0) {
+				cut(t, f, f->next_load);
+				return;
+			}
 		}
-		enum status st = kv_tier_load(t->tier[p->tier], &p->name, p->page, ticket_of(f, f->next_load));
-		if (st == STATUS_LIMIT)
-			return;
-		if (st != STATUS_OK) {
-			cut(t, f, f->next_load);
-			return;
-		}
-		p->state = PAGE_LOADING;
-		f->next_load++;
 	}
 }
 
@@ -384,11 +425,11 @@ bool kv_tiers_advance(struct kv_tiers *t, struct kv_fetch *f, struct kv_seq *seq
 	if (!f->under_way)
 		return true;
 	start_loads(t, f);
-	while (f->next_adopt < f->n && f->pages[f->next_adopt].state == PAGE_LOADED) {
+	while (f->next_adopt < f->n && is_whole(&f->pages[f->next_adopt])) {
 		if (!adopt(t, f, seq, use))
 			cut(t, f, f->next_adopt);
 	}
-	if (f->next_adopt < f->n && f->pages[f->next_adopt].state == PAGE_FAILED)
+	if (f->next_adopt < f->n && f->pages[f->next_adopt].failed)
 		cut(t, f, f->next_adopt);
 	/* What has arrived may have made room, or shown that there is more. */
 	start_loads(t, f);
@@ -396,6 +437,88 @@ bool kv_tiers_advance(struct kv_tiers *t, struct kv_fetch *f, struct kv_seq *seq
 		return false;
 	end(t, f);
 	return true;
+}
+
+/* ---- Up, beside the step ---- */
+
+/* The first of its pages that lacks one of the parts up to this one; f->n: none does. */
+static int32_t first_lacking(const struct kv_fetch *f, int32_t part, int32_t from)
+{
+	int32_t i = from;
+	for (; i < f->n; i++) {
+		const struct kv_fetch_page *p = &f->pages[i];
+		int32_t n = part + 1 < p->n_parts ? part + 1 : p->n_parts;
+		if ((~p->here & ((1u << n) - 1)) != 0)
+			break;
+	}
+	return i;
+}
+
+bool kv_tiers_may_begin(const struct kv_fetch *f)
+{
+	if (!f->under_way || !f->by_parts || first_lacking(f, 0, f->next_adopt) < f->n)
+		return false;
+	for (int32_t i = f->next_adopt; i < f->n; i++) {
+		if (f->pages[i].failed)
+			return false;
+	}
+	return first_lacking(f, KV_IMAGE_PARTS - 1, f->next_adopt) < f->n;
+}
+
+void kv_tiers_retreat(struct kv_tiers *t, const struct kv_fetch *f, struct kv_seq *seq)
+{
+	kv_seq_truncate(t->pool, seq, (f->first + f->next_adopt) * KV_PAGE_TOKENS);
+}
+
+bool kv_tiers_begin(struct kv_tiers *t, struct kv_fetch *f, struct kv_seq *seq, int32_t most)
+{
+	int32_t at = f->first + f->next_adopt, n_tokens = 0;
+	if (seq->n_pages != at || seq->n_tokens != at * KV_PAGE_TOKENS)
+		return false;
+	for (int32_t i = f->next_adopt; i < f->n; i++) {
+		if (!kv_seq_append(t->pool, seq, f->pages[i].page)) {
+			kv_tiers_retreat(t, f, seq);
+			return false;
+		}
+		n_tokens = (f->first + i) * KV_PAGE_TOKENS + f->pages[i].name.n_tokens;
+	}
+	kv_seq_truncate(t->pool, seq, n_tokens < most ? n_tokens : most);
+	/* What will be written to has come as a whole, and is nobody else's. */
+	struct kv_fetch_page *last = &f->pages[f->n - 1];
+	if (seq->n_tokens % KV_PAGE_TOKENS != 0) {
+		kv_pool_unref(t->pool, last->page, holder_of(f));
+		t->stats.fetched[last->tier]++;
+		f->n--;
+	}
+	return true;
+}
+
+/* Takes note of the loads that have ended. */
+static void poll_loads(struct kv_tiers *t);
+
+bool kv_tiers_wait(struct kv_tiers *t, struct kv_fetch *f, int32_t layer, int64_t until_ns)
+{
+	const struct kv_layout *l = kv_pool_layout(t->pool);
+	int32_t part = kv_image_part_of(l, kv_image_n_parts(l, false), layer), i = f->next_adopt;
+	for (;;) {
+		poll_loads(t);
+		start_loads(t, f);
+		i = first_lacking(f, part, i);
+		if (i == f->n)
+			return true;
+		if (f->pages[i].failed || clock_now_ns(clock_system()) >= until_ns)
+			return false;
+		kv_tier_wait(t->tier[f->pages[i].tier], WAIT_MS);
+	}
+}
+
+void kv_tiers_arrived(struct kv_tiers *t, struct kv_fetch *f)
+{
+	for (int32_t i = f->next_adopt; i < f->n; i++) {
+		kv_pool_unref(t->pool, f->pages[i].page, holder_of(f));
+		t->stats.fetched[f->pages[i].tier]++;
+	}
+	end(t, f);
 }
 
 /* ---- To host memory ---- */
@@ -415,7 +538,7 @@ enum status kv_tiers_read(struct kv_tiers *t, struct kv_read *r, const struct kv
 	if (!in_tiers(t, name, &kind))
 		return STATUS_NOT_FOUND;
 	*r = (struct kv_read){.id = t->last_id + 1, .tier = kind, .state = KV_READ_UNDER_WAY};
-	enum status st = kv_tier_read(t->tier[kind], name, host, &r->wide, r->id * MAX_FETCH_PAGES);
+	enum status st = kv_tier_read(t->tier[kind], name, host, &r->wide, ticket_of(r->id, 0, 0));
 	if (st != STATUS_OK)
 		return st;
 	t->last_id++;
@@ -433,28 +556,43 @@ void kv_tiers_read_cancel(struct kv_tiers *t, struct kv_read *r)
 {
 	if (r->state != KV_READ_UNDER_WAY)
 		return;
-	kv_tier_cancel(t->tier[r->tier], r->id * MAX_FETCH_PAGES);
+	kv_tier_cancel(t->tier[r->tier], ticket_of(r->id, 0, 0));
 	end_read(r, KV_READ_NONE);
 }
 
-void kv_tiers_poll(struct kv_tiers *t)
+static void take_end(struct kv_tiers *t, const struct kv_tier_done *done)
+{
+	uint64_t page = done->ticket / KV_IMAGE_PARTS, id = page / MAX_FETCH_PAGES;
+	list_each(l, next, &t->fetches) {
+		struct kv_fetch *f = list_entry(l, struct kv_fetch, link);
+		if (f->id != id)
+			continue;
+		struct kv_fetch_page *p = &f->pages[page % MAX_FETCH_PAGES];
+		if (done->end == KV_LOAD_DONE)
+			p->here |= (uint8_t)(1u << done->ticket % KV_IMAGE_PARTS);
+		else
+			p->failed = true;
+	}
+	list_each(l, next, &t->reads) {
+		struct kv_read *r = list_entry(l, struct kv_read, link);
+		if (r->id == id)
+			end_read(r, done->end == KV_LOAD_DONE ? KV_READ_DONE : KV_READ_FAILED);
+	}
+}
+
+static void poll_loads(struct kv_tiers *t)
 {
 	struct kv_tier_done done[DONE_BATCH];
 	for (int kind = 0; kind < KV_TIER_KINDS; kind++) {
 		int32_t n = t->tier[kind] ? kv_tier_poll(t->tier[kind], done, DONE_BATCH) : 0;
-		for (int32_t i = 0; i < n; i++) {
-			list_each(l, next, &t->fetches) {
-				struct kv_fetch *f = list_entry(l, struct kv_fetch, link);
-				if (f->id == done[i].ticket / MAX_FETCH_PAGES)
-					f->pages[done[i].ticket % MAX_FETCH_PAGES].state = done[i].end == KV_LOAD_DONE ? PAGE_LOADED : PAGE_FAILED;
-			}
-			list_each(l, next, &t->reads) {
-				struct kv_read *r = list_entry(l, struct kv_read, link);
-				if (r->id == done[i].ticket / MAX_FETCH_PAGES)
-					end_read(r, done[i].end == KV_LOAD_DONE ? KV_READ_DONE : KV_READ_FAILED);
-			}
-		}
+		for (int32_t i = 0; i < n; i++)
+			take_end(t, &done[i]);
 	}
+}
+
+void kv_tiers_poll(struct kv_tiers *t)
+{
+	poll_loads(t);
 	if (t->behind)
 		write_behind(t);
 }

@@ -18,6 +18,12 @@
  * pages are taken and filled while others compute, and join the index one by one, in order, each as soon as it is there; so what
  * was fetched for a request that leaves is not lost.
  *
+ * When there are no others, the request itself computes meanwhile. Then pages come in parts (image.h): the first layers of all of them, then the
+ * next. As soon as the first parts are there the request takes the pages over and begins (kv_tiers_begin()); its step waits, before
+ * each layer's attention, for the parts that have it (kv_tiers_wait()). No part is read before its checksum has been compared. Until a page is whole
+ * the fetch holds it beside the request, and the index does not know it. When something does not come, or not in time, the step is given up, nothing of
+ * it counts, the request gives the pages back (kv_tiers_retreat()), and goes on as if it had waited from the start.
+ *
  * A page in a tier may be in the device as well: a tier forgets nothing because it was fetched.
  *
  * One thread, the device's worker, uses it.
@@ -52,9 +58,11 @@ struct kv_fetch {
 	struct list link;   /* among those under way; kv_fetch_init() */
 	uint64_t id;
 	struct kv_fetch_page *pages; /* [n] */
-	int32_t n, next_load, next_adopt;
+	int32_t n, next_part, next_load, next_adopt;
+	int32_t first;      /* of the pages: its place in the sequence */
 	bool remote_has;    /* the remote tier had a page of it: it is worth asking for those behind */
 	int32_t n_tokens;   /* that the index and the tiers have of the prompt, when all are there */
+	bool by_parts;
 	bool under_way;
 };
 
@@ -71,10 +79,12 @@ void kv_tiers_prefill_rate(struct kv_tiers *t, double tokens_per_s);
 
 /*
  * Begins to bring what the tiers have of tokens[0..n) behind the pages that `seq` holds, which must be what the index knows of them from
- * the start (kv_prefix_hold()). Fetched pages join seq. At most max_pages are taken. False when there is nothing to bring.
+ * the start (kv_prefix_hold()). Fetched pages join seq. At most max_pages are taken. by_parts: as long as all of them come from tiers that know what
+ * they have, they come in parts, but for one in which the token behind the last of these could have to be written. False when there is
+ * nothing to bring.
  */
 bool kv_tiers_fetch(struct kv_tiers *t, struct kv_fetch *f, const struct kv_key *root, const int32_t *tokens, int32_t n,
-                    const struct kv_seq *seq, int32_t max_pages);
+                    const struct kv_seq *seq, int32_t max_pages, bool by_parts);
 /* True while a fetch is under way for the same pages that kv_tiers_fetch() would bring. */
 bool kv_tiers_comes(const struct kv_tiers *t, const struct kv_key *root, const int32_t *tokens, int32_t n, const struct kv_seq *seq);
 /*
@@ -82,6 +92,23 @@ bool kv_tiers_comes(const struct kv_tiers *t, const struct kv_key *root, const i
  * has lost pages since the beginning it is over as well.
  */
 bool kv_tiers_advance(struct kv_tiers *t, struct kv_fetch *f, struct kv_seq *seq, const struct kv_use *use);
+/* Whether the first parts of all pages are there, and others are not: it may begin. */
+bool kv_tiers_may_begin(const struct kv_fetch *f);
+/*
+ * Adds all pages to seq, which holds those in front of them, and has no more than `most` tokens then. The last page is seq's own if it is not full. From
+ * now on kv_tiers_advance() is not called, until the fetch is over, by kv_tiers_arrived(), or kv_tiers_retreat() was called. False, and nothing has
+ * happened: seq has other pages, or no room for more.
+ */
+bool kv_tiers_begin(struct kv_tiers *t, struct kv_fetch *f, struct kv_seq *seq, int32_t most);
+/*
+ * Waits, at most until the system's clock reads until_ns, for the parts of the pages that have this layer, and those before it; brings others as
+ * well. False: they are not there. For the last layer, the pages are whole.
+ */
+bool kv_tiers_wait(struct kv_tiers *t, struct kv_fetch *f, int32_t layer, int64_t until_ns);
+/* All pages are whole, and are the sequence's alone: the fetch is over. */
+void kv_tiers_arrived(struct kv_tiers *t, struct kv_fetch *f);
+/* What kv_tiers_begin() added leaves seq; the fetch goes on, unless it is cancelled next. */
+void kv_tiers_retreat(struct kv_tiers *t, const struct kv_fetch *f, struct kv_seq *seq);
 /* Gives up what has not arrived. Nothing for a fetch that is not under way. */
 void kv_tiers_cancel(struct kv_tiers *t, struct kv_fetch *f);
 

@@ -259,6 +259,7 @@ static enum status attend_far(struct model *m, const struct batch *batch, int32_
 	const struct backend_ops *ops = m->backend->ops;
 	struct activations *a = &m->act;
 	struct kv_far_run run;
+	struct kv_layout layout = m->layer_layout;
 	bool windowed = params->window > 0 && seq->first_position >= params->window;
 	struct attention_part part = {.seq = s, .first = true};
 	int32_t page = windowed ? (seq->first_position + 1 - params->window) / m->layout.page_tokens : 0;
@@ -267,7 +268,8 @@ static enum status attend_far(struct model *m, const struct batch *batch, int32_
 		part.first_page = page;
 		part.n_pages = run.n_pages;
 		part.block_table = run.block_table;
-		TRY(ops->attention_part(m->backend, run.kv, &m->layer_layout, 0, a->q, m->params.n_head, params, &part, a->mixed));
+		layout.wide = run.wide;
+		TRY(ops->attention_part(m->backend, run.kv, &layout, 0, a->q, m->params.n_head, params, &part, a->mixed));
 		part.first = false;
 	}
 	part.first_page = page > seq->far->n_pages ? page : seq->far->n_pages;
@@ -311,6 +313,8 @@ static enum status attend(struct model *m, const struct batch *batch, void *kv, 
 	TRY(ops->kv_write(m->backend, kv, &m->layout, layer, a->k, a->v));
 	if (layer == p->n_layer - 1 && batch->n_outputs == 0)
 		return STATUS_OK; /* the last layer's keys and values were all that was wanted of it */
+	if (batch->arrival && !batch->arrival->wait(batch->arrival, layer))
+		return STATUS_CANCELLED;
 	TRY(ops->attention(m->backend, kv, &m->layout, layer, a->q, p->n_head, &params, a->mixed));
 	for (int32_t s = 0; s < batch->n_seqs; s++) {
 		if (batch->seq[s].far)

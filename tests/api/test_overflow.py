@@ -1,15 +1,20 @@
 """Conversations larger than the KV cache: the same answer as where they fit, and a disk that fails harms nobody else."""
 import concurrent.futures
 import errno
+import json
 import math
+import os
 import re
+import subprocess
+import sys
 
 import httpx
 import pytest
 
 from bad_disk import BadDiskDaemon
-from daemon import SLOW, Daemon, eventually
+from daemon import BIN, MODEL, ROOT, SLOW, Daemon, eventually
 
+FULL = pytest.mark.skipif(os.environ.get("KVASIR_FULL") != "yes", reason="long; KVASIR_FULL=yes")
 PAGE = 368640  # of SmolLM2-135M: 30 layers, 3 KV heads of 64, two bytes
 POOL = 64
 CONTEXT = 4 * POOL * 16
@@ -82,6 +87,68 @@ def test_a_conversation_four_times_the_pool_has_the_same_answer(whole, room, tmp
         assert not (tmp_path / "below").exists() or not list((tmp_path / "below").iterdir())
         over = ask(d, ids(CONTEXT + 500, 1))
         assert over.status_code == 400 and over.json()["error"]["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize("dtype", ["int8", pytest.param("fp8_e4m3", marks=FULL)])
+@pytest.mark.parametrize("room", ["ram", pytest.param("disk", marks=FULL)])
+def test_narrow_kv_has_the_same_answer_as_where_it_fits(dtype, room, tmp_path):
+    """Its first page and the one it fills are kept in f16 as well, wherever they are, and however it was cut into steps."""
+    below = ("--kv-overflow", "32M") if room == "ram" else ("--kv-overflow-disk", f"{tmp_path / 'below'}:32M")
+    with Daemon("--kv-dtype", dtype, "--kv-memory", "40M", "--context", 2048) as d:
+        whole = answer(d, ids(1900, 1), 24)
+    with Daemon("--kv-dtype", dtype, "--kv-memory", "10M", "--context", 2048, *below) as d:
+        assert d.kv()["pool"]["pages"] < 1900 / 16 / 2
+        got = answer(d, ids(1900, 1), 24)
+        same(got, whole)
+        by = got["kv_cache"]["pages_by_tier"]
+        assert by[room] >= 64 and by[room] % 16 == 0
+        o = nothing_left(d)
+        assert o["wide_refused"] == 0 and o["moved_pages"] >= by[room]
+
+
+def test_a_model_whose_layers_all_have_windows_needs_no_room_below(tmp_path):
+    """A conversation passes through a cache that holds a fraction of it, beside others, and the answer is the same."""
+    model = tmp_path / "windows.gguf"
+    subprocess.run([sys.executable, os.path.join(ROOT, "tests", "tools", "make_model.py"), "--layers", "3", "--window", "100", "--ctx", "2048", model],
+                   check=True, stdout=subprocess.DEVNULL)
+    plan = json.loads(subprocess.run([BIN, "plan", "--model", model, "--json"], capture_output=True, check=True).stdout)
+    long, short = ([4 + i * 31 % 200 for i in range(n)] for n in (1900, 150))
+    with Daemon("--kv-memory", 300 * plan["page_bytes"], model=model) as d:
+        whole, alone = answer(d, long, 40), answer(d, short, 40)
+    with Daemon("--kv-memory", 24 * plan["page_bytes"], "--kv-overflow", "1M", model=model) as d:
+        assert d.kv()["pool"]["pages"] == 24 and "overflow" not in d.kv()
+        assert "conversations may be larger than the KV cache without kv-overflow: it is not used" in d.stderr()
+        assert httpx.get(d.url + "/v1/models").json()["data"][0]["context_length"] == 2048
+        with concurrent.futures.ThreadPoolExecutor(4) as clients:
+            asked = [clients.submit(answer, d, p, 40) for p in (long, short, long, short)]
+            got = [a.result() for a in asked]
+        for a, b in zip(got, (whole, alone, whole, alone)):
+            same(a, b)
+        d.wait_idle()
+        kv = d.kv()
+        assert kv["drift_pages"] == 0 and kv["references"]["running"] == 0
+    args = [BIN, "plan", "--model", model, "--json", "--memory"]
+    tight = [json.loads(subprocess.run([*args, str(plan["weights_bytes"] + plan["activation_bytes"] + n * plan["page_bytes"])],
+                                       capture_output=True, check=True).stdout) for n in (24, 9)]
+    assert [t["longest_tokens"] for t in tight] == [2048, 9 * 16], "a window has to fit"
+
+
+def test_a_plan_says_how_long_conversations_may_be(tmp_path):
+    def plan(*args):
+        return json.loads(subprocess.run([BIN, "plan", "--model", MODEL, "--json", *map(str, args)], capture_output=True, check=True).stdout)
+    whole = plan()
+    memory = whole["weights_bytes"] + whole["activation_bytes"] + POOL * PAGE
+    assert plan("--memory", memory)["longest_tokens"] == POOL * 16
+    for args in ("--kv-overflow", 15 * GROUP), ("--kv-overflow-disk", 15 * GROUP), ("--kv-overflow", 40 << 20, "--kv-dtype", "int8"):
+        p = plan("--memory", memory, *args)
+        serve = (*args[:1], f"{tmp_path}/below:{args[1]}", *args[2:]) if args[0] == "--kv-overflow-disk" else args
+        with Daemon("--kv-memory", POOL * PAGE, *serve) as d:
+            o = d.kv()["overflow"]
+            assert (o["ram"]["bytes"], o["disk"]["bytes"]) == (p["overflow_ram_bytes"], p["overflow_disk_bytes"])
+            assert min(o["max_tokens"], 8192) == p["longest_tokens"] > POOL * 16
+            assert httpx.get(d.url + "/v1/models").json()["data"][0]["context_length"] == p["longest_tokens"]
+        if args[0] == "--kv-overflow":
+            assert p["overflow_ram_bytes"] <= args[1]
 
 
 def test_others_go_on_beside_a_large_one(whole, tmp_path):
@@ -157,7 +224,7 @@ def test_without_room_on_the_disk_the_daemon_serves_what_fits(tmp_path):
 
 def test_what_it_needs_is_said():
     for args, sentence in (("--kv-memory", 30 * PAGE, "--kv-overflow", "1G"), "for which it is too small: it has 30 pages, and takes 38"), \
-                          ((*SMALL, "--kv-overflow", "1G", "--kv-dtype", "int8"), "need one of f16 or bf16, not int8"):
+                          ((*SMALL, "--kv-overflow", "100K"), "are too few: 16 pages"):
         d = Daemon(*args, wait=False)
         try:
             eventually(lambda: sentence in d.stderr(), 30, sentence)

@@ -63,12 +63,16 @@ static inline int faulty_submit(struct kv_io *io, struct kv_io_transfer *t)
 static inline void faulty_flip(struct faulty *x, const struct kv_io_transfer *t)
 {
 	int one_of = x->flip;
-	if (one_of == 0 || t->write || t->result <= KV_FILE_BLOCK || unit_rand(&x->rng) % (uint64_t)one_of)
+	size_t record = KV_FILE_BLOCK + (x->page_bytes + KV_FILE_BLOCK - 1) / KV_FILE_BLOCK * KV_FILE_BLOCK, at;
+	bool part = (t->offset - KV_FILE_BLOCK) % record != 0; /* of a page, without the record's header */
+	if (one_of == 0 || t->write || t->result <= (part ? 0 : KV_FILE_BLOCK) || unit_rand(&x->rng) % (uint64_t)one_of)
 		return;
 	/* What is behind either is padding. */
-	size_t at = unit_rand(&x->rng) % (sizeof(struct kv_record_header) + x->page_bytes);
-	if (at >= sizeof(struct kv_record_header))
+	at = unit_rand(&x->rng) % (part ? x->page_bytes : sizeof(struct kv_record_header) + x->page_bytes);
+	if (!part && at >= sizeof(struct kv_record_header))
 		at += KV_FILE_BLOCK - sizeof(struct kv_record_header);
+	if (at >= (size_t)t->result)
+		return;
 	((uint8_t *)t->buffer)[at] ^= (uint8_t)(1 << unit_rand(&x->rng) % 8);
 	x->n_flipped++;
 }

@@ -13,6 +13,7 @@ struct memory_backend {
 	struct backend base;
 	int64_t allocated; /* bytes now */
 	bool fail_alloc;
+	int64_t fail_write; /* the write that many from now on; 0: none */
 	uint64_t n_copied; /* pages */
 	uint64_t n_bounded; /* pages: the bounds of each are its first bytes */
 };
@@ -42,7 +43,9 @@ static inline enum status memory_read(struct backend *b, void *host, const void 
 
 static inline enum status memory_write(struct backend *b, void *dst, const void *host, size_t bytes)
 {
-	(void)b;
+	struct memory_backend *m = (struct memory_backend *)b;
+	if (m->fail_write > 0 && --m->fail_write == 0)
+		return STATUS_INTERNAL;
 	memcpy(dst, host, bytes);
 	return STATUS_OK;
 }

@@ -12,7 +12,8 @@ enum { PRETEND_CELL = 8, PRETEND_PAGE = KV_PAGE_TOKENS * PRETEND_CELL };
 
 static inline struct kv_layout pretend_layout(void)
 {
-	return (struct kv_layout){1, 1, 2, KV_PAGE_TOKENS, QUANT_F16, PRETEND_PAGE, PRETEND_PAGE};
+	/* Layers, so that pages come from tiers in parts. */
+	return (struct kv_layout){4, 1, 2, KV_PAGE_TOKENS, QUANT_F16, PRETEND_PAGE, PRETEND_PAGE};
 }
 
 /* The digest behind one more token; before the first it is the salt's. */

@@ -13,6 +13,8 @@ static uint64_t seed = 11;
 struct far {
 	struct kv_far base;
 	struct kv_layout layout;
+	struct kv_wide wide[LAYERS]; /* narrow pages: the copies that some have */
+	int32_t wide_slot[PAGES];
 	char *slab[LAYERS];  /* one layer of its pages each */
 	int32_t table[PAGES];
 	int32_t most;        /* pages that are to be had at a time */
@@ -24,7 +26,7 @@ static bool get(struct kv_far *far, int32_t layer, int32_t page, struct kv_far_r
 	struct far *f = (struct far *)far;
 	int32_t left = f->base.n_pages - page, most = f->most - page % f->most;
 	f->n_gets++;
-	*out = (struct kv_far_run){left < most ? left : most, f->slab[layer], f->table + page};
+	*out = (struct kv_far_run){left < most ? left : most, f->slab[layer], f->table + page, f->layout.form == KV_FORM_F16 ? NULL : &f->wide[layer]};
 	return true;
 }
 
@@ -35,8 +37,14 @@ static void move_away(struct far *f, const struct kv_layout *layout, char *kv, c
 	f->base = (struct kv_far){n, get};
 	for (int32_t layer = 0; layer < LAYERS; layer++)
 		f->slab[layer] = malloc((size_t)(n + 1) * f->layout.page_stride);
+	for (int32_t layer = 0; layout->wide && layer < LAYERS; layer++) {
+		f->wide[layer] = *layout->wide;
+		f->wide[layer].slot = f->wide_slot;
+		f->wide[layer].offset = (size_t)layer * layout->wide->bytes / LAYERS;
+	}
 	for (int32_t i = 0; i < n; i++) {
 		f->table[i] = n - 1 - i;
+		f->wide_slot[f->table[i]] = layout->wide ? layout->wide->slot[pages[i]] : -1;
 		for (int32_t layer = 0; layer < LAYERS; layer++)
 			memcpy(f->slab[layer] + (size_t)f->table[i] * f->layout.page_stride,
 			       kv + (size_t)pages[i] * layout->page_stride + (size_t)layer * f->layout.page_bytes, f->layout.page_bytes);
@@ -71,6 +79,7 @@ static void attend(struct backend *b, const struct kv_layout *layout, const void
 		part.first_page = page;
 		part.n_pages = run.n_pages;
 		part.block_table = run.block_table;
+		f->layout.wide = run.wide;
 		assert_int_equal(b->ops->attention_part(b, run.kv, &f->layout, 0, q, n_head, params, &part, out), STATUS_OK);
 	}
 	if (f) {
@@ -101,14 +110,28 @@ struct shape {
 	int32_t n_head_kv, group, dim;
 };
 
+/* Makes a layout one of narrow pages, of which one in five has a copy. */
+static void make_narrow(struct kv_layout *layout, enum kv_form form, struct kv_wide *wide)
+{
+	static int32_t slot[PAGES];
+	if (form == KV_FORM_F16)
+		return;
+	*wide = (struct kv_wide){.slot = slot, .stride = layout->page_stride, .bytes = layout->page_bytes, .slab = malloc(layout->page_stride * PAGES)};
+	for (int32_t i = 0; i < PAGES; i++)
+		slot[i] = i % 5 == 0 ? i / 5 : -1;
+	kv_layout_narrow(layout, form);
+	layout->wide = wide;
+}
+
 /* A batch of a short sequence, a long one with far pages, and another short one. */
-static void one(const char *device, const struct shape *shape, const struct attention_params *given, int32_t n_tokens, int32_t n_rows,
-                int32_t n_far, int32_t most)
+static void one_of(enum kv_form form, const char *device, const struct shape *shape, const struct attention_params *given, int32_t n_tokens,
+                   int32_t n_rows, int32_t n_far, int32_t most)
 {
 	enum { SHORT = 70 };
 	static struct scattered s;
 	struct backend *b = open_backend(device, 1 + (int32_t)(unit_rand(&seed) >> 40) % 3);
 	struct kv_layout layout;
+	struct kv_wide wide = {0};
 	struct far far = {.most = most};
 	int32_t n_head = shape->n_head_kv * shape->group;
 	size_t width = (size_t)(shape->n_head_kv * shape->dim), row = width * (size_t)shape->group, rows = (size_t)n_rows + 2;
@@ -118,6 +141,7 @@ static void one(const char *device, const struct shape *shape, const struct atte
 	struct attention_params params = *given;
 	params.scale = 1 / sqrtf((float)shape->dim);
 	assert_int_equal(kv_layout_for(b, &layout, LAYERS, shape->n_head_kv, shape->dim), STATUS_OK);
+	make_narrow(&layout, form, &wide);
 	assert_int_equal(b->ops->mem_alloc(b, layout.page_stride * PAGES, &kv), STATUS_OK);
 	memset(kv, 0xFF, layout.page_stride * PAGES);
 	scattered_init(&s);
@@ -145,11 +169,18 @@ static void one(const char *device, const struct shape *shape, const struct atte
 	come_back(&far, &layout, kv, pages[2]);
 	b->ops->mem_free(b, kv, layout.page_stride * PAGES);
 	b->ops->destroy(b);
+	free(wide.slab);
 	free(k);
 	free(v);
 	free(q);
 	free(want);
 	free(got);
+}
+
+static void one(const char *device, const struct shape *shape, const struct attention_params *given, int32_t n_tokens, int32_t n_rows,
+                int32_t n_far, int32_t most)
+{
+	one_of(KV_FORM_F16, device, shape, given, n_tokens, n_rows, n_far, most);
 }
 
 static const struct shape shapes[] = {{3, 3, 64}, {2, 1, 128}, {1, 8, 80}, {2, 4, 67}, {1, 40, 32}};
@@ -210,6 +241,20 @@ static void chunks_end_anywhere_in_parts(void **state)
 	}
 }
 
+/* With their copies, beside which the codes do not count. */
+static void narrow_pages_as_well(void **state)
+{
+	(void)state;
+	static const enum kv_form forms[] = {KV_FORM_INT8, KV_FORM_FP8_E4M3};
+	for (int i = 0; i < 10; i++) {
+		struct attention_params params = {.window = i % 4 == 3 ? 300 : 0};
+		const struct shape *shape = &shapes[i % 5];
+		int32_t n_rows = i % 3 ? random_int(&seed, 1, 60) : 1, n_far = random_int(&seed, 1, 20), most = random_int(&seed, 1, 10);
+		for (size_t d = 0; d < sizeof devices / sizeof *devices; d++)
+			one_of(forms[i % 2], devices[d], shape, &params, 1500, n_rows, n_far * KV_PART_PAGES, most * KV_PART_PAGES);
+	}
+}
+
 /* Where a backend could not go on with a block of positions. */
 static void a_part_begins_with_a_block(void **state)
 {
@@ -234,5 +279,5 @@ static void a_part_begins_with_a_block(void **state)
 }
 
 UNIT_MAIN(cmocka_unit_test(parts_give_the_same_bits), cmocka_unit_test(and_so_do_any_others),
-	  cmocka_unit_test(layers_with_a_window_read_the_parts_they_see),
-	  cmocka_unit_test(chunks_end_anywhere_in_parts), cmocka_unit_test(a_part_begins_with_a_block))
+          cmocka_unit_test(layers_with_a_window_read_the_parts_they_see), cmocka_unit_test(narrow_pages_as_well),
+          cmocka_unit_test(chunks_end_anywhere_in_parts), cmocka_unit_test(a_part_begins_with_a_block))

@@ -53,6 +53,7 @@ enum {
 	X(heartbeat, 6)                                                                                                \
 	X(tick, 4)                                                                                                     \
 	X(evict, 2)                                                                                                    \
+	X(calm, 1)                                                                                                     \
 	X(share, 4)                                                                                                    \
 	X(write, 4)
 
@@ -97,7 +98,7 @@ struct soak {
 	struct kv_tier *disk_tier;
 	struct faulty *disk;
 	char dir[64];
-	uint64_t rng, next_id, n_done[N_OPS], n_answers, n_expired, n_audits;
+	uint64_t rng, next_id, n_done[N_OPS], n_answers, n_expired, n_audits, n_begun, n_given_up;
 };
 
 static int32_t below(struct soak *k, int32_t n)
@@ -206,6 +207,21 @@ static void collect_sessions(struct soak *k)
 
 /* ---- Operations ---- */
 
+/* A step that has begun before its pages were there; each fourth ends too soon for another reason. */
+static bool arrive(struct soak *k)
+{
+	struct kv_arrival *a = k->sched.batch.arrival;
+	bool here = true;
+	int32_t layers = ++k->n_begun % 4 ? kv_pool_layout(k->pool)->n_layer : below(k, 3);
+	assert_int_equal(k->sched.batch.n_seqs, 1);
+	for (int32_t layer = 0; layer < layers && here; layer++)
+		here = a->wait(a, layer);
+	here = here && k->n_begun % 4;
+	here = sched_arrived(&k->sched, here);
+	k->n_given_up += !here;
+	return here;
+}
+
 static void do_step(struct soak *k)
 {
 	if (!sched_build(&k->sched)) {
@@ -216,6 +232,8 @@ static void do_step(struct soak *k)
 	}
 	const struct batch *b = &k->sched.batch;
 	uint64_t digest[MAX_RUNNING];
+	if (b->arrival && !arrive(k))
+		return;
 	for (int32_t i = 0; i < b->n_seqs; i++) {
 		const struct request *r = k->sched.part[i].request;
 		assert_int_equal(b->seq[i].first_position, r->kv.n_tokens);
@@ -356,6 +374,21 @@ static void do_tick(struct soak *k)
 static void do_evict(struct soak *k)
 {
 	kv_prefix_evict(k->prefix, clock_now_ms(&now), below(k, 2) ? EVICT_FOR_PROMPT : EVICT_FOR_DECODE);
+}
+
+/* Nobody asks for anything, then one client does whose pages have left: it begins while they come. */
+static void do_calm(struct soak *k)
+{
+	struct list *heads[] = {&k->sched.running, &k->sched.waiting};
+	for (int i = 0; i < 2; i++) {
+		while (!list_empty(heads[i]))
+			finish(k, list_entry(heads[i]->next, struct request, link), false);
+	}
+	for (int i = 0; i < 12; i++)
+		do_evict(k);
+	do_turn(k);
+	for (int i = 0; i < 6; i++)
+		do_step(k);
 }
 
 static void check_fork(struct soak *k, const struct fork *f)
@@ -650,6 +683,7 @@ static void start_tiers(struct soak *k)
 		fail_msg("%s", err.message);
 	assert_int_equal(kv_tiers_create(k->pool, k->prefix, (struct kv_tier *[KV_TIER_KINDS]){ram, k->disk_tier}, &now, &k->tiers), STATUS_OK);
 	k->sched.tiers = k->tiers;
+	k->sched.overlaps = true;
 }
 
 static void end_hang(struct soak *k)
@@ -673,9 +707,10 @@ static void judge_tiers(const struct soak *k, enum fault fault, int64_t n_ops)
 	kv_tiers_stats(k->tiers, &s);
 	const struct kv_tier_stats *ram = &s.tier[KV_TIER_RAM], *disk = &s.tier[KV_TIER_DISK];
 	print_message("disk %s: %" PRIu64 " and %" PRIu64 " pages stored in RAM and on disk, %" PRIu64 " and %" PRIu64 " came back, %" PRIu64
-	              " corrupt, %" PRIu64 " of %" PRIu64 " fetches cancelled; off: %s\n",
+	              " corrupt, %" PRIu64 " of %" PRIu64 " fetches cancelled; %" PRIu64 " begun with, %" PRIu64 " of these given up; off: %s\n",
 	              strike(&(struct faulty){0}, fault), ram->put[KV_PUT_STORED], disk->put[KV_PUT_STORED], s.fetched[KV_TIER_RAM],
-	              s.fetched[KV_TIER_DISK], disk->loads[KV_LOAD_CORRUPT], s.fetches_cancelled, s.fetches, disk->off ? disk->off_reason : "no");
+	              s.fetched[KV_TIER_DISK], disk->loads[KV_LOAD_CORRUPT], s.fetches_cancelled, s.fetches,
+	              k->n_begun, k->n_given_up, disk->off ? disk->off_reason : "no");
 	uint64_t some = (uint64_t)n_ops / 2000;
 	assert_true(ram->put[KV_PUT_STORED] > some && s.fetched[KV_TIER_RAM] > some && !ram->off);
 	assert_true(disk->put[KV_PUT_STORED] > some && s.fetched[KV_TIER_DISK] > 0 && (disk->off || s.fetches_cancelled > 0));
@@ -683,6 +718,7 @@ static void judge_tiers(const struct soak *k, enum fault fault, int64_t n_ops)
 	assert_int_equal(disk->loads[KV_LOAD_CORRUPT] > 0, fault == FAULT_wrong_bytes);
 	assert_true(disk->loads[KV_LOAD_CORRUPT] <= (uint64_t)k->disk->n_flipped);
 	assert_int_equal(k->disk->n_halved > 0, fault == FAULT_short_transfers);
+	assert_true(k->n_begun > 0 && k->n_given_up >= k->n_begun / 4 && (fault != FAULT_none || k->n_given_up < k->n_begun));
 	assert_int_equal(s.n_fetching, 0);
 	assert_true(ram->used_bytes <= ram->cap_bytes && disk->used_bytes <= disk->cap_bytes);
 }

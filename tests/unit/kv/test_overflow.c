@@ -239,6 +239,72 @@ static void a_plan_says_how_long_conversations_may_be(void **state)
 	assert_true(p.max_tokens > 0);
 }
 
+/* Pages of a narrow pool come with their wide copies, as far as there is room for these. */
+static void copies_of_narrow_pages_go_with_them(void **state)
+{
+	(void)state;
+	struct kv_layout narrow = layout;
+	struct kv_pool *own = pool;
+	struct kv_overflow_stats s;
+	size_t wide_layer = layout.page_bytes / LAYERS;
+	kv_layout_narrow(&narrow, KV_FORM_INT8);
+	for (int on_disk = 0; on_disk < 2; on_disk++) {
+		struct kv_overflow *over;
+		struct error err;
+		struct conversation c = {.number = 7 + on_disk, .kv = KV_SEQ_INIT};
+		struct kv_overflow_options o = {.dir = on_disk ? dir : NULL, .step_tokens = STEP};
+		assert_int_equal(kv_pool_create_narrow(device, &narrow, POOL, POOL, &pool, &err), STATUS_OK);
+		const struct kv_layout *l = kv_pool_layout(pool);
+		uint64_t groups = (uint64_t)GROUP * l->page_bytes * 8;
+		*(on_disk ? &o.disk_bytes : &o.ram_bytes) = groups + groups / 2 + 6 * layout.page_bytes; /* blocks are padded on disk */
+		assert_int_equal(kv_overflow_create(device, pool, &o, &over, &err), STATUS_OK);
+		assert_in_range(kv_overflow_now(over)->wide_slots, 5, 8);
+		/* As one page in 16 has a value without a narrow form; the first has a copy in any case. */
+		struct kv_layout saved = layout;
+		layout = *l;
+		for (int i = 0; i < 10; i++) {
+			go_on(over, &c, 8);
+			int32_t page = c.kv.n_tokens / KV_PAGE_TOKENS - 8;
+			if (page % GROUP == 0) {
+				kv_pool_widen(pool, c.kv.pages[page]);
+				int32_t slot = l->wide->slot[c.kv.pages[page]];
+				assert_true(slot >= 0);
+				char *copy = (char *)kv_pool_slab(pool) + l->wide->offset + (size_t)slot * l->wide->stride;
+				for (size_t at = 0; at < l->wide->bytes; at++)
+					copy[at] = (char)byte_of(&c, 1000 + page, at);
+			}
+		}
+		struct kv_spill *spill = &c.spill;
+		kv_overflow_step(over, &spill, 1);
+		assert_in_range(c.spill.n_groups, 3, 4);
+		for (int32_t layer = 0; layer < LAYERS; layer++) {
+			struct kv_far_run run;
+			for (int32_t page = 0; page < c.spill.far.n_pages; page += run.n_pages) {
+				assert_true(c.spill.far.get(&c.spill.far, layer, page, &run));
+				for (int32_t p = 0; p < run.n_pages; p++) {
+					int32_t slot = run.wide->slot[run.block_table[p]];
+					assert_int_equal(slot >= 0, (page + p) % GROUP == 0);
+					const char *copy = (const char *)run.wide->slab + run.wide->offset + (size_t)slot * run.wide->stride;
+					for (size_t at = 0; slot >= 0 && at < wide_layer; at++)
+						assert_int_equal(copy[at], (char)byte_of(&c, 1000 + page + p, (size_t)layer * wide_layer + at));
+				}
+			}
+		}
+		layout = saved;
+		kv_overflow_stats(over, &s);
+		assert_int_equal(s.wide_used, c.spill.n_groups);
+		assert_int_equal(s.wide_refused, 0);
+		assert_true(s.ram_bytes <= (on_disk ? 8 * layout.page_bytes : o.ram_bytes));
+		end(&c);
+		kv_overflow_stats(over, &s);
+		assert_int_equal(s.wide_used, 0);
+		kv_overflow_destroy(over);
+		assert_int_equal(kv_pool_n_free(pool), POOL);
+		assert_int_equal(kv_pool_destroy(pool), STATUS_OK);
+	}
+	pool = own;
+}
+
 static void what_cannot_be_had_is_a_sentence(void **state)
 {
 	(void)state;
@@ -260,7 +326,7 @@ int main(int argc, char **argv)
 	const struct CMUnitTest tests[] = {
 	        cmocka_unit_test(what_left_the_pool_is_found_again), cmocka_unit_test(sequences_do_not_see_each_other),
 	        cmocka_unit_test(room_is_promised_once),             cmocka_unit_test(a_plan_says_how_long_conversations_may_be),
-	        cmocka_unit_test(what_cannot_be_had_is_a_sentence),
+	        cmocka_unit_test(what_cannot_be_had_is_a_sentence), cmocka_unit_test(copies_of_narrow_pages_go_with_them),
 	};
 	if (argc > 1)
 		cmocka_set_test_filter(argv[1]);

@@ -253,6 +253,102 @@ static void writes_keep_to_their_rate(void **state)
 	teardown(&f);
 }
 
+/* ---- Parts ---- */
+
+/* Brings a part of page i to device page 1 and tells how that ended. */
+static enum kv_tier_end get_part(struct kv_tier *t, int32_t i, int32_t part)
+{
+	struct kv_page_name p = tier_page(i);
+	struct kv_tier_done done;
+	if (kv_tier_load_part(t, &p, part, 1, 100) != STATUS_OK)
+		return KV_LOAD_N;
+	while (kv_tier_poll(t, &done, 1) == 0)
+		kv_tier_wait(t, 1000);
+	return done.end;
+}
+
+static void damage(const struct fixture *f, off_t at);
+
+static void a_part_comes_by_itself_and_is_good_by_itself(void **state)
+{
+	(void)state;
+	struct fixture f;
+	struct kv_page_name p = tier_page(2);
+	setup(&f, 4);
+	struct kv_tier *t = open_tier(&f);
+	put_all(&f, t, 0, 4);
+	for (int restarted = 0; restarted < 2; restarted++) {
+		assert_int_equal(kv_tier_n_parts(t, &p), 2); /* of one layer each */
+		memset(tier_bytes(&f.base, 1), 0xEE, TIER_PAGE_BYTES);
+		uint64_t read = tier_stats(t).bytes_read;
+		assert_int_equal(get_part(t, 2, 1), KV_LOAD_DONE);
+		assert_int_equal(tier_stats(t).bytes_read - read, TIER_PAGE_BYTES / 2);
+		assert_int_equal(tier_bytes(&f.base, 1)[0], 0xEEEE);
+		assert_int_equal(tier_bytes(&f.base, 1)[TIER_PAGE_BYTES / 4], tier_element(2, TIER_PAGE_BYTES / 4));
+		assert_int_equal(get_part(t, 2, 0), KV_LOAD_DONE);
+		assert_true(tier_holds(&f.base, 1, 2));
+		/* What its checksum is, is in the record. */
+		kv_tier_destroy(t);
+		t = open_tier(&f);
+	}
+	/* A wrong bit in the second part: the first is served, the second never, and the page is gone then. */
+	kv_tier_destroy(t);
+	damage(&f, KV_FILE_BLOCK + 2 * RECORD + KV_FILE_BLOCK + TIER_PAGE_BYTES - 5);
+	t = open_tier(&f);
+	int32_t wrong = -1;
+	for (int32_t i = 0; i < 4; i++) {
+		memset(tier_bytes(&f.base, 1), 0xEE, TIER_PAGE_BYTES);
+		assert_int_equal(get_part(t, i, 0), KV_LOAD_DONE);
+		if (get_part(t, i, 1) == KV_LOAD_DONE) {
+			assert_true(tier_holds(&f.base, 1, i));
+			continue;
+		}
+		assert_int_equal(wrong, -1);
+		assert_int_equal(tier_bytes(&f.base, 1)[TIER_PAGE_BYTES / 4], 0xEEEE);
+		wrong = i;
+	}
+	assert_true(wrong >= 0);
+	assert_false(tier_has(t, wrong));
+	assert_int_equal(tier_stats(t).n_pages, 3);
+	assert_int_equal(tier_stats(t).loads[KV_LOAD_CORRUPT], 1);
+	kv_tier_destroy(t);
+	teardown(&f);
+}
+
+/* One that is found wrong while another part of it is on its way is not found any more, and goes when that has ended. */
+static void a_damaged_page_goes_with_its_last_user(void **state)
+{
+	(void)state;
+	struct fixture f;
+	struct faulty *x;
+	struct kv_page_name p = tier_page(0);
+	struct kv_tier_done done[2];
+	setup(&f, 4);
+	struct kv_tier *t = open_faulty(&f, &x);
+	put_all(&f, t, 0, 1);
+	kv_tier_destroy(t);
+	damage(&f, KV_FILE_BLOCK + KV_FILE_BLOCK + 100);
+	t = open_faulty(&f, &x);
+	memset(tier_bytes(&f.base, 1), 0xEE, TIER_PAGE_BYTES);
+	assert_int_equal(kv_tier_load_part(t, &p, 0, 1, 1), STATUS_OK);
+	assert_int_equal(kv_tier_load_part(t, &p, 1, 1, 2), STATUS_OK);
+	for (int32_t n = 0; n < 2;) {
+		int32_t more = kv_tier_poll(t, done, 1);
+		assert_true(more == 0 || done[0].end == (done[0].ticket == 1 ? KV_LOAD_CORRUPT : KV_LOAD_DONE));
+		if (more && done[0].ticket == 1)
+			assert_false(kv_tier_has(t, &p));
+		n += more;
+		if (!more)
+			kv_tier_wait(t, 1000);
+	}
+	assert_int_equal(tier_stats(t).n_pages, 0);
+	assert_int_equal(tier_put(&f.base, t, 0), KV_PUT_STORED);
+	tier_settle(t);
+	assert_true(get_right(&f, t, 0));
+	kv_tier_destroy(t);
+	teardown(&f);
+}
+
 /* ---- Files ---- */
 
 static void pages_are_found_again_after_a_restart(void **state)
@@ -692,7 +788,8 @@ static void kill_9_at_any_instant_loses_what_is_in_flight_and_nothing_else(void 
 UNIT_MAIN(cmocka_unit_test(a_page_comes_back_by_io_uring), cmocka_unit_test(a_page_comes_back_by_plain_transfers),
           cmocka_unit_test(many_pages_at_a_time), cmocka_unit_test(the_cap_holds_to_the_byte_and_the_oldest_page_goes),
           cmocka_unit_test(a_cancelled_load_leaves_its_page_alone),
-          cmocka_unit_test(a_page_that_is_still_being_written_is_there), cmocka_unit_test(writes_keep_to_their_rate),
+          cmocka_unit_test(a_page_that_is_still_being_written_is_there), cmocka_unit_test(a_part_comes_by_itself_and_is_good_by_itself),
+          cmocka_unit_test(a_damaged_page_goes_with_its_last_user), cmocka_unit_test(writes_keep_to_their_rate),
           cmocka_unit_test(pages_are_found_again_after_a_restart), cmocka_unit_test(a_file_of_something_else_is_refused),
           cmocka_unit_test(every_byte_of_the_file_header_counts),
           cmocka_unit_test(a_file_that_was_cut_or_is_foreign_is_made_anew),

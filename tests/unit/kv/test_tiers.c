@@ -72,7 +72,7 @@ static int32_t bring(struct fixture *f, int32_t n, int32_t max_pages)
 	struct kv_use use = use_at(f);
 	kv_fetch_init(&fetch);
 	assert_int_equal(kv_prefix_hold(f->prefix, &f->chain, f->tokens, n, &s), STATUS_OK);
-	if (kv_tiers_fetch(f->tiers, &fetch, &f->chain.root, f->tokens, n, &s, max_pages)) {
+	if (kv_tiers_fetch(f->tiers, &fetch, &f->chain.root, f->tokens, n, &s, max_pages, false)) {
 		while (!kv_tiers_advance(f->tiers, &fetch, &s, &use))
 			kv_tiers_poll(f->tiers);
 	}
@@ -155,7 +155,7 @@ static void a_cancelled_fetch_gives_its_pages_back_and_keeps_what_has_come(void 
 	evict(&f, 20);
 	use = use_at(&f);
 	kv_fetch_init(&fetch);
-	assert_true(kv_tiers_fetch(f.tiers, &fetch, &f.chain.root, f.tokens, 320, &s, 100));
+	assert_true(kv_tiers_fetch(f.tiers, &fetch, &f.chain.root, f.tokens, 320, &s, 100, false));
 	/* Another that begins alike waits for it rather than fetching it twice. */
 	assert_true(kv_tiers_comes(f.tiers, &f.chain.root, f.tokens, 320, &s));
 	assert_false(kv_tiers_advance(f.tiers, &fetch, &s, &use));
@@ -191,7 +191,7 @@ static void a_sequence_that_lost_its_pages_ends_the_fetch(void **state)
 	use = use_at(&f);
 	kv_fetch_init(&fetch);
 	assert_int_equal(kv_prefix_hold(f.prefix, &f.chain, f.tokens, 160, &s), STATUS_OK);
-	assert_true(kv_tiers_fetch(f.tiers, &fetch, &f.chain.root, f.tokens, 160, &s, 100));
+	assert_true(kv_tiers_fetch(f.tiers, &fetch, &f.chain.root, f.tokens, 160, &s, 100, false));
 	kv_seq_release(f.pool, &s);
 	kv_tiers_advance(f.tiers, &fetch, &s, &use);
 	kv_tiers_poll(f.tiers);
@@ -213,7 +213,7 @@ static void a_page_that_was_computed_meanwhile_is_not_doubled(void **state)
 	evict(&f, 4);
 	use = use_at(&f);
 	kv_fetch_init(&fetch);
-	assert_true(kv_tiers_fetch(f.tiers, &fetch, &f.chain.root, f.tokens, 64, &s, 100));
+	assert_true(kv_tiers_fetch(f.tiers, &fetch, &f.chain.root, f.tokens, 64, &s, 100, false));
 	kv_tiers_advance(f.tiers, &fetch, &s, &use);
 	compute(&f, 4 * KV_PAGE_TOKENS);
 	kv_tiers_poll(f.tiers);
@@ -225,6 +225,161 @@ static void a_page_that_was_computed_meanwhile_is_not_doubled(void **state)
 }
 
 /* ---- What pays ---- */
+
+/* ---- Pages that come in parts ---- */
+
+enum { PAGES = 20, HALF = TIER_PAGE_BYTES / 4 /* elements of a layer */ };
+
+/* A conversation of 20 pages that have left; a fetch of them for n tokens, which has come so far that it may begin. */
+static void come_so_far(struct fixture *f, struct kv_fetch *fetch, struct kv_seq *s, int32_t n)
+{
+	struct kv_use use;
+	setup(f, 2 * PAGES);
+	compute(f, PAGES * KV_PAGE_TOKENS);
+	evict(f, PAGES);
+	memset(f->base.device.slab, 0xEE, (size_t)POOL_PAGES * f->base.device.layout.page_stride);
+	use = use_at(f);
+	kv_fetch_init(fetch);
+	assert_true(kv_tiers_fetch(f->tiers, fetch, &f->chain.root, f->tokens, n, s, 100, true));
+	int polls = 0;
+	for (; !kv_tiers_may_begin(fetch); polls++) {
+		assert_false(kv_tiers_advance(f->tiers, fetch, s, &use));
+		kv_tiers_poll(f->tiers);
+	}
+	assert_int_equal(polls, 2); /* 16 parts each */
+	assert_int_equal(s->n_pages, 0);
+}
+
+static bool holds_layer(const struct fixture *f, int32_t page, int32_t i, int32_t layer)
+{
+	for (int32_t e = layer * HALF; e < (layer + 1) * HALF; e++) {
+		if (tier_bytes(&f->base, page)[e] != tier_element(i, e))
+			return false;
+	}
+	return true;
+}
+
+static int64_t soon(void)
+{
+	return clock_now_ns(clock_system()) + 1000000000;
+}
+
+static void a_sequence_begins_with_the_first_layers(void **state)
+{
+	(void)state;
+	struct fixture f;
+	struct kv_seq s = KV_SEQ_INIT;
+	struct kv_fetch fetch;
+	come_so_far(&f, &fetch, &s, PAGES * KV_PAGE_TOKENS + 9);
+	assert_true(kv_tiers_begin(f.tiers, &fetch, &s, PAGES * KV_PAGE_TOKENS + 8));
+	assert_int_equal(s.n_tokens, PAGES * KV_PAGE_TOKENS);
+	int32_t n_whole = 0;
+	for (int32_t i = 0; i < s.n_pages; i++) {
+		assert_true(holds_layer(&f, s.pages[i], i, 0));
+		n_whole += holds_layer(&f, s.pages[i], i, 1);
+		assert_int_equal(kv_pool_refs(f.pool, s.pages[i]), 2);
+	}
+	assert_int_equal(n_whole, 12);
+	/* Nobody else finds them yet. */
+	assert_int_equal(kv_prefix_match(f.prefix, &f.chain, f.tokens, 320), 0);
+	assert_true(kv_tiers_wait(f.tiers, &fetch, 0, 0));
+	assert_true(kv_tiers_wait(f.tiers, &fetch, 1, soon()));
+	kv_tiers_arrived(f.tiers, &fetch);
+	for (int32_t i = 0; i < s.n_pages; i++) {
+		assert_true(tier_holds(&f.base, s.pages[i], i));
+		assert_int_equal(kv_pool_refs(f.pool, s.pages[i]), 1);
+	}
+	assert_int_equal(stats(&f).fetched[KV_TIER_RAM], PAGES);
+	assert_int_equal(stats(&f).n_fetching, 0);
+	kv_seq_release(f.pool, &s);
+	teardown(&f);
+}
+
+/* The last token is computed in any case: the page that it stands in comes as a whole, and is written where it is. */
+static void the_page_that_is_written_to_is_the_sequences_own(void **state)
+{
+	(void)state;
+	struct fixture f;
+	struct kv_seq s = KV_SEQ_INIT;
+	struct kv_fetch fetch;
+	int32_t n = PAGES * KV_PAGE_TOKENS;
+	come_so_far(&f, &fetch, &s, n);
+	assert_true(kv_tiers_begin(f.tiers, &fetch, &s, n - 1));
+	assert_int_equal(s.n_tokens, n - 1);
+	int32_t last = s.pages[PAGES - 1];
+	assert_true(tier_holds(&f.base, last, PAGES - 1));
+	assert_int_equal(kv_pool_refs(f.pool, last), 1);
+	assert_int_equal(kv_seq_prepare(f.pool, &s, 1), STATUS_OK);
+	assert_int_equal(s.pages[PAGES - 1], last);
+	/* The others come on when it gives up, and the index gets them. */
+	kv_tiers_retreat(f.tiers, &fetch, &s);
+	assert_int_equal(s.n_pages, 0);
+	struct kv_use use = use_at(&f);
+	while (!kv_tiers_advance(f.tiers, &fetch, &s, &use))
+		kv_tiers_poll(f.tiers);
+	assert_int_equal(kv_prefix_match(f.prefix, &f.chain, f.tokens, n), PAGES - 1);
+	for (int32_t i = 0; i < s.n_pages; i++)
+		assert_true(tier_holds(&f.base, s.pages[i], i));
+	kv_seq_release(f.pool, &s);
+	teardown(&f);
+}
+
+static void what_begins_can_be_cancelled_and_leaves_nothing(void **state)
+{
+	(void)state;
+	struct fixture f;
+	struct kv_seq s = KV_SEQ_INIT;
+	struct kv_fetch fetch;
+	come_so_far(&f, &fetch, &s, PAGES * KV_PAGE_TOKENS + 1);
+	assert_true(kv_tiers_begin(f.tiers, &fetch, &s, PAGES * KV_PAGE_TOKENS));
+	kv_tiers_retreat(f.tiers, &fetch, &s);
+	kv_tiers_cancel(f.tiers, &fetch);
+	assert_int_equal(kv_pool_n_free(f.pool), POOL_PAGES);
+	kv_tiers_poll(f.tiers);
+	assert_false(kv_tiers_busy(f.tiers));
+	assert_int_equal(kv_prefix_match(f.prefix, &f.chain, f.tokens, 320), 0);
+	kv_seq_release(f.pool, &s);
+	teardown(&f);
+}
+
+/* A part that is not to be had any more: the step is given up, and what is whole in front of it is kept. */
+static void a_part_that_does_not_come_ends_the_wait(void **state)
+{
+	(void)state;
+	struct fixture f;
+	struct kv_seq s = KV_SEQ_INIT;
+	struct kv_fetch fetch;
+	come_so_far(&f, &fetch, &s, PAGES * KV_PAGE_TOKENS + 1);
+	f.base.backend.fail_write = 3;
+	assert_true(kv_tiers_begin(f.tiers, &fetch, &s, PAGES * KV_PAGE_TOKENS));
+	assert_true(kv_tiers_wait(f.tiers, &fetch, 0, 0));
+	assert_false(kv_tiers_wait(f.tiers, &fetch, 1, soon()));
+	kv_tiers_retreat(f.tiers, &fetch, &s);
+	struct kv_use use = use_at(&f);
+	while (!kv_tiers_advance(f.tiers, &fetch, &s, &use))
+		kv_tiers_poll(f.tiers);
+	assert_in_range(s.n_pages, 12, PAGES - 1);
+	assert_int_equal(kv_prefix_match(f.prefix, &f.chain, f.tokens, PAGES * KV_PAGE_TOKENS), s.n_pages);
+	for (int32_t i = 0; i < s.n_pages; i++)
+		assert_true(tier_holds(&f.base, s.pages[i], i));
+	kv_seq_release(f.pool, &s);
+	teardown(&f);
+}
+
+static void a_sequence_that_has_other_pages_does_not_begin(void **state)
+{
+	(void)state;
+	struct fixture f;
+	struct kv_seq s = KV_SEQ_INIT;
+	struct kv_fetch fetch;
+	come_so_far(&f, &fetch, &s, PAGES * KV_PAGE_TOKENS + 1);
+	assert_int_equal(kv_seq_prepare(f.pool, &s, 1), STATUS_OK);
+	assert_false(kv_tiers_begin(f.tiers, &fetch, &s, PAGES * KV_PAGE_TOKENS));
+	assert_int_equal(s.n_pages, 1);
+	kv_tiers_cancel(f.tiers, &fetch);
+	kv_seq_release(f.pool, &s);
+	teardown(&f);
+}
 
 static void the_break_even_decides_both_ways(void **state)
 {
@@ -278,5 +433,10 @@ UNIT_MAIN(cmocka_unit_test(what_is_evicted_comes_back_behind_what_is_still_there
           cmocka_unit_test(a_fetch_takes_no_more_pages_than_it_may),
           cmocka_unit_test(a_cancelled_fetch_gives_its_pages_back_and_keeps_what_has_come),
           cmocka_unit_test(a_sequence_that_lost_its_pages_ends_the_fetch),
-          cmocka_unit_test(a_page_that_was_computed_meanwhile_is_not_doubled), cmocka_unit_test(the_break_even_decides_both_ways),
+          cmocka_unit_test(a_page_that_was_computed_meanwhile_is_not_doubled),
+          cmocka_unit_test(a_sequence_begins_with_the_first_layers),
+          cmocka_unit_test(the_page_that_is_written_to_is_the_sequences_own),
+          cmocka_unit_test(what_begins_can_be_cancelled_and_leaves_nothing),
+          cmocka_unit_test(a_part_that_does_not_come_ends_the_wait),
+          cmocka_unit_test(a_sequence_that_has_other_pages_does_not_begin), cmocka_unit_test(the_break_even_decides_both_ways),
           cmocka_unit_test(a_tier_that_does_not_pay_is_tried_now_and_then))
