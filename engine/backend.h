@@ -197,6 +197,13 @@ struct batch_seq {
 	 */
 	uint64_t *mass;
 	struct attention_look *look; /* NULL, or what attention adds a description of its rows to */
+	/*
+	 * NULL, or [n_plus]: what is added to the logits of its first places in the block table, after any softcap,
+	 * finite: ln n where a key and value stand for n tokens. n_plus is a multiple of KV_PART_PAGES * KV_PAGE_TOKENS
+	 * and may be more than there are places. Not together with a choice or far pages, nor in narrow pages.
+	 */
+	const float *plus;
+	int32_t n_plus;
 	struct kv_far *far;         /* NULL, or where its first pages are, whose places in the table are empty. None of its rows writes there */
 };
 
@@ -309,6 +316,7 @@ struct backend_info {
 	bool narrow_kv;     /* takes layouts of all forms; else only KV_FORM_F16 */
 	bool weighs_pages;  /* takes batches with masses, and with looks */
 	bool chooses_pages; /* has page_bounds(), and takes batches with rows that choose */
+	bool adds_to_logits; /* takes batches with batch_seq.plus */
 };
 
 struct backend_ops {

@@ -648,14 +648,15 @@ static void info(const struct backend *b, struct backend_info *out)
 {
 	const struct fast *f = self(b);
 	*out = (struct backend_info){
-	        .name = f->amx ? f->amx->name : f->kernels->name,
-	        .n_threads = threads_count(f->base.threads),
-	        .host_memory = true,
-	        .kv_order = {.known = true, .pairs = true, .keys = f->pages->keys, .values = f->pages->values},
-	        .kv_type = f->pages->type,
-	        .narrow_kv = true,
-	        .chooses_pages = true,
-	        .weighs_pages = true,
+		.name = f->amx ? f->amx->name : f->kernels->name,
+		.n_threads = threads_count(f->base.threads),
+		.host_memory = true,
+		.kv_order = {.known = true, .pairs = true, .keys = f->pages->keys, .values = f->pages->values},
+		.kv_type = f->pages->type,
+		.narrow_kv = true,
+		.chooses_pages = true,
+		.weighs_pages = true,
+		.adds_to_logits = true,
 	};
 	const char *detail = f->amx ? f->amx->detail : f->kernels->detail;
 	for (size_t i = 0; i + 1 < sizeof out->detail && detail[i]; i++)

@@ -430,14 +430,17 @@ static float score_of(const float *q, const float *k, int32_t dim, const struct 
 	return (float)(p->softcap > 0 ? p->softcap * tanh(s / p->softcap) : s);
 }
 
-/* first: the place of the first position, for `mass`, which is NULL or as in struct batch_seq. */
-static void attend(const float *q, const float *k, const float *v, int64_t n, int32_t dim, const struct attention_params *params,
-                   float *score, double *sum, float *out, int64_t first, uint64_t *mass, struct attention_look *look)
+/* first: the place of the first position, for what `seq` wants to know or adds by places. */
+static void attend(const float *q, const float *k, const float *v, int64_t n, int32_t dim,
+		   const struct attention_params *params, float *score, double *sum, float *out, int64_t first,
+		   const struct batch_seq *seq)
 {
+	uint64_t *mass = seq->mass;
 	float max = -INFINITY;
 	double total = 0;
 	for (int64_t t = 0; t < n; t++) {
 		score[t] = score_of(q, k + t * dim, dim, params);
+		score[t] += seq->plus && first + t < seq->n_plus ? seq->plus[first + t] : 0;
 		max = score[t] > max ? score[t] : max;
 	}
 	for (int32_t d = 0; d < dim; d++)
@@ -450,13 +453,13 @@ static void attend(const float *q, const float *k, const float *v, int64_t n, in
 	}
 	for (int32_t d = 0; d < dim; d++)
 		out[d] = (float)(sum[d] / total);
-	if (look) {
+	if (seq->look) {
 		double entropy = 0;
 		for (int64_t t = 0; t < n; t++) {
 			double p = exp((double)score[t] - max) / total;
 			entropy -= p > 0 ? p * log(p) : 0;
 		}
-		look_add(look, entropy, 1 / total);
+		look_add(seq->look, entropy, 1 / total);
 	}
 	if (!mass)
 		return;
@@ -565,7 +568,8 @@ static void attention_items(void *arg, int64_t begin, int64_t end, int thread)
 				row_v = chosen_v;
 			}
 			for (int32_t h = 0; h < group; h++, at += dim)
-				attend(j->q + at, row_k, row_v, n_read, dim, &j->params, score, sum, j->out + at, first, seq->mass, seq->look);
+				attend(j->q + at, row_k, row_v, n_read, dim, &j->params, score, sum, j->out + at, first,
+				       seq);
 		}
 	}
 }
@@ -729,15 +733,16 @@ static enum status choose_kv(struct backend *b, enum quant_type type)
 static void info(const struct backend *b, struct backend_info *out)
 {
 	*out = (struct backend_info){
-	        .name = "cpu-reference",
-	        .detail = "plain C, float activations",
-	        .n_threads = threads_count(self(b)->base.threads),
-	        .host_memory = true,
-	        .kv_order = {.known = true},
-	        .kv_type = self(b)->kv_type,
-	        .narrow_kv = true,
-	        .chooses_pages = true,
-	        .weighs_pages = true,
+		.name = "cpu-reference",
+		.detail = "plain C, float activations",
+		.n_threads = threads_count(self(b)->base.threads),
+		.host_memory = true,
+		.kv_order = {.known = true},
+		.kv_type = self(b)->kv_type,
+		.narrow_kv = true,
+		.chooses_pages = true,
+		.weighs_pages = true,
+		.adds_to_logits = true,
 	};
 }
 

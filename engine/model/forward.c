@@ -131,6 +131,12 @@ const struct model_params *model_params(const struct model *m)
 	return &m->params;
 }
 
+const struct rope_params *model_rope(const struct model *m, int32_t layer)
+{
+	bool local = model_layer_window(&m->params, layer) > 0 && m->params.rope_base_local > 0;
+	return local ? &m->rope_local : &m->rope;
+}
+
 uint64_t model_n_params(const struct model *m)
 {
 	return m->n_params;
@@ -285,8 +291,7 @@ static enum status attend(struct model *m, const struct batch *batch, void *kv, 
 		                  a->k));
 	}
 	const struct attention_params params = {p->attn_scale, p->attn_softcap, model_layer_window(p, layer)};
-	const struct rope_params *rope = params.window > 0 && p->rope_base_local > 0 ? &m->rope_local : &m->rope;
-	TRY(ops->rope(m->backend, a->q, p->n_head, a->k, p->n_head_kv, p->head_dim, rope));
+	TRY(ops->rope(m->backend, a->q, p->n_head, a->k, p->n_head_kv, p->head_dim, model_rope(m, layer)));
 	TRY(ops->kv_write(m->backend, kv, &m->layout, layer, a->k, a->v));
 	if (layer == p->n_layer - 1 && batch->n_outputs == 0)
 		return STATUS_OK; /* the last layer's keys and values were all that was wanted of it */
@@ -381,6 +386,9 @@ static bool batch_fits(const struct model *m, const struct batch *b)
 			return false;
 		const struct page_choice *c = &s->choice;
 		if (c->n_pages != 0 && (!m->layout.bounds || c->n_first < 0 || c->n_last < 1 || c->n_pages < (int64_t)c->n_first + c->n_last))
+			return false;
+		if (s->plus && (c->n_pages != 0 || s->far || m->layout.form != KV_FORM_F16 ||
+				s->n_plus % (KV_PART_PAGES * KV_PAGE_TOKENS) != 0))
 			return false;
 		if (s->far && (!m->backend->ops->attention_part || s->far->n_pages > s->first_position / m->layout.page_tokens))
 			return false;
