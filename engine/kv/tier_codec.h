@@ -27,3 +27,5 @@ size_t kv_codec_bytes(const struct kv_layout *layout, enum kv_form type);
  */
 bool kv_codec_pack(const struct kv_layout *layout, struct kv_order order, enum kv_form type, const void *page, void *out);
 void kv_codec_unpack(const struct kv_layout *layout, struct kv_order order, enum kv_form type, const void *packed, void *page);
+/* Where, in a block of that order, a token's element d is: an index below KV_PAGE_TOKENS * head_dim. */
+int32_t kv_codec_place(enum kv_block_order order, int32_t head_dim, int32_t token, int32_t d);
