@@ -1,4 +1,5 @@
 /* Merging where the KV lies: vectors of pages in memory, of every inner order. */
+#include <float.h>
 #include <math.h>
 #include <stdlib.h>
 
@@ -57,13 +58,16 @@ static void load(const struct kv_page_merger *m, const struct kv_spot *s, int32_
 		to[d] = m->value[block[at[d]]];
 }
 
-/* A mean of finite values is within their range; turned, an element of it may be beyond that of halves, where it is
- * held as any that is written. */
+/*
+ * A mean of finite values is within their range; turned, an element of it may be beyond, where it is held at the end,
+ * so that it stays a number.
+ */
 static uint16_t element(const struct kv_page_merger *m, float x)
 {
-	if (m->layout.type == QUANT_BF16)
-		return quant_float_to_bf16(x);
-	return quant_float_to_half(x > KV_HALF_MAX ? KV_HALF_MAX : x < -KV_HALF_MAX ? -KV_HALF_MAX : x);
+	const bool wide = m->layout.type == QUANT_BF16;
+	const float most = wide ? 0x1.FEp127f : KV_HALF_MAX; /* of bfloat16s and of halves */
+	float held = x > most ? most : x < -most ? -most : x;
+	return wide ? quant_float_to_bf16(held) : quant_float_to_half(held);
 }
 
 static void store(const struct kv_page_merger *m, const struct kv_spot *s, int32_t layer, int32_t head, int what,
@@ -100,8 +104,8 @@ static void turn_key(const struct turn *t, float *k)
 	int32_t apart = t->rope->pairing == ROPE_INTERLEAVED ? 1 : half;
 	for (int32_t i = 0; t->by != 0 && i < half; i++) {
 		float *x = k + i * step, c = t->cs[2 * i], s = t->cs[2 * i + 1], x0 = x[0], x1 = x[apart];
-		x[0] = x0 * c - x1 * s;
-		x[apart] = x0 * s + x1 * c;
+		x[0] = fmaxf(-FLT_MAX, fminf(FLT_MAX, x0 * c - x1 * s)); /* bfloat16s are as large as floats */
+		x[apart] = fmaxf(-FLT_MAX, fminf(FLT_MAX, x0 * s + x1 * c));
 	}
 }
 

@@ -345,6 +345,33 @@ static void check_unsound(struct talk *t)
 	assert_int_equal(count(&t->seq), 8 * PAGE - 6);
 }
 
+/* The largest numbers there are make numbers, whichever way they are turned. */
+static void check_largest(struct talk *t)
+{
+	uint64_t seed = 17;
+	uint16_t largest = t->layout.type == QUANT_BF16 ? 0x7F7F : 0x7BFF;
+	while (t->n < 8 * PAGE)
+		say(t, -1, &seed);
+	compute(t);
+	for (int32_t i = 0; i < 6 * PAGE; i++)
+		for (int layer = 0; layer < LAYERS; layer++)
+			for (int head = 0; head < HEADS; head++)
+				for (int d = 0; d < 2 * DIM; d++)
+					*element(t, t->seq.pages[1 + i / PAGE], i % PAGE, layer, head, d >= DIM,
+						 d % DIM) = largest | (unit_rand(&seed) & 1 ? 0x8000 : 0);
+	merge(t, 1, 6, 1, NULL);
+	assert_int_equal(t->seq.n_unsound, 0);
+	for (int32_t place = PAGE; place < 2 * PAGE; place++)
+		for (int d = 0; d < 2 * DIM; d++)
+			assert_true(isfinite(value_at(t, place, d % LAYERS, d % HEADS, d >= DIM, d % DIM)));
+}
+
+static void the_largest_numbers_stay_numbers(void **state)
+{
+	(void)state;
+	everywhere(check_largest);
+}
+
 static void what_is_no_number_is_left_out(void **state)
 {
 	(void)state;
@@ -443,6 +470,7 @@ static void narrow_pages_are_refused(void **state)
 }
 
 UNIT_MAIN(cmocka_unit_test(a_bucket_has_the_means_of_a_run_and_stands_in_its_middle),
-	  cmocka_unit_test(a_bucket_weighs_what_its_tokens_weighed), cmocka_unit_test(what_is_no_number_is_left_out),
+	  cmocka_unit_test(a_bucket_weighs_what_its_tokens_weighed), cmocka_unit_test(the_largest_numbers_stay_numbers),
+	  cmocka_unit_test(what_is_no_number_is_left_out),
 	  cmocka_unit_test(buckets_grow_and_what_is_to_be_kept_joins_last),
 	  cmocka_unit_test(what_others_have_as_well_stays_as_it_is), cmocka_unit_test(narrow_pages_are_refused))
