@@ -199,6 +199,13 @@ struct batch_seq {
 	 */
 	uint64_t *mass;
 	struct attention_look *look; /* NULL, or what attention adds a description of its rows to */
+	/*
+	 * NULL, or [n_plus]: what is added to the logits of its first places in the block table, after any softcap,
+	 * finite: ln n where a key and value stand for n tokens. n_plus is a multiple of KV_PART_PAGES * KV_PAGE_TOKENS
+	 * and may be more than there are places. Not together with a choice or far pages, nor in narrow pages.
+	 */
+	const float *plus;
+	int32_t n_plus;
 	struct kv_far *far;         /* NULL, or where its first pages are, whose places in the table are empty. None of its rows writes there */
 };
 
@@ -280,8 +287,6 @@ enum rope_pairing {
 	ROPE_HALVES,      /* rotates (x[i], x[i + n_dims/2]): qwen files ("neox") */
 };
 
-enum { KV_PART_PAGES = 4 };
-
 /*
  * Dual Chunk Attention (An et al., "Training-Free Long-Context Scaling of Large Language Models", 2024): positions
  * count anew with each chunk of `size`, so that no distance is longer than those a model was trained on. A key at
@@ -294,7 +299,7 @@ struct rope_chunks {
 	int32_t reach; /* more than size: positions that the model was trained on */
 };
 
-enum { ROPE_CHUNK_STEP = KV_PART_PAGES * KV_PAGE_TOKENS };
+enum { ROPE_CHUNK_STEP = 64 };
 
 /* Where keys stand, seen from a query. */
 enum rope_chunk { ROPE_CHUNK_OWN, ROPE_CHUNK_BEFORE, ROPE_CHUNKS_FAR };
@@ -365,6 +370,7 @@ struct backend_info {
 	bool weighs_pages;  /* takes batches with masses, and with looks */
 	bool chooses_pages; /* has page_bounds(), and takes batches with rows that choose */
 	bool turns_chunks;  /* takes struct rope_chunks */
+	bool adds_to_logits; /* takes batches with batch_seq.plus */
 };
 
 struct backend_ops {

@@ -3,6 +3,8 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "engine/kv/merge.h"
+
 enum { DEFAULT_START_TOKENS = 4 };
 _Static_assert((int)KV_POLICIES <= (int)ENGINE_MAX_CONTEXT_POLICIES, "engine_stats counts by policy");
 
@@ -11,16 +13,27 @@ static int64_t rounded_up(int32_t tokens)
 	return (int64_t)kv_pages_for(tokens) * KV_PAGE_TOKENS;
 }
 
+/* Whether it is left open how many tokens there are when the policy acts. */
+static bool is_open(const struct engine_context *asked)
+{
+	return asked->trigger_free_pages > 0 || asked->trigger_entropy > 0;
+}
+
+static bool has_trigger(const struct engine_context *asked)
+{
+	return asked->trigger_tokens > 0 || is_open(asked);
+}
+
 /* Whether a policy that has no use for it was given one of its sizes. */
 static enum status no_sizes(const struct engine_context *asked, const char *policy, struct error *err)
 {
-	const char *param = asked->start_size >= 0       ? "kv_cache.start_size"
-	                    : asked->recent_size > 0     ? "kv_cache.recent_size"
-	                    : asked->max_cache_size > 0  ? "kv_cache.max_cache_size"
-	                    : asked->by_share ? "kv_cache.cache_length_shrink_ratio"
-	                    : asked->by_age || asked->by_mass ? "kv_cache.aggregation"
-	                    : asked->trigger_tokens > 0  ? "kv_cache.trigger"
-	                                                 : NULL;
+	const char *param = asked->start_size >= 0	      ? "kv_cache.start_size"
+			    : asked->recent_size > 0	      ? "kv_cache.recent_size"
+			    : asked->max_cache_size > 0	      ? "kv_cache.max_cache_size"
+			    : asked->by_share		      ? "kv_cache.cache_length_shrink_ratio"
+			    : asked->by_age || asked->by_mass ? "kv_cache.aggregation"
+			    : has_trigger(asked)	      ? "kv_cache.trigger"
+							      : NULL;
 	if (!param)
 		return STATUS_OK;
 	return error_set_param(err, STATUS_INVALID, param, "%s has no meaning with the policy \"%s\", which keeps everything; name another, or leave it out",
@@ -35,6 +48,11 @@ static enum status check_trigger(const struct context_bounds *bounds, const stru
 	if (acts < least)
 		return error_set_param(err, STATUS_INVALID, "kv_cache.trigger.tokens",
 		                       "kv_cache.trigger.tokens is %" PRId32 ", less than the %" PRId64 " tokens that are kept", asked->trigger_tokens, least);
+	if (bounds->max_cache_size > 0 && is_open(asked) && asked->trigger_tokens == 0)
+		return error_set_param(err, STATUS_INVALID, "kv_cache.trigger",
+				       "kv_cache.trigger needs \"tokens\" as well, since this server keeps %" PRId32
+				       " tokens at most (--max-cache-size)",
+				       bounds->max_cache_size);
 	if (bounds->max_cache_size > 0 && acts > bounds->max_cache_size)
 		return error_set_param(err, STATUS_INVALID, param, "up to %" PRId64 " tokens would be kept, more than the %" PRId32
 		                       " that this server allows (--max-cache-size)", acts, bounds->max_cache_size);
@@ -42,6 +60,43 @@ static enum status check_trigger(const struct context_bounds *bounds, const stru
 		return error_set_param(err, STATUS_INVALID, param, "up to %" PRId64 " tokens would be kept, more than the %" PRId64 " that the KV cache holds",
 		                       acts, (int64_t)bounds->pool_pages * KV_PAGE_TOKENS);
 	return STATUS_OK;
+}
+
+/* Triggers that no number of tokens is. jump: pages whose rows are looked at before the policy acts, for what pages are
+ * worth to them. */
+static enum status check_open_triggers(const struct context_bounds *bounds, const struct engine_context *asked,
+				       enum kv_policy_kind kind, int32_t jump, struct error *err)
+{
+	if (asked->trigger_entropy > 0 && !bounds->can_weigh)
+		return error_set_param(err, STATUS_INVALID, "kv_cache.trigger.entropy",
+				       "the device of this server does not tell how its rows attend: %s possible",
+				       kind == KV_POLICY_QUEST ? "\"tokens\" is" : "\"tokens\" and \"free_pages\" are");
+	if (asked->trigger_free_pages == 0)
+		return STATUS_OK;
+	if (kind == KV_POLICY_QUEST)
+		return error_set_param(err, STATUS_INVALID, "kv_cache.trigger.free_pages",
+				       "the policy \"quest\" keeps all pages, however few are free: \"tokens\" and "
+				       "\"entropy\" are possible");
+	if (asked->trigger_free_pages >= bounds->pool_pages)
+		return error_set_param(err, STATUS_INVALID, "kv_cache.trigger.free_pages",
+				       "kv_cache.trigger.free_pages is %" PRId32
+				       ", but it has to be less than the %" PRId32 " pages of the KV cache",
+				       asked->trigger_free_pages, bounds->pool_pages);
+	if (asked->by_mass && asked->trigger_free_pages <= jump)
+		return error_set_param(err, STATUS_INVALID, "kv_cache.trigger.free_pages",
+				       "kv_cache.trigger.free_pages is %" PRId32
+				       ", but \"attention_mass\" takes more than %" PRId32
+				       ", the pages whose tokens it looks at before it lets go of any",
+				       asked->trigger_free_pages, jump);
+	return STATUS_OK;
+}
+
+/* Of a policy that keeps `least` pages when it acts: how many there are when it first does. */
+static int32_t acts_pages(const struct engine_context *asked, int64_t least)
+{
+	return asked->trigger_tokens > 0 ? kv_pages_for(asked->trigger_tokens)
+	       : is_open(asked)		 ? INT32_MAX
+					 : (int32_t)least;
 }
 
 /* Sinks and a window, in tokens of whole pages; 0 where a default is to be found. */
@@ -75,16 +130,52 @@ static enum status streaming(const struct context_bounds *bounds, const struct e
 		recent = most - start;
 	int64_t kept = start + recent, acts = asked->trigger_tokens > 0 ? rounded_up(asked->trigger_tokens) : kept;
 	enum status status = check_trigger(bounds, asked, kept, acts, err);
+	if (status == STATUS_OK)
+		status = check_open_triggers(bounds, asked, KV_POLICY_STREAMING, 0, err);
 	if (status != STATUS_OK)
 		return status;
-	*out = kv_policy_streaming((int32_t)(start / KV_PAGE_TOKENS), (int32_t)(recent / KV_PAGE_TOKENS), (int32_t)(acts / KV_PAGE_TOKENS));
+	*out = kv_policy_streaming((int32_t)(start / KV_PAGE_TOKENS), (int32_t)(recent / KV_PAGE_TOKENS),
+				   acts_pages(asked, kept / KV_PAGE_TOKENS));
 	/* Where what is kept takes all of it, positions go on as they do without a policy. */
 	kv_policy_keep_within(out, bounds->n_ctx_train);
+	out->trained_tokens = is_open(asked) ? bounds->n_ctx_train : 0;
 	return STATUS_OK;
 }
 
-/* Sinks, the latest pages, and a choice of those between; sizes in pages. */
-static enum status evict(const struct context_bounds *bounds, const struct engine_context *asked, struct kv_policy *out, struct error *err)
+/* What pages are worth to "evict": which ways there are of weighing them. */
+static enum status check_aggregation(const struct context_bounds *bounds, const struct engine_context *asked,
+				     struct error *err)
+{
+	if (asked->by_mass && !bounds->can_weigh)
+		return error_set_param(
+			err, STATUS_INVALID, "kv_cache.aggregation",
+			"the device of this server does not tell what attention gives to pages: %s possible",
+			bounds->can_score ? "\"norm_ratio\" and \"recency\" are" : "\"recency\" is");
+	if (!asked->by_age && !asked->by_mass && !bounds->can_score)
+		return error_set_param(err, STATUS_INVALID, "kv_cache.aggregation",
+				       "the KV of this server cannot be weighed, since it is narrow or of a device "
+				       "that keeps its order to itself: %s possible",
+				       bounds->can_weigh ? "\"attention_mass\" and \"recency\" are" : "\"recency\" is");
+	return STATUS_OK;
+}
+
+static enum status check_merge(const struct context_bounds *bounds, const struct engine_context *asked,
+			       struct error *err)
+{
+	if (asked->by_age || asked->by_mass)
+		return error_set_param(err, STATUS_INVALID, "kv_cache.aggregation",
+				       "the policy \"merge\" joins tokens whose keys are alike, whatever they are "
+				       "worth; \"evict\" has use for that");
+	if (!bounds->can_merge)
+		return error_set_param(err, STATUS_INVALID, "kv_cache.policy",
+				       "the policy \"merge\" needs KV in f16 or bf16 (--kv-dtype), on a CPU: \"evict\" "
+				       "and \"streaming\" are possible");
+	return STATUS_OK;
+}
+
+/* Sinks, the latest pages, and a choice of those between, or fewer into which they are merged; sizes in pages. */
+static enum status evict_or_merge(const struct context_bounds *bounds, const struct engine_context *asked,
+				  enum kv_policy_kind kind, struct kv_policy *out, struct error *err)
 {
 	enum { RECENT = 8, JUMP = 8 };
 	int32_t tokens = asked->max_cache_size > 0 ? asked->max_cache_size : bounds->max_cache_size;
@@ -92,8 +183,16 @@ static enum status evict(const struct context_bounds *bounds, const struct engin
 	int32_t first = kv_pages_for(asked->start_size < 0 ? DEFAULT_START_TOKENS : asked->start_size), last = kv_pages_for(asked->recent_size);
 	int32_t permille = asked->by_share ? asked->shrink_permille : 0;
 	if (most == INT32_MAX && !asked->by_share)
-		return error_set_param(err, STATUS_INVALID, "kv_cache.max_cache_size",
-		                       "the policy \"evict\" needs max_cache_size or cache_length_shrink_ratio: how much to keep");
+		return error_set_param(
+			err, STATUS_INVALID, "kv_cache.max_cache_size",
+			"the policy \"%s\" needs max_cache_size or cache_length_shrink_ratio: how much to keep",
+			kv_policy_name(kind));
+	/* What is merged says little of what comes next: less of it, and more of the latest, was measured to be better.
+	 */
+	if (last == 0 && kind == KV_POLICY_MERGE && most < INT32_MAX) {
+		last = most - most / 4;
+		last = last < most - first - jump - 1 ? last : most - first - jump - 1;
+	}
 	if (last == 0)
 		last = most / 2 < RECENT ? most / 2 : RECENT;
 	if (last < KV_POLICY_MIN_WINDOW || (int64_t)first + last + jump >= most)
@@ -102,23 +201,30 @@ static enum status evict(const struct context_bounds *bounds, const struct engin
 		                       "max_cache_size has to be more than both and an eighth of it to grow in: it is %" PRId32,
 		                       (int64_t)first * KV_PAGE_TOKENS, (int64_t)last * KV_PAGE_TOKENS, KV_PAGE_TOKENS,
 		                       KV_POLICY_MIN_WINDOW * KV_PAGE_TOKENS, tokens);
-	if (asked->by_mass && !bounds->can_weigh)
-		return error_set_param(err, STATUS_INVALID, "kv_cache.aggregation", "the device of this server does not tell what attention gives to pages: %s possible",
-		                       bounds->can_score ? "\"norm_ratio\" and \"recency\" are" : "\"recency\" is");
-	if (!asked->by_age && !asked->by_mass && !bounds->can_score)
-		return error_set_param(err, STATUS_INVALID, "kv_cache.aggregation",
-		                       "the KV of this server cannot be weighed, since it is narrow or of a device that keeps its order to itself: %s possible",
-		                       bounds->can_weigh ? "\"attention_mass\" and \"recency\" are" : "\"recency\" is");
-	int64_t least = permille > 0 ? (int64_t)first + last + jump : most, acts = asked->trigger_tokens > 0 ? kv_pages_for(asked->trigger_tokens) : least;
-	/* Nothing is ever let go of. */
-	if (most == INT32_MAX && permille == 0) {
-		*out = kv_policy_evict(first, last, most, 0, INT32_MAX, jump);
-		return STATUS_OK;
-	}
-	enum status status = check_trigger(bounds, asked, least * KV_PAGE_TOKENS, acts * KV_PAGE_TOKENS, err);
+	enum status status =
+		kind == KV_POLICY_MERGE ? check_merge(bounds, asked, err) : check_aggregation(bounds, asked, err);
 	if (status != STATUS_OK)
 		return status;
-	*out = kv_policy_evict(first, last, most, permille, (int32_t)acts, jump);
+	*out = kind == KV_POLICY_MERGE ? kv_policy_merge(first, last, most, permille, INT32_MAX, jump)
+				       : kv_policy_evict(first, last, most, permille, INT32_MAX, jump);
+	/* Nothing is ever let go of. */
+	if (most == INT32_MAX && permille == 0)
+		return STATUS_OK;
+	int64_t least = kv_policy_least_pages(out),
+		acts = asked->trigger_tokens > 0 ? kv_pages_for(asked->trigger_tokens) : least;
+	status = check_trigger(bounds, asked, least * KV_PAGE_TOKENS, acts * KV_PAGE_TOKENS, err);
+	if (status == STATUS_OK)
+		status = check_open_triggers(bounds, asked, kind, jump, err);
+	/* Pages that others have as well are copied one by one. */
+	if (status == STATUS_OK && kind == KV_POLICY_MERGE && acts >= bounds->pool_pages)
+		status = error_set_param(err, STATUS_INVALID, "kv_cache.max_cache_size",
+					 "up to %" PRId64
+					 " tokens would be kept; to merge them takes a page more than the %" PRId32
+					 " pages of the KV cache",
+					 acts * KV_PAGE_TOKENS, bounds->pool_pages);
+	if (status != STATUS_OK)
+		return status;
+	out->acts_pages = acts_pages(asked, least);
 	out->by_age = asked->by_age;
 	out->by_mass = asked->by_mass;
 	return STATUS_OK;
@@ -146,7 +252,10 @@ static enum status quest(const struct context_bounds *bounds, const struct engin
 		                       "kv_cache.max_cache_size is %" PRId32 ", but it has to be more than start_size and recent_size, which come to %" PRId64
 		                       " and %" PRId64 " tokens in whole pages of %d",
 		                       tokens, (int64_t)first * KV_PAGE_TOKENS, (int64_t)last * KV_PAGE_TOKENS, KV_PAGE_TOKENS);
-	int32_t acts = asked->trigger_tokens > 0 ? kv_pages_for(asked->trigger_tokens) : most;
+	int32_t acts = acts_pages(asked, most);
+	enum status status = check_open_triggers(bounds, asked, KV_POLICY_QUEST, 0, err);
+	if (status != STATUS_OK)
+		return status;
 	if (acts < most)
 		return error_set_param(err, STATUS_INVALID, "kv_cache.trigger.tokens", "kv_cache.trigger.tokens is %" PRId32 ", less than the %" PRId32
 		                       " tokens that are read", asked->trigger_tokens, most * KV_PAGE_TOKENS);
@@ -168,16 +277,15 @@ enum status context_resolve(const struct context_bounds *bounds, const struct en
 				       kv_policy_name(kind));
 	if (kind == KV_POLICY_QUEST)
 		return quest(bounds, asked, out, err);
-	return kind == KV_POLICY_EVICT ? evict(bounds, asked, out, err) : streaming(bounds, asked, out, err);
+	return kind == KV_POLICY_STREAMING ? streaming(bounds, asked, out, err)
+					   : evict_or_merge(bounds, asked, kind, out, err);
 }
 
-struct context_bounds context_bounds_of(const struct engine_options *o, int32_t pool_pages, bool can_score,
-					bool can_weigh, bool can_choose, int32_t n_ctx_train, bool by_chunks)
+struct context_bounds context_bounds_of(const struct engine_options *o, struct context_bounds offered)
 {
-	struct context_bounds b = {KV_POLICY_FULL, o->max_cache_size, pool_pages,  can_score,
-				   can_weigh,	   can_choose,	      n_ctx_train, by_chunks};
-	kv_policy_find(o->context_policy, &b.policy);
-	return b;
+	offered.max_cache_size = o->max_cache_size;
+	kv_policy_find(o->context_policy, &offered.policy);
+	return offered;
 }
 
 bool context_is_bounded(const struct engine_options *o, const struct engine_context *asked)
@@ -185,7 +293,11 @@ bool context_is_bounded(const struct engine_options *o, const struct engine_cont
 	const char *policy = asked->policy ? asked->policy : o->context_policy;
 	if (strcmp(policy, kv_policy_name(KV_POLICY_FULL)) == 0 || strcmp(policy, kv_policy_name(KV_POLICY_QUEST)) == 0)
 		return false;
-	return strcmp(policy, kv_policy_name(KV_POLICY_EVICT)) != 0 || asked->max_cache_size > 0 || o->max_cache_size > 0;
+	/* How an answer attends bounds nothing. */
+	if (asked->trigger_entropy > 0 && asked->trigger_tokens == 0 && asked->trigger_free_pages == 0)
+		return false;
+	return strcmp(policy, kv_policy_name(KV_POLICY_STREAMING)) == 0 || asked->max_cache_size > 0 ||
+	       o->max_cache_size > 0;
 }
 
 enum status context_check_diagnostics(const struct context_bounds *bounds, const struct engine_context *asked, struct error *err)
@@ -198,13 +310,14 @@ enum status context_check_diagnostics(const struct context_bounds *bounds, const
 void context_describe(const struct kv_policy *policy, const struct kv_seq *kv, const struct kv_pool *pool, struct engine_context_usage *out)
 {
 	*out = (struct engine_context_usage){
-	        .policy = kv_policy_name(policy->kind),
-	        .tokens_logical = kv->n_tokens,
-	        .tokens_resident = kv_seq_places(kv),
-	        .evicted_tokens = kv->n_tokens - kv_seq_places(kv),
-	        .pages = kv_pages_for(kv_seq_places(kv)),
+		.policy = kv_policy_name(policy->kind),
+		.tokens_logical = kv->n_tokens,
+		.tokens_resident = kv_seq_places(kv),
+		.evicted_tokens = policy->kind == KV_POLICY_MERGE ? kv->n_unsound : kv->n_tokens - kv_seq_places(kv),
+		.merged_tokens = kv_merged_tokens(kv),
+		.pages = kv_pages_for(kv_seq_places(kv)),
 	};
-	out->bytes = (uint64_t)out->pages * kv_pool_layout(pool)->page_stride;
+	out->bytes = (uint64_t)out->pages * kv_pool_layout(pool)->page_stride + kv_merge_bytes(kv);
 	for (int32_t i = kv->n_gone; i < kv->n_pages; i++)
 		out->fallback_pages += kv_pool_fell_back(pool, kv->pages[i]);
 	out->moved = kv->moved;
@@ -218,4 +331,28 @@ void context_describe(const struct kv_policy *policy, const struct kv_seq *kv, c
 const char *engine_context_policy(size_t i)
 {
 	return i < KV_POLICIES ? kv_policy_name((enum kv_policy_kind)i) : NULL;
+}
+
+const char *engine_trigger_name(enum engine_trigger trigger)
+{
+	static const char *const names[ENGINE_TRIGGERS] = {
+		[ENGINE_TRIGGER_TOKENS] = "tokens",
+		[ENGINE_TRIGGER_FREE_PAGES] = "free_pages",
+		[ENGINE_TRIGGER_ENTROPY] = "entropy",
+	};
+	return (unsigned)trigger < ENGINE_TRIGGERS ? names[trigger] : NULL;
+}
+
+void context_describe_trigger(const struct engine_context *asked, const struct trigger *t,
+			      const struct kv_policy *policy, const struct kv_seq *kv, struct engine_context_usage *out)
+{
+	int32_t acts = kv_policy_exact_tokens(policy);
+	out->trigger_asked = has_trigger(asked);
+	if (t->fired != ENGINE_TRIGGER_NONE) {
+		out->trigger = t->fired;
+		out->trigger_tokens = t->fired_at;
+	} else if (asked->trigger_tokens > 0 && kv->n_tokens > acts) {
+		out->trigger = ENGINE_TRIGGER_TOKENS;
+		out->trigger_tokens = acts;
+	}
 }

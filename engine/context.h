@@ -3,6 +3,7 @@
 
 #include "engine/engine.h"
 #include "engine/kv/policy.h"
+#include "engine/trigger.h"
 
 /* What the engine offers. */
 struct context_bounds {
@@ -12,12 +13,13 @@ struct context_bounds {
 	bool can_score;             /* pages can be weighed: score.h */
 	bool can_weigh;             /* by the attention they get: batch_seq.mass */
 	bool can_choose;            /* they have bounds: struct page_choice */
+	bool can_merge;		    /* they can be merged: merge.h */
 	int32_t n_ctx_train;        /* as far as rows shall look back */
 	bool by_chunks;		    /* pages have to stand in block tables at their positions: struct rope_chunks */
 };
 
-struct context_bounds context_bounds_of(const struct engine_options *o, int32_t pool_pages, bool can_score,
-					bool can_weigh, bool can_choose, int32_t n_ctx_train, bool by_chunks);
+/* What the engine offers, with its own policy and size. */
+struct context_bounds context_bounds_of(const struct engine_options *o, struct context_bounds offered);
 /*
  * INVALID (param kv_cache or a field of it) for a combination that cannot be: the error says what is possible. Sizes are rounded to pages: what
  * has to be kept up, what bounds memory down.
@@ -27,5 +29,9 @@ enum status context_resolve(const struct context_bounds *bounds, const struct en
 bool context_is_bounded(const struct engine_options *o, const struct engine_context *asked);
 /* INVALID when diagnostics are wanted of a device that has none. */
 enum status context_check_diagnostics(const struct context_bounds *bounds, const struct engine_context *asked, struct error *err);
+/* Which of the triggers that were given has set the policy off. */
+void context_describe_trigger(const struct engine_context *asked, const struct trigger *t,
+			      const struct kv_policy *policy, const struct kv_seq *kv,
+			      struct engine_context_usage *out);
 /* What is left of a sequence under a policy. */
 void context_describe(const struct kv_policy *policy, const struct kv_seq *kv, const struct kv_pool *pool, struct engine_context_usage *out);

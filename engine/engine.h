@@ -175,27 +175,51 @@ void engine_tenant_usage(const struct engine *e, int32_t tenant, struct engine_t
 enum engine_input { ENGINE_INPUT_TEXT, ENGINE_INPUT_TOKENS, ENGINE_INPUT_CHAT };
 
 /*
- * How a conversation goes on that grows longer than what is to be kept of it. By default all is kept. The other policies say so in
- * engine_usage.context: what they let go of is gone, and the answer is another one than with all of it.
+ * How a conversation goes on that grows longer than what is to be kept of it. By default all is kept. The other
+ * policies say so in engine_usage.context: what they let go of is gone, and the answer is another one than with all of
+ * it.
  *
  * "streaming": the first start_size tokens stay, and the latest; all keep their positions.
  * "evict": these, and of the pages between those that are worth most.
- * "quest": all stays; each token of the answer reads the first, the latest, and the pages between whose keys could match it best.
+ * "quest": all stays; each token of the answer reads the first, the latest, and the pages between whose keys could
+ * match it best.
+ * "merge": as "evict", but of those between, tokens next to each other whose keys are alike come to share their KV.
  */
 struct engine_context {
 	const char *policy;     /* of engine_context_policy(); NULL: the engine's */
 	int32_t start_size;     /* tokens; -1: 4, which is a page */
-	int32_t recent_size;    /* streaming: of the window at its longest; it moves in jumps of an eighth. 0: what max_cache_size leaves.
-	                           evict: that stay in any case; 0: 128, or half of max_cache_size where that is less.
-	                           quest: that are read in any case; 0: 64, or a quarter of max_cache_size where that is less */
+	/*
+	 * streaming: tokens of the window at its longest; it moves in jumps of an eighth. 0: what max_cache_size leaves.
+	 * evict: that stay in any case; 0: 128, or half of max_cache_size where that is less.
+	 * merge: that stay as they are; 0: three quarters of max_cache_size, or 128 where there is none.
+	 * quest: that are read in any case; 0: 64, or a quarter of max_cache_size where that is less.
+	 */
+	int32_t recent_size;
 	int32_t max_cache_size; /* tokens in all; 0: as much as the others come to, or the engine's. quest: that are read */
-	bool by_share;          /* evict: shrink_permille of the conversation is let go of, or more where max_cache_size says so */
+	bool by_share; /* evict, merge: its KV shrinks by shrink_permille, or more where max_cache_size says so */
 	int32_t shrink_permille;
 	bool by_age;            /* evict: the oldest pages go first, whatever they are worth; */
 	bool by_mass;           /* those first that got the least of all rows' attention. Neither: by the norms of their values and keys */
-	int32_t trigger_tokens; /* all is kept up to here; 0: up to max_cache_size */
+	/*
+	 * All is kept until any of those that are given comes about, and from then on the policy acts. None: until
+	 * max_cache_size is reached.
+	 */
+	int32_t trigger_tokens;	    /* the conversation has so many tokens */
+	int32_t trigger_free_pages; /* fewer pages of the KV cache than this are free, or held by the index alone */
+	double trigger_entropy;     /* the attention of the answer's latest 32 tokens has a mean below this, in nats */
 	bool diagnostics;       /* engine_context_usage.diagnostics is wanted, of any policy */
 };
+
+/* What set a context policy off. */
+enum engine_trigger {
+	ENGINE_TRIGGER_NONE,
+	ENGINE_TRIGGER_TOKENS,
+	ENGINE_TRIGGER_FREE_PAGES,
+	ENGINE_TRIGGER_ENTROPY,
+	ENGINE_TRIGGERS
+};
+/* "tokens", "free_pages", "entropy"; NULL: none. */
+const char *engine_trigger_name(enum engine_trigger trigger);
 
 enum { ENGINE_MAX_CONTEXT_POLICIES = 8 };
 /* Names of the context policies, "full" first; NULL after the last. */
@@ -411,7 +435,7 @@ struct engine_context_usage {
 	int32_t tokens_logical;  /* whose KV was computed or found */
 	int32_t tokens_resident; /* of them, those whose KV was there at the end */
 	int32_t evicted_tokens;  /* and those that its policy let go of */
-	int32_t merged_tokens;   /* that share their KV with others; no policy does that yet: 0 */
+	int32_t merged_tokens;	 /* merge: that share their KV with others, each such KV counting once as resident */
 	int32_t pages;           /* of the resident, on the device */
 	int32_t pages_tier[ENGINE_TIER_KINDS]; /* and below it */
 	int32_t fallback_pages;  /* of the narrow ones, those kept in f16 as well for a value that they cannot hold */
@@ -419,6 +443,9 @@ struct engine_context_usage {
 	int32_t moved;        /* streaming: by how much the first tokens stand behind their own positions, so that none looks back too far */
 	bool chooses;         /* quest: its rows read a choice of what is resident, ... */
 	int32_t tokens_read;  /* ... the next one so much at most */
+	bool trigger_asked;
+	enum engine_trigger trigger; /* of those that were given, the one that set it off; NONE: it has not acted */
+	int32_t trigger_tokens;	     /* how many tokens the conversation had then */
 	struct engine_diagnostics diagnostics;
 };
 
@@ -597,6 +624,8 @@ struct engine_stats {
 	uint64_t context_requests[ENGINE_MAX_CONTEXT_POLICIES], context_evicted[ENGINE_MAX_CONTEXT_POLICIES];
 	/* And of the ended requests: see struct engine_context_usage. */
 	uint64_t context_merged[ENGINE_MAX_CONTEXT_POLICIES], context_fallback[ENGINE_MAX_CONTEXT_POLICIES];
+	uint64_t context_triggered[ENGINE_TRIGGERS]; /* ended requests that gave triggers, by the one that set the
+							policy off */
 	int32_t parked_pages;            /* KV of idle sessions that is not in the index */
 	uint64_t parked, parked_resumed, parked_dropped; /* ends of turns that left some; turns that went on with it; lost before that */
 	uint64_t steps, step_rows;

@@ -35,8 +35,13 @@ void park(struct parking *p, struct request *r)
 	struct parked *k = calloc(1, sizeof *k);
 	if (!k)
 		return;
-	*k = (struct parked){
-	        .parking = p, .session = r->session, .tokens = r->tokens, .kv = r->kv, .root = r->chain.root, .policy = r->policy};
+	*k = (struct parked){.parking = p,
+			     .session = r->session,
+			     .tokens = r->tokens,
+			     .kv = r->kv,
+			     .root = r->chain.root,
+			     .policy = r->policy,
+			     .trigger = r->trigger};
 	r->tokens = (struct token_buf){NULL, 0, 0};
 	r->kv = KV_SEQ_INIT;
 	kv_seq_charge(&k->kv, NULL);
@@ -52,7 +57,12 @@ void park(struct parking *p, struct request *r)
 bool unpark(struct request *r)
 {
 	struct parked *k = r->session ? r->session->parked : NULL;
-	if (!k || memcmp(&k->root, &r->chain.root, sizeof k->root) != 0 || !kv_policy_same(&k->policy, &r->policy))
+	if (!k || memcmp(&k->root, &r->chain.root, sizeof k->root) != 0)
+		return false;
+	/* A turn goes on under a policy that has been set off. */
+	bool set_off =
+		request_waits(r) && trigger_same(&k->trigger, &r->trigger) && k->trigger.fired != ENGINE_TRIGGER_NONE;
+	if (!kv_policy_same(&k->policy, &r->policy) && !(set_off && kv_policy_same_but_when(&k->policy, &r->policy)))
 		return false;
 	int32_t n = tokens_common_prefix(k->tokens.ids, k->kv.n_tokens, r->tokens.ids, (int32_t)r->tokens.n - 1);
 	/* What it begins with was dropped meanwhile. */
@@ -67,12 +77,19 @@ bool unpark(struct request *r)
 	p->n_pages -= k->kv.n_pages;
 	r->kv = k->kv;
 	k->kv = KV_SEQ_INIT;
+	if (set_off) {
+		r->policy = k->policy;
+		r->trigger = k->trigger;
+		trigger_reset_look(&r->trigger);
+	}
 	r->kv.account = NULL;
 	kv_seq_label(p->pool, &r->kv, had.holder);
 	kv_seq_charge(&r->kv, had.account);
 	free(had.pages);
 	free(had.notes);
 	free(had.mass);
+	free(had.buckets);
+	free(had.plus);
 	parked_destroy(k);
 	p->n_resumed++;
 	return true;

@@ -21,6 +21,7 @@ struct parked {
 	struct kv_seq kv;
 	struct kv_key root;
 	struct kv_policy policy;
+	struct trigger trigger; /* and what had set it off */
 };
 
 struct parking {

@@ -135,10 +135,28 @@ int32_t request_reach(const struct request *r)
 	struct page_choice choice = request_choice(r);
 	if (at < kv_policy_weighs_from(&r->policy) && until > kv_policy_weighs_from(&r->policy) - at)
 		until = kv_policy_weighs_from(&r->policy) - at;
+	/* Each row of the answer counts once, and by itself. */
+	if (request_waits(r) && at < r->trigger.next && until > r->trigger.next - at)
+		until = r->trigger.next - at;
+	/* It is asked for often enough whether pages run short. */
+	int32_t stretch = r->policy.jump_pages * KV_PAGE_TOKENS;
+	if (request_waits(r) && trigger_waits_for_room(&r->trigger) && until > stretch - at % stretch)
+		until = stretch - at % stretch;
 	/* Rows choose from pages that are computed, so those of an answer that is computed again go a page at a time. */
 	if (choice.n_pages > 0)
 		until = at < choice.from ? choice.from - at : KV_PAGE_TOKENS - at % KV_PAGE_TOKENS;
 	return pending < until ? pending : until;
+}
+
+bool request_waits(const struct request *r)
+{
+	return r->trigger.fired == ENGINE_TRIGGER_NONE && r->kv.n_tokens < kv_policy_exact_tokens(&r->policy);
+}
+
+bool request_looks(const struct request *r)
+{
+	bool watched = trigger_watches(&r->trigger) && request_waits(r);
+	return r->kv.n_tokens >= r->n_prompt && (r->spec->context.diagnostics || watched);
 }
 
 int32_t request_exact(const struct request *r)

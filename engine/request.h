@@ -17,6 +17,7 @@
 #include "engine/text/detok.h"
 #include "engine/text/grammar_match.h"
 #include "engine/text/tokenizer.h"
+#include "engine/trigger.h"
 
 struct session;
 struct tenant;
@@ -46,6 +47,7 @@ struct request {
 	struct kv_spill spill;    /* pages in front of kv that are not in the pool */
 	bool is_large;            /* it runs, and has more tokens than the pool holds */
 	struct kv_policy policy;  /* which pages of kv stay when it grows long */
+	struct trigger trigger;	  /* and what sets that off, beside a number of tokens */
 	struct kv_chain chain;    /* of tokens: what its pages are indexed under */
 	struct kv_fetch fetch;    /* pages that come from the tiers; under way while it waits */
 	bool fetched;             /* the tiers have been asked */
@@ -53,7 +55,8 @@ struct request {
 	int32_t n_moving;         /* of its first pages, positions that are still to be computed where they have moved to, ... */
 	int32_t n_moving_now;     /* ... and how many of them are in the step under construction */
 	struct drift *drift;      /* NULL: not wanted */
-	struct attention_look look; /* of the rows of the answer, where diagnostics are wanted */
+	struct attention_look
+		look; /* of the rows of the answer, where diagnostics are wanted or a trigger watches them */
 	int32_t n_indexed;        /* leading pages of kv that the prefix index knows */
 	uint64_t awaits_id;       /* a running request that computes part of this prompt; 0: none */
 	int32_t awaits_tokens;    /* how much of it */
@@ -88,6 +91,10 @@ int32_t request_reach(const struct request *r);
 int32_t request_exact(const struct request *r);
 /* And how many of them may be taken from there: not those whose rows have to be seen for what they give to others. */
 int32_t request_known(const struct request *r);
+/* Whether its policy has not acted yet, and may be set off on the way. */
+bool request_waits(const struct request *r);
+/* Whether the rows at its next positions are looked at. */
+bool request_looks(const struct request *r);
 /* Which of its rows do not read all they see. */
 struct page_choice request_choice(const struct request *r);
 /* Whether page `number` of the conversation has a turn's beginning or part of the system message. */

@@ -1,4 +1,4 @@
-#include "engine/sched.h"
+#include "engine/sched_internal.h"
 
 #include <stdlib.h>
 
@@ -248,7 +248,7 @@ static bool reclaim(struct sched *s, const struct request *r, int32_t n_free)
 	return true;
 }
 
-static void preempt(struct sched *s, struct request *r, enum engine_room room)
+void sched_preempt(struct sched *s, struct request *r, enum engine_room room)
 {
 	leave_list(s, r);
 	promotion_retreat(s, r);
@@ -259,6 +259,7 @@ static void preempt(struct sched *s, struct request *r, enum engine_room room)
 	r->fetched = false;
 	r->n_moving = 0;
 	r->look = (struct attention_look){0}; /* all of them come again */
+	trigger_reset_look(&r->trigger);
 	to_waiting(s, r);
 	r->usage.n_preempted++;
 	s->n_preemptions++;
@@ -286,20 +287,16 @@ static struct request *youngest_of(const struct sched *s, const struct tenant *t
 	return entry(l);
 }
 
-/*
- * A running request lacks a page: one becomes free, at the cost of younger requests if need be, of its tenant's when that has reached its
- * limit (allowed is false), else of anybody's. False when the request itself was the youngest of these and had to go.
- */
-static bool find_page(struct sched *s, struct request *r, bool allowed)
+bool sched_find_page(struct sched *s, struct request *r, bool allowed)
 {
 	if (allowed && reclaim_one(s, r, EVICT_FOR_DECODE))
 		return true;
 	struct request *youngest = allowed ? entry(s->running.prev) : youngest_of(s, r->tenant);
-	preempt(s, youngest, allowed ? ENGINE_ROOM_DECODE : ENGINE_ROOM_CAP);
+	sched_preempt(s, youngest, allowed ? ENGINE_ROOM_DECODE : ENGINE_ROOM_CAP);
 	return youngest != r;
 }
 
-/* Makes the next n positions of a running request writable. As find_page(). */
+/* Makes the next n positions of a running request writable. As sched_find_page(). */
 static bool make_room(struct sched *s, struct request *r, int32_t n)
 {
 	for (;;) {
@@ -310,10 +307,10 @@ static bool make_room(struct sched *s, struct request *r, int32_t n)
 			return true;
 		/* No memory for the block table, which no page can give. */
 		if (st == STATUS_NOMEM) {
-			preempt(s, r, ENGINE_ROOM_DECODE);
+			sched_preempt(s, r, ENGINE_ROOM_DECODE);
 			return false;
 		}
-		if (!find_page(s, r, allowed))
+		if (!sched_find_page(s, r, allowed))
 			return false;
 	}
 }
@@ -430,6 +427,9 @@ static bool could_admit(const struct sched *s, struct request *r)
 	bool large = large_bounds(s).step_rows > 0 && !fits_pool(s, r, (int32_t)r->tokens.n);
 	if (large)
 		pages = large_bounds(s).resident_pages;
+	/* It fires in time. */
+	if (trigger_waits_for_room(&r->trigger) && pages > kv_policy_least_pages(&r->policy))
+		pages = kv_policy_least_pages(&r->policy);
 	int64_t need = (int64_t)pages + s->n_running; /* without what the index knows, which takes a look */
 	int64_t can = kv_pool_n_free(s->pool);
 	if (s->n_running == 0 || need <= can)
@@ -566,7 +566,7 @@ static bool can_set_back(const struct sched *s, const struct request *r)
 
 static void set_back(struct sched *s)
 {
-	preempt(s, entry(s->running.prev), ENGINE_ROOM_PROMPT);
+	sched_preempt(s, entry(s->running.prev), ENGINE_ROOM_PROMPT);
 }
 
 static void admit_waiting(struct sched *s)
@@ -612,15 +612,17 @@ static void add_rows(struct sched *s, struct request *r, int32_t n_rows, int32_t
 	for (int32_t i = 0; i < n_outputs; i++)
 		s->output_row[b->n_outputs + i] = first + n_rows - n_outputs + i;
 	s->seq[b->n_seqs] = (struct batch_seq){
-	        .first_row = first,
-	        .n_rows = n_rows,
-	        .first_position = kv_seq_places(&r->kv),
-	        .block_table = r->kv.pages,
-	        .n_pages = r->kv.n_pages,
-	        .choice = request_choice(r),
-	        .mass = at >= kv_policy_weighs_from(&r->policy) ? r->kv.mass : NULL,
-	        .look = r->spec->context.diagnostics && at >= r->n_prompt ? &r->look : NULL,
-	        .far = r->spill.n_groups > 0 ? &r->spill.far : NULL,
+		.first_row = first,
+		.n_rows = n_rows,
+		.first_position = kv_seq_places(&r->kv),
+		.block_table = r->kv.pages,
+		.n_pages = r->kv.n_pages,
+		.choice = request_choice(r),
+		.mass = at >= kv_policy_weighs_from(&r->policy) ? r->kv.mass : NULL,
+		.look = request_looks(r) ? &r->look : NULL,
+		.plus = r->kv.n_buckets > 0 ? r->kv.plus : NULL,
+		.n_plus = kv_merge_n_plus(&r->kv),
+		.far = r->spill.n_groups > 0 ? &r->spill.far : NULL,
 	};
 	if (s->seq[b->n_seqs].far)
 		s->seq[b->n_seqs].look = NULL; /* attention by parts tells nothing */
@@ -717,67 +719,14 @@ static void add_prompts(struct sched *s, bool decoding, bool large_rest)
 	}
 }
 
-/* Notes on all of its pages, which are full; false without memory. */
-static bool note_pages(struct sched *s, struct request *r)
-{
-	struct kv_seq *kv = &r->kv;
-	int32_t n = kv_seq_places(kv) / KV_PAGE_TOKENS;
-	struct kv_note *notes = realloc(kv->notes, (size_t)n * sizeof *notes);
-	if (!notes)
-		return false;
-	kv->notes = notes;
-	const float *scores = NULL;
-	const int32_t first = kv->n_notes;
-	if (s->scorer && !r->policy.by_mass && !r->policy.by_age && n > first) {
-		scores = kv_score_pages(s->scorer, kv->pages + first, n - first);
-		if (!scores)
-			return false;
-	}
-	for (int32_t i = 0; r->policy.by_mass && i < kv->n_notes; i++)
-		notes[i].score = (float)kv->mass[i];
-	for (; kv->n_notes < n; kv->n_notes++) {
-		struct kv_note *note = &notes[kv->n_notes];
-		note->number = kv->n_notes + kv->n_dropped; /* all that went stood before it */
-		note->keep = request_keeps_page(r, note->number);
-		note->score = r->policy.by_mass ? (float)kv->mass[kv->n_notes] : scores ? scores[kv->n_notes - first] : 0;
-	}
-	return true;
-}
-
-/* Where rows would look back too far on its first pages, these are to be computed again. As find_page(). */
-static bool move_first_pages(struct sched *s, struct request *r)
-{
-	int32_t moved = kv_policy_moved(&r->policy, r->kv.n_tokens), n = r->policy.first_pages;
-	if (moved == r->kv.moved)
-		return true;
-	while (kv_seq_renew(s->pool, &r->kv, n) != STATUS_OK) {
-		if (!find_page(s, r, true))
-			return false;
-	}
-	r->kv.moved = moved;
-	r->n_moving = n * KV_PAGE_TOKENS;
-	return true;
-}
-
 /* Its policy acts where it is time for that, and there is room for what follows up to the next time. As make_room(). */
 static bool go_on(struct sched *s, struct request *r)
 {
 	if (!make_way(s, r)) {
-		preempt(s, r, ENGINE_ROOM_DECODE);
+		sched_preempt(s, r, ENGINE_ROOM_DECODE);
 		return false;
 	}
-	int32_t n = kv_policy_due(&r->policy, &r->kv);
-	if (n > 0 && r->policy.kind == KV_POLICY_EVICT && !note_pages(s, r)) {
-		preempt(s, r, ENGINE_ROOM_DECODE);
-		return false;
-	}
-	/* Pages that were prepared behind are none that it could choose. */
-	if (n > 0)
-		kv_seq_truncate(s->pool, &r->kv, r->kv.n_tokens);
-	for (int32_t i = 0; i < n; i++)
-		kv_seq_drop(s->pool, &r->kv, kv_policy_next_victim(&r->policy, &r->kv), 1);
-	s->pages_dropped[r->policy.kind] += (uint64_t)n;
-	if (!move_first_pages(s, r))
+	if (!sched_act(s, r, reach_of(s, r)))
 		return false;
 	bool paged = r->policy.kind == KV_POLICY_FULL && !r->is_large; /* its prompt has its pages since it was admitted */
 	r->kv.goes_on = r->state == REQUEST_PREFILL && reach_of(s, r) < request_reach(r);
@@ -785,7 +734,7 @@ static bool go_on(struct sched *s, struct request *r)
 		return false;
 	if (r->kv.n_tokens < kv_policy_weighs_from(&r->policy) || kv_seq_weigh(&r->kv))
 		return true;
-	preempt(s, r, ENGINE_ROOM_DECODE);
+	sched_preempt(s, r, ENGINE_ROOM_DECODE);
 	return false;
 }
 
@@ -928,6 +877,7 @@ void sched_describe(const struct sched *s, struct engine_stats *out)
 	out->holds_dropped = s->n_holds_dropped;
 	for (int kind = 0; kind < KV_POLICIES; kind++)
 		out->context_evicted[kind] = s->pages_dropped[kind] * KV_PAGE_TOKENS;
+	out->context_evicted[KV_POLICY_MERGE] = s->n_unmerged; /* its pages were given back, and hardly any token */
 	out->parked_pages = (int32_t)s->parking.n_pages;
 	out->parked = s->parking.n_parked;
 	out->parked_resumed = s->parking.n_resumed;

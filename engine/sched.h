@@ -38,6 +38,7 @@
 #include "engine/backend.h"
 #include "engine/base/clock.h"
 #include "engine/base/list.h"
+#include "engine/kv/merge.h"
 #include "engine/kv/overflow.h"
 #include "engine/kv/pool.h"
 #include "engine/kv/prefix.h"
@@ -78,6 +79,7 @@ struct sched {
 	bool overlaps;          /* requests may begin while their pages come up; false, as sched_init() leaves it: when they are there */
 	struct kv_overflow *overflow; /* room for what large requests have beyond the pool; NULL, as sched_init() leaves it: none */
 	struct kv_scorer *scorer; /* NULL, as sched_init() leaves it: all pages are worth the same */
+	struct kv_merger *merger; /* NULL, as sched_init() leaves it: no request merges */
 	struct session_table *sessions;
 	struct parking parking; /* KV of idle sessions that is not the index's */
 	const struct clock *clock;
@@ -97,6 +99,7 @@ struct sched {
 	uint64_t n_preemptions, preempted[ENGINE_N_ROOMS]; /* in all, and by what needed the room */
 	uint64_t n_holds_dropped;
 	uint64_t pages_dropped[KV_POLICIES]; /* by context policies, of block tables */
+	uint64_t n_unmerged; /* tokens that MERGE let go of, since they have no KV that could be merged */
 	uint64_t pages_wanted, pages_found; /* full pages of the prompts admitted, and those of them that were known, to whomever */
 	double rows_per_s;   /* measured speed of steps with prompt rows; 0: not known yet */
 

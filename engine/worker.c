@@ -63,7 +63,7 @@ static void describe_spill(const struct worker *w, const struct request *r, stru
 	int32_t *ram = &out->pages_tier[ENGINE_TIER_RAM], *disk = &out->pages_tier[ENGINE_TIER_DISK];
 	kv_overflow_count(&r->spill, ram, disk);
 	out->pages -= *ram + *disk;
-	out->bytes = (uint64_t)out->pages * w->e->layout.page_stride;
+	out->bytes -= (uint64_t)(*ram + *disk) * w->e->layout.page_stride;
 }
 
 void worker_finish_request(struct worker *w, struct request *r, enum engine_finish finish, const char *detail)
@@ -89,6 +89,8 @@ void worker_finish_request(struct worker *w, struct request *r, enum engine_fini
 	context_describe(&r->policy, &r->kv, w->e->pool, &r->usage.context);
 	describe_spill(w, r, &r->usage.context);
 	describe_diagnostics(r, &r->usage.context.diagnostics);
+	context_describe_trigger(&r->spec->context, &r->trigger, &r->policy, &r->kv, &r->usage.context);
+	w->stats.context_triggered[r->usage.context.trigger] += r->usage.context.trigger_asked;
 	w->stats.context_requests[r->policy.kind]++;
 	w->stats.context_merged[r->policy.kind] += (uint64_t)r->usage.context.merged_tokens;
 	w->stats.context_fallback[r->policy.kind] += (uint64_t)r->usage.context.fallback_pages;
@@ -158,6 +160,11 @@ void worker_explain_failure(const struct worker *w, enum status st, struct error
 	const struct backend *b = w->e->backend;
 	const char *why = b->ops->last_failure ? b->ops->last_failure(b) : "";
 	error_set(err, st, "the device failed: %s", why[0] ? why : status_text(st));
+}
+
+static const struct rope_params *rope_of(const void *model, int32_t layer)
+{
+	return model_rope(model, layer);
 }
 
 /* ---- The loop ---- */
@@ -407,8 +414,19 @@ static enum status start(struct worker *w, struct error *err)
 	if (st == STATUS_NOMEM)
 		return error_set(err, st, "no memory to look at pages");
 	w->sched.scorer = st == STATUS_OK ? &w->scorer : NULL;
-	w->context = context_bounds_of(o, kv_pool_n_pages(e->pool), st == STATUS_OK, e->backend_info.weighs_pages,
-				       e->layout.bounds != NULL, e->info.n_ctx_train, e->info.rope.chunk > 0);
+	enum status merges = kv_page_merger_create(e->backend, e->pool, rope_of, e->model, &w->merger);
+	if (merges == STATUS_NOMEM)
+		return error_set(err, merges, "no memory to merge pages");
+	w->sched.merger = merges == STATUS_OK ? kv_page_merger_ops(w->merger) : NULL;
+	w->context = context_bounds_of(o, (struct context_bounds){
+						  .pool_pages = kv_pool_n_pages(e->pool),
+						  .can_score = st == STATUS_OK,
+						  .can_weigh = e->backend_info.weighs_pages,
+						  .can_choose = e->layout.bounds != NULL,
+						  .can_merge = merges == STATUS_OK,
+						  .n_ctx_train = e->info.n_ctx_train,
+						  .by_chunks = e->info.rope.chunk > 0,
+					  });
 	size_t n = (size_t)o->max_running;
 	w->part_logits = calloc(2 * n, sizeof *w->part_logits);
 	w->part_token = calloc(2 * n, sizeof *w->part_token);
@@ -454,6 +472,7 @@ void *worker_thread_main(void *engine)
 	transfers_free(&w.transfers, e);
 	restart_free(&w.restart);
 	kv_scorer_free(&w.scorer);
+	kv_page_merger_destroy(w.merger);
 	census_free(&w.census);
 	free(w.part_logits);
 	free(w.part_token);

@@ -247,6 +247,7 @@ static void handle_generate(struct worker *w, struct command *c)
 		return;
 	}
 	r->policy = policy;
+	r->trigger = trigger_of(&spec->context);
 	r->tenant = tenant;
 	r->session = session;
 	r->deadline_ns = limits_deadline_ns(r, e->options.request_timeout_ms);

@@ -140,6 +140,8 @@ static void take_part(struct worker *w, const struct step_part *part, float *min
 		drift_exact(r->drift, first, mine);
 		return;
 	}
+	if (request_waits(r) && trigger_saw(&r->trigger, first, &r->look))
+		kv_policy_fire(&r->policy, first + part->n_rows);
 	r->kv.n_tokens += part->n_rows;
 	sched_index(&w->sched, r);
 	sched_let_go(&w->sched, r);

@@ -67,8 +67,13 @@ static void write_counters(struct buf *out, const struct engine_stats *s, const 
 	buf_printf(out, ",\"parked\":{\"pages\":%d,\"turns\":%llu,\"resumed\":%llu,\"dropped\":%llu},\"context_policies\":{", s->parked_pages,
 		   (unsigned long long)s->parked, (unsigned long long)s->parked_resumed, (unsigned long long)s->parked_dropped);
 	for (size_t i = 0; engine_context_policy(i); i++)
-		buf_printf(out, "%s\"%s\":{\"requests\":%llu,\"evicted_tokens\":%llu}", i ? "," : "", engine_context_policy(i),
-			   (unsigned long long)s->context_requests[i], (unsigned long long)s->context_evicted[i]);
+		buf_printf(out, "%s\"%s\":{\"requests\":%llu,\"evicted_tokens\":%llu,\"merged_tokens\":%llu}",
+			   i ? "," : "", engine_context_policy(i), (unsigned long long)s->context_requests[i],
+			   (unsigned long long)s->context_evicted[i], (unsigned long long)s->context_merged[i]);
+	buf_puts(out, "},\"context_triggers\":{");
+	for (int i = ENGINE_TRIGGER_NONE; i < ENGINE_TRIGGERS; i++)
+		buf_printf(out, "%s\"%s\":%llu", i ? "," : "", i ? engine_trigger_name((enum engine_trigger)i) : "none",
+			   (unsigned long long)s->context_triggered[i]);
 	buf_putc(out, '}');
 	buf_printf(out, ",\"preemptions\":{\"prompt\":%llu,\"decode\":%llu,\"cap\":%llu}",
 		   (unsigned long long)s->preempted[ENGINE_ROOM_PROMPT], (unsigned long long)s->preempted[ENGINE_ROOM_DECODE],

@@ -11,6 +11,10 @@
 			return try_status;                                                                             \
 	} while (0)
 
+/* Bounds of an entropy in nats; weights that are even over all tokens that a context may ever have come to less than
+ * the latter. */
+static const double ENTROPY_LEAST = 0.001, ENTROPY_MOST = 20;
+
 static enum status read_size(const struct json *field, int64_t min, int32_t *out, struct error *err)
 {
 	int64_t v = *out;
@@ -75,9 +79,16 @@ static enum status read_trigger(const struct json *field, struct engine_context 
 	void *it = NULL;
 	TRY(json_expect(field, JSON_DICT, err));
 	while (json_has(field) && json_next(field, &it, &member)) {
-		if (strcmp(member.key, "tokens") != 0)
-			return json_fail(&member, STATUS_INVALID, err, "is not known; a policy is triggered by \"tokens\".");
-		TRY(read_size(&member, 1, &out->trigger_tokens, err));
+		if (!strcmp(member.key, "tokens"))
+			TRY(read_size(&member, 1, &out->trigger_tokens, err));
+		else if (!strcmp(member.key, "free_pages"))
+			TRY(read_size(&member, 1, &out->trigger_free_pages, err));
+		else if (!strcmp(member.key, "entropy"))
+			TRY(json_read_number(&member, ENTROPY_LEAST, ENTROPY_MOST, &out->trigger_entropy, err));
+		else
+			return json_fail(
+				&member, STATUS_INVALID, err,
+				"is not known; a policy is triggered by \"tokens\", \"free_pages\" and \"entropy\".");
 	}
 	return STATUS_OK;
 }
@@ -147,16 +158,23 @@ void kv_cache_write(struct buf *out, const struct engine_context_usage *u, const
 	int32_t below = u->pages_tier[ENGINE_TIER_RAM] + u->pages_tier[ENGINE_TIER_DISK];
 	if (!u->policy || (!asked && below == 0 && u->policy == engine_context_policy(0)))
 		return;
-	buf_printf(out,
-		   ",\"kv_cache\":{\"policy\":\"%s\",\"tokens_logical\":%d,\"tokens_resident\":%d,\"evicted_tokens\":%d,"
-		   "\"merged_tokens\":%d,\"shrink_ratio\":%.6g,\"bytes\":%llu,\"fallback_pages\":%d",
-		   u->policy, u->tokens_logical, u->tokens_resident, u->evicted_tokens, u->merged_tokens,
-		   u->tokens_logical > 0 ? (double)u->evicted_tokens / u->tokens_logical : 0.0, (unsigned long long)u->bytes, u->fallback_pages);
+	buf_printf(
+		out,
+		",\"kv_cache\":{\"policy\":\"%s\",\"tokens_logical\":%d,\"tokens_resident\":%d,\"evicted_tokens\":%d,"
+		"\"merged_tokens\":%d,\"shrink_ratio\":%.6g,\"bytes\":%llu,\"fallback_pages\":%d",
+		u->policy, u->tokens_logical, u->tokens_resident, u->evicted_tokens, u->merged_tokens,
+		u->tokens_logical > 0 ? (double)(u->tokens_logical - u->tokens_resident) / u->tokens_logical : 0.0,
+		(unsigned long long)u->bytes, u->fallback_pages);
 	write_pages_by_tier(u->pages, u->pages_tier, 0, out);
 	if (u->moved)
 		buf_printf(out, ",\"start_moved\":%d", u->moved);
 	if (u->chooses)
 		buf_printf(out, ",\"tokens_read\":%d", u->tokens_read);
+	if (u->trigger_asked && u->trigger != ENGINE_TRIGGER_NONE)
+		buf_printf(out, ",\"trigger\":{\"fired\":\"%s\",\"tokens\":%d}", engine_trigger_name(u->trigger),
+			   u->trigger_tokens);
+	else if (u->trigger_asked)
+		buf_puts(out, ",\"trigger\":{\"fired\":null,\"tokens\":null}");
 	if (u->diagnostics.wanted)
 		write_diagnostics(out, &u->diagnostics);
 	if (compacted)

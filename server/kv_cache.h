@@ -2,11 +2,13 @@
  * The request field kv_cache, which says how a long conversation goes on, and what answers tell of it:
  *
  *     "kv_cache": {"policy": "streaming", "start_size": 4, "recent_size": 1024, "max_cache_size": 2048,
- *                  "trigger": {"tokens": 4096}, "dtype": "f16"}
+ *                  "trigger": {"tokens": 4096, "free_pages": 100, "entropy": 1.5}, "dtype": "f16"}
  *
- * or "policy": "evict" with "cache_length_shrink_ratio" and "aggregation", or "quest"; "diagnostics" with any. All of its fields may be left
- * out. Unlike those of a request, unknown ones are refused: one that was ignored would keep a conversation otherwise than its client believes. An answer to a request with the field has one of that name as well; so has any under another policy than
- * full. In a stream it stands in the chunk that ends the first choice.
+ * or "policy": "evict" with "cache_length_shrink_ratio" and "aggregation", or "quest", or "merge"; "diagnostics" with
+ * any. All of its fields may be left out. Unlike those of a request, unknown ones are refused: one that was ignored
+ * would keep a conversation otherwise than its client believes. An answer to a request with the field has one of that
+ * name as well; so has any under another policy than full. In a stream it stands in the chunk that ends the first
+ * choice.
  */
 #pragma once
 

@@ -177,6 +177,14 @@ static void write_context(struct buf *out, const char *model, const struct engin
 	parts(out, "kvasir:context_merged_tokens_total", "counter", "Tokens of ended generations that share their KV with others.", model, "policy", merged, n);
 	parts(out, "kvasir:context_fallback_pages_total", "counter",
 	      "Pages of ended generations that were kept in a wider type for a value that their own cannot hold.", model, "policy", fallback, n);
+	parts(out, "kvasir:context_triggers_total", "counter",
+	      "Ended generations with a trigger of their context policy, by the one that set it off; none: it did not "
+	      "act.",
+	      model, "trigger",
+	      PARTS({"tokens", (double)s->context_triggered[ENGINE_TRIGGER_TOKENS]},
+		    {"free_pages", (double)s->context_triggered[ENGINE_TRIGGER_FREE_PAGES]},
+		    {"entropy", (double)s->context_triggered[ENGINE_TRIGGER_ENTROPY]},
+		    {"none", (double)s->context_triggered[ENGINE_TRIGGER_NONE]}));
 	one(out, "kvasir:kv_parked_pages", "gauge", "KV pages that sessions under context policies keep for their next turn.", model,
 	    s->parked_pages);
 	parts(out, "kvasir:kv_parked_total", "counter",

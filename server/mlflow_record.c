@@ -23,7 +23,9 @@ static void write_record(const struct mlflow_record *r, bool *first, struct buf 
 		{"cached_tokens", u->cached_tokens},
 		{"generated_tokens", u->completion_tokens},
 		{"cache_hit_rate", share(u->cached_tokens, u->prompt_tokens)},
-		{"shrink_ratio", u->context.policy ? share(u->context.evicted_tokens, u->context.tokens_logical) : NAN},
+		{"shrink_ratio", u->context.policy ? share(u->context.tokens_logical - u->context.tokens_resident,
+							   u->context.tokens_logical)
+						   : NAN},
 		{"kv_bytes", u->context.policy ? (double)u->context.bytes : NAN},
 		{"preemptions", u->n_preempted},
 		{"queue_ms", ms(u->queue_ns)},

@@ -126,6 +126,9 @@ struct attn_job {
 	float *score;                /* [N][ATTN_BLOCK] scratch */
 	float *max, *sum;            /* [N] running maximum and sum of weights */
 	float *acc;                  /* [N][head_dim] running weighted sum of V */
+	const float *plus; /* [n_plus] to be added to scores of the first positions, as natural logarithms; whole
+			      blocks. NULL: nothing */
+	int32_t n_plus;
 	struct block_weights *weights; /* [N][n_blocks] of the blocks from first_block on, all zeros with the lowest maximum; NULL: not wanted */
 	int32_t first_block, n_blocks;
 	float *turned; /* [head_dim] scratch */

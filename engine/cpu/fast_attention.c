@@ -671,6 +671,8 @@ static void run_item(const struct attention_call *c, const struct attn_item *ite
 		.limit = limit,
 		.first = first_of,
 		.softcap = c->params.softcap * 0x1.715476p+0f,
+		.plus = t->seq->plus,
+		.n_plus = t->seq->plus ? t->seq->n_plus : 0,
 		.q = q,
 		.score = score,
 		.slab = c->kv,

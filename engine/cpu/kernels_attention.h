@@ -30,6 +30,7 @@ struct block {
 	const float *k_scale, *v_scale; /* [ATTN_BLOCK] of each position's K and V; NULL: all are 1 */
 	const struct unpacker *unpacker; /* kernels_narrow.h: K and V are codes */
 	struct block_weights *weights;   /* of the first query, j->n_blocks before that of the next; NULL: not wanted */
+	const float *plus;		 /* [ATTN_BLOCK] see struct attn_job; NULL: nothing */
 	struct fetcher fetch;
 };
 
@@ -37,12 +38,13 @@ struct block {
 typedef void attend_fn(const struct attn_job *j, int i, int from, int end, struct block *b);
 
 /*
- * Scores of positions [from, n), times k_scale, soft-capped where there is a cap, become weights relative to the new maximum, times v_scale,
- * in their place, and what lies beside them zeros; what was summed before is scaled to that maximum. Scales of other positions may be
- * anything. weights: where their sums go, or NULL.
+ * Scores of positions [from, n), times k_scale, soft-capped where there is a cap, plus what is to be added, become
+ * weights relative to the new maximum, times v_scale, in their place, and what lies beside them zeros; what was summed
+ * before is scaled to that maximum. Scales of other positions may be anything. weights: where their sums go, or NULL.
  */
-INLINE void softmax_of(float *score, int from, int n, const float *k_scale, const float *v_scale, float cap, float *max, float *sum,
-                       float *acc, int32_t head_dim, struct block_weights *weights)
+INLINE void softmax_of(float *score, int from, int n, const float *k_scale, const float *v_scale, float cap,
+		       const float *plus, float *max, float *sum, float *acc, int32_t head_dim,
+		       struct block_weights *weights)
 {
 	enum { N = ATTN_BLOCK / LANES };
 	const vf lowest = vf_set1(-INFINITY), to_exponent = vf_set1(0x1.715476p+1f / (cap > 0 ? cap : 1));
@@ -54,6 +56,7 @@ INLINE void softmax_of(float *score, int from, int n, const float *k_scale, cons
 			s[k] = vf_load(score + k * LANES);
 			s[k] = k_scale ? vf_mul(s[k], vf_load(k_scale + k * LANES)) : s[k];
 			s[k] = cap > 0 ? softcapped(s[k], vf_set1(cap), to_exponent) : s[k];
+			s[k] = plus ? vf_fma(vf_load(plus + k * LANES), vf_set1(0x1.715476p+0f), s[k]) : s[k];
 			s[k] = left < LANES ? vf_first(s[k], lowest, left) : s[k];
 			s[k] = before > 0 ? vf_first(lowest, s[k], before) : s[k];
 		}
@@ -88,15 +91,18 @@ INLINE void softmax_of(float *score, int from, int n, const float *k_scale, cons
 		weights->max = new_max;
 }
 
-static void softmax_block(float *score, int from, int n, const float *k_scale, const float *v_scale, float cap, float *max, float *sum,
-                          float *acc, int32_t head_dim, struct block_weights *weights)
+static void softmax_block(float *score, int from, int n, const float *k_scale, const float *v_scale, float cap,
+			  const float *plus, float *max, float *sum, float *acc, int32_t head_dim,
+			  struct block_weights *weights)
 {
-	if (weights)
-		softmax_of(score, from, n, k_scale, v_scale, cap, max, sum, acc, head_dim, weights);
+	if (plus)
+		softmax_of(score, from, n, k_scale, v_scale, cap, plus, max, sum, acc, head_dim, weights);
+	else if (weights)
+		softmax_of(score, from, n, k_scale, v_scale, cap, NULL, max, sum, acc, head_dim, weights);
 	else if (cap > 0)
-		softmax_of(score, from, n, k_scale, v_scale, cap, max, sum, acc, head_dim, NULL);
+		softmax_of(score, from, n, k_scale, v_scale, cap, NULL, max, sum, acc, head_dim, NULL);
 	else
-		softmax_of(score, from, n, k_scale, v_scale, 0, max, sum, acc, head_dim, NULL);
+		softmax_of(score, from, n, k_scale, v_scale, 0, NULL, max, sum, acc, head_dim, NULL);
 }
 
 /* Where the weights of a query in a block go, or NULL. */
@@ -119,8 +125,8 @@ INLINE void attend_block(const struct attn_job *j, int n_queries, int i, int fro
 	for (; page < n_pages; page++)
 		qk(n_queries, 1, q, b->k + page, dim, score + page * KV_PAGE_TOKENS, &f);
 	for (int m = 0; m < n_queries; m++)
-		softmax_block(score + m * ATTN_BLOCK, from, n, b->k_scale, b->v_scale, j->softcap, j->max + i + m, j->sum + i + m,
-		              acc + (int64_t)m * dim, dim, weights_of(j, b, i + m));
+		softmax_block(score + m * ATTN_BLOCK, from, n, b->k_scale, b->v_scale, j->softcap, b->plus,
+			      j->max + i + m, j->sum + i + m, acc + (int64_t)m * dim, dim, weights_of(j, b, i + m));
 	for (; at + 4 * LANES <= dim; at += 4 * LANES)
 		pv(n_queries, 4, 0, weight, b->v, from, n, dim, at, acc, &f);
 	for (; at + LANES <= dim; at += LANES)
@@ -201,6 +207,7 @@ static void attn_run(const struct attn_job *j)
 		f->page = 0;
 		f->left = f->page_lines;
 		f->line = f->n_pages ? (const char *)f->pages[0] : NULL;
+		b.plus = at < j->n_plus ? j->plus + at : NULL;
 		for (int head = 0; head < j->n_heads; head++) {
 			for (int p = 0; p < n_pages; p++) {
 				b.k[p] = base[p] + 2 * head * k_size;

@@ -201,8 +201,8 @@ INLINE void attend_codes(const struct attn_job *j, enum kv_form form, int n_quer
 	for (; page < n_pages; page++)
 		qk_codes(&u, form, n_queries, 1, q, b->k + page, dim, score + page * KV_PAGE_TOKENS, &f);
 	for (int m = 0; m < n_queries; m++)
-		softmax_block(score + m * ATTN_BLOCK, from, n, b->k_scale, b->v_scale, j->softcap, j->max + i + m, j->sum + i + m,
-		              acc + (int64_t)m * dim, dim, weights_of(j, b, i + m));
+		softmax_block(score + m * ATTN_BLOCK, from, n, b->k_scale, b->v_scale, j->softcap, NULL, j->max + i + m,
+			      j->sum + i + m, acc + (int64_t)m * dim, dim, weights_of(j, b, i + m));
 	for (int32_t at = 0; at < dim; at += CODE_DIMS)
 		pv_codes(&u, form, n_queries, (const kv_factor *)(const void *)score, b->v, from, n, dim, at, acc, &f);
 	b->fetch = f;

@@ -507,15 +507,17 @@ static float score_of(const float *q, const float *k, int32_t dim, const struct 
 	return (float)(p->softcap > 0 ? p->softcap * tanh(s / p->softcap) : s);
 }
 
-/* first: the place of the first position; mass: NULL or as in struct batch_seq. */
+/* first: the place of the first position, for what `seq` wants to know or adds by places. */
 static void attend(const struct query *q, const float *k, const float *v, int64_t n, int32_t dim,
 		   const struct attention_params *params, float *score, double *sum, float *out, int64_t first,
-		   uint64_t *mass, struct attention_look *look)
+		   const struct batch_seq *seq)
 {
+	uint64_t *mass = seq->mass;
 	float max = -INFINITY;
 	double total = 0;
 	for (int64_t t = 0; t < n; t++) {
 		score[t] = score_of(query_at(q, first + t), k + t * dim, dim, params);
+		score[t] += seq->plus && first + t < seq->n_plus ? seq->plus[first + t] : 0;
 		max = score[t] > max ? score[t] : max;
 	}
 	for (int32_t d = 0; d < dim; d++)
@@ -528,13 +530,13 @@ static void attend(const struct query *q, const float *k, const float *v, int64_
 	}
 	for (int32_t d = 0; d < dim; d++)
 		out[d] = (float)(sum[d] / total);
-	if (look) {
+	if (seq->look) {
 		double entropy = 0;
 		for (int64_t t = 0; t < n; t++) {
 			double p = exp((double)score[t] - max) / total;
 			entropy -= p > 0 ? p * log(p) : 0;
 		}
-		look_add(look, entropy, 1 / total);
+		look_add(seq->look, entropy, 1 / total);
 	}
 	if (!mass)
 		return;
@@ -644,8 +646,7 @@ static void attention_items(void *arg, int64_t begin, int64_t end, int thread)
 			}
 			for (int32_t h = 0; h < group; h++, at += dim) {
 				struct query query = query_of(j, seq->first_row + i, head * group + h, position);
-				attend(&query, row_k, row_v, n_read, dim, &j->params, score, sum, j->out + at, first,
-				       seq->mass, seq->look);
+				attend(&query, row_k, row_v, n_read, dim, &j->params, score, sum, j->out + at, first, seq);
 			}
 		}
 	}
@@ -830,6 +831,7 @@ static void info(const struct backend *b, struct backend_info *out)
 		.chooses_pages = true,
 		.weighs_pages = true,
 		.turns_chunks = true,
+		.adds_to_logits = true,
 	};
 }
 

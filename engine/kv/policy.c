@@ -3,10 +3,8 @@
 #include <string.h>
 
 static const char *const names[KV_POLICIES] = {
-        [KV_POLICY_FULL] = "full",
-        [KV_POLICY_STREAMING] = "streaming",
-        [KV_POLICY_EVICT] = "evict",
-        [KV_POLICY_QUEST] = "quest",
+	[KV_POLICY_FULL] = "full",   [KV_POLICY_STREAMING] = "streaming", [KV_POLICY_EVICT] = "evict",
+	[KV_POLICY_QUEST] = "quest", [KV_POLICY_MERGE] = "merge",
 };
 
 const char *kv_policy_name(enum kv_policy_kind kind)
@@ -62,6 +60,15 @@ struct kv_policy kv_policy_evict(int32_t first_pages, int32_t last_pages, int32_
 	};
 }
 
+struct kv_policy kv_policy_merge(int32_t first_pages, int32_t last_pages, int32_t most_pages, int32_t merged_permille,
+				 int32_t acts_pages, int32_t jump_pages)
+{
+	struct kv_policy p =
+		kv_policy_evict(first_pages, last_pages, most_pages, merged_permille, acts_pages, jump_pages);
+	p.kind = KV_POLICY_MERGE;
+	return p;
+}
+
 struct kv_policy kv_policy_quest(int32_t first_pages, int32_t last_pages, int32_t most_pages, int32_t acts_pages)
 {
 	return (struct kv_policy){
@@ -76,20 +83,49 @@ struct kv_policy kv_policy_quest(int32_t first_pages, int32_t last_pages, int32_
 /* Whether it ever takes a page out of a block table. */
 static bool drops(const struct kv_policy *p)
 {
-	return p->kind == KV_POLICY_STREAMING || p->kind == KV_POLICY_EVICT;
+	return p->kind == KV_POLICY_STREAMING || p->kind == KV_POLICY_EVICT || p->kind == KV_POLICY_MERGE;
 }
 
 bool kv_policy_same(const struct kv_policy *a, const struct kv_policy *b)
 {
-	return a->kind == b->kind && a->first_pages == b->first_pages && a->last_pages == b->last_pages && a->most_pages == b->most_pages &&
-	       a->dropped_permille == b->dropped_permille && a->by_age == b->by_age && a->by_mass == b->by_mass && a->acts_pages == b->acts_pages &&
-	       a->jump_pages == b->jump_pages && a->reach_pages == b->reach_pages && a->step_pages == b->step_pages;
+	return a->kind == b->kind && a->first_pages == b->first_pages && a->last_pages == b->last_pages &&
+	       a->most_pages == b->most_pages && a->dropped_permille == b->dropped_permille && a->by_age == b->by_age &&
+	       a->by_mass == b->by_mass && a->acts_pages == b->acts_pages && a->jump_pages == b->jump_pages &&
+	       a->reach_pages == b->reach_pages && a->step_pages == b->step_pages &&
+	       a->trained_tokens == b->trained_tokens;
+}
+
+bool kv_policy_same_but_when(const struct kv_policy *a, const struct kv_policy *b)
+{
+	struct kv_policy c = *b;
+	c.acts_pages = a->acts_pages;
+	c.reach_pages = a->reach_pages;
+	c.step_pages = a->step_pages;
+	return kv_policy_same(a, &c);
+}
+
+int32_t kv_policy_least_pages(const struct kv_policy *p)
+{
+	if (p->dropped_permille == 0)
+		return p->most_pages;
+	return p->first_pages + p->last_pages + (p->kind == KV_POLICY_MERGE) + p->jump_pages;
+}
+
+void kv_policy_fire(struct kv_policy *p, int32_t n_tokens)
+{
+	int32_t acts = kv_pages_for(n_tokens) + (p->by_mass ? p->jump_pages : 0), least = kv_policy_least_pages(p);
+	if (acts < least)
+		acts = least;
+	if (acts < p->acts_pages)
+		p->acts_pages = acts;
+	kv_policy_keep_within(p, p->trained_tokens);
 }
 
 /* How many are left of n pages where it acts: it has room until it acts again. */
 static int32_t left_of(const struct kv_policy *p, int32_t n)
 {
-	int32_t least = p->first_pages + p->last_pages, most = p->most_pages == INT32_MAX ? n : p->most_pages - p->jump_pages;
+	int32_t least = p->first_pages + p->last_pages + (p->kind == KV_POLICY_MERGE),
+		most = p->most_pages == INT32_MAX ? n : p->most_pages - p->jump_pages;
 	if (p->dropped_permille > 0) {
 		int32_t share = (int32_t)(n - ((int64_t)n * p->dropped_permille + 999) / 1000);
 		if (share < least)

@@ -1,25 +1,33 @@
 /*
- * Context policies: which of its pages a sequence that grows long keeps in its block table. Pure functions of positions; who drops the pages
- * is the scheduler (kv_seq_drop).
+ * Context policies: which of its pages a sequence that grows long keeps in its block table. Pure functions of
+ * positions; who drops the pages is the scheduler (kv_seq_drop).
  *
- * A policy acts at fixed positions only, in front of the row that stands there, and what it does there depends on nothing but the
- * sequence's own positions. So a row sees the same pages however the prompt was cut into chunks, whatever else ran, and whether
- * earlier turns were computed again or found: the same request has the same answer. Rows in front of the first of these positions see
- * all there is: their KV is exact, and only theirs may enter the prefix index.
+ * A policy acts at fixed positions only, in front of the row that stands there, and what it does there depends on
+ * nothing but the sequence's own positions. So a row sees the same pages however the prompt was cut into chunks,
+ * whatever else ran, and whether earlier turns were computed again or found: the same request has the same answer. Rows
+ * in front of the first of these positions see all there is: their KV is exact, and only theirs may enter the prefix
+ * index.
  *
- * STREAMING keeps the first pages, on which attention leans whatever they say, and a window of the last ones (Xiao et al., "Efficient
- * Streaming Language Models with Attention Sinks", 2023), all at their exact positions. The window moves in jumps of an eighth of its
- * length, so that a prompt can still be computed in chunks. Once rows would look back further than the model was trained to, the first
- * pages move after them: they are computed again at later positions, which leaves all other distances as they are, and what they hold but
- * for the rotation of their keys.
+ * When it acts first may be left open (acts_pages is INT32_MAX) and be decided on the way, for good: see trigger.h and
+ * kv_policy_fire().
  *
- * EVICT keeps the first pages and a shorter window, and of those between the ones that are worth most (struct kv_note, score.h): at most as
- * many in all as it has a bound for, and no more than a share of all there were. Pages that are to be kept, as those with a system prompt
- * and where turns begin, go last.
+ * STREAMING keeps the first pages, on which attention leans whatever they say, and a window of the last ones (Xiao et
+ * al., "Efficient Streaming Language Models with Attention Sinks", 2023), all at their exact positions. The window
+ * moves in jumps of an eighth of its length, so that a prompt can still be computed in chunks. Once rows would look
+ * back further than the model was trained to, the first pages move after them: they are computed again at later
+ * positions, which leaves all other distances as they are, and what they hold but for the rotation of their keys.
  *
- * QUEST drops nothing. Behind the prompt, rows read the first pages, the last, and of those between the ones that their query could match
- * best (struct page_choice). The prompt is computed exactly, whoever wrote its parts: what the rows of an answer leave is used by that answer
- * alone and computed again for the next turn, so that this depends on no choice made before.
+ * EVICT keeps the first pages and a shorter window, and of those between the ones that are worth most (struct kv_note,
+ * score.h): at most as many in all as it has a bound for, and no more than a share of all there were. Pages that are to
+ * be kept, as those with a system prompt and where turns begin, go last.
+ *
+ * MERGE keeps the first pages and the last as EVICT does. Of those between, tokens and what was merged before come to
+ * share their KV, until they take as few pages as are left for them (merge.h).
+ *
+ * QUEST drops nothing. Behind the prompt, rows read the first pages, the last, and of those between the ones that their
+ * query could match best (struct page_choice). The prompt is computed exactly, whoever wrote its parts: what the rows
+ * of an answer leave is used by that answer alone and computed again for the next turn, so that this depends on no
+ * choice made before.
  */
 #pragma once
 
@@ -29,13 +37,20 @@
 #include "engine/base/status.h"
 #include "engine/kv/seq.h"
 
-enum kv_policy_kind { KV_POLICY_FULL, KV_POLICY_STREAMING, KV_POLICY_EVICT, KV_POLICY_QUEST, KV_POLICIES };
+enum kv_policy_kind {
+	KV_POLICY_FULL,
+	KV_POLICY_STREAMING,
+	KV_POLICY_EVICT,
+	KV_POLICY_QUEST,
+	KV_POLICY_MERGE,
+	KV_POLICIES
+};
 
 /* Zeroed: all pages stay. Other policies are made by kv_policy_streaming() and its kind. */
 struct kv_policy {
 	enum kv_policy_kind kind;
 	int32_t first_pages; /* that stay */
-	int32_t last_pages;  /* EVICT: that stay; QUEST: that are read; STREAMING: all others that stay */
+	int32_t last_pages;  /* EVICT, MERGE: that stay; QUEST: that are read; STREAMING: all others that stay */
 	int32_t most_pages;  /* in the block table, once it has acted; INT32_MAX: no bound but the share. QUEST: that a row reads */
 	int32_t dropped_permille; /* of all pages there were, this many at least go */
 	bool by_age;         /* EVICT: the oldest go first, whatever they are worth */
@@ -44,9 +59,10 @@ struct kv_policy {
 	int32_t jump_pages;  /* and again each time it has grown by so many */
 	int32_t reach_pages; /* STREAMING: no row looks back so far as this or further; 0: as far as it may be */
 	int32_t step_pages;  /* ... for which the first pages move by multiples of this */
+	int32_t trained_tokens; /* STREAMING: kv_policy_keep_within() this, once it is known when it acts */
 };
 
-/* "full", "streaming", "evict", "quest"; NULL past the end. */
+/* "full", "streaming", "evict", "quest", "merge"; NULL past the end. */
 const char *kv_policy_name(enum kv_policy_kind kind);
 /* False when there is none of that name. */
 bool kv_policy_find(const char *name, enum kv_policy_kind *out);
@@ -63,9 +79,21 @@ bool kv_policy_keep_within(struct kv_policy *p, int32_t tokens);
 /* At most most_pages stay, and of those between the first and the last the better ones; it acts each jump_pages from acts_pages on. */
 struct kv_policy kv_policy_evict(int32_t first_pages, int32_t last_pages, int32_t most_pages, int32_t dropped_permille, int32_t acts_pages,
                                  int32_t jump_pages);
+/* The same, but that those between are merged: into one at least. */
+struct kv_policy kv_policy_merge(int32_t first_pages, int32_t last_pages, int32_t most_pages, int32_t merged_permille,
+				 int32_t acts_pages, int32_t jump_pages);
 /* Of more than acts_pages, rows behind the prompt read most_pages, among them the first and the last ones; last_pages >= 1. */
 struct kv_policy kv_policy_quest(int32_t first_pages, int32_t last_pages, int32_t most_pages, int32_t acts_pages);
 bool kv_policy_same(const struct kv_policy *a, const struct kv_policy *b);
+/* The same but for when it acts first. */
+bool kv_policy_same_but_when(const struct kv_policy *a, const struct kv_policy *b);
+/*
+ * It is to act as soon as it can, n_tokens being computed without it: in front of the next page, or where it has as
+ * many as it keeps. By mass: once a jump more of rows has been looked at.
+ */
+void kv_policy_fire(struct kv_policy *p, int32_t n_tokens);
+/* Pages there are at least when it acts. */
+int32_t kv_policy_least_pages(const struct kv_policy *p);
 
 /* Positions below this are computed as without a policy; INT32_MAX: all. QUEST: so are all of the prompt. */
 int32_t kv_policy_exact_tokens(const struct kv_policy *p);

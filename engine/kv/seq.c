@@ -119,7 +119,7 @@ void kv_seq_truncate(struct kv_pool *pool, struct kv_seq *s, int32_t n_tokens)
 	if (s->n_tokens > n_tokens)
 		s->n_tokens = n_tokens;
 	if (s->n_tokens == 0)
-		s->moved = 0;
+		s->moved = s->n_buckets = s->n_unsound = 0;
 }
 
 void kv_seq_drop(struct kv_pool *pool, struct kv_seq *s, int32_t first, int32_t n)
@@ -156,6 +156,10 @@ void kv_seq_release(struct kv_pool *pool, struct kv_seq *s)
 	free(s->mass);
 	s->mass = NULL;
 	s->n_mass = 0;
+	free(s->buckets);
+	s->buckets = NULL;
+	free(s->plus);
+	s->plus = NULL;
 }
 
 enum status kv_seq_share(struct kv_pool *pool, struct kv_seq *dst, const struct kv_seq *src, int32_t n_tokens)
@@ -201,6 +205,20 @@ enum status kv_seq_renew(struct kv_pool *pool, struct kv_seq *s, int32_t n)
 	}
 	/* Of what the tokens alone would give, it has nothing any more. */
 	s->n_leading = 0;
+	return STATUS_OK;
+}
+
+enum status kv_seq_own(struct kv_pool *pool, struct kv_seq *s, int32_t first, int32_t n)
+{
+	for (int32_t i = first; i < first + n; i++) {
+		if (kv_pool_refs(pool, s->pages[i]) == 1)
+			continue;
+		int32_t page = kv_pool_clone(pool, s->pages[i], s->holder);
+		if (page == KV_NO_PAGE)
+			return STATUS_LIMIT;
+		kv_pool_unref(pool, s->pages[i], s->holder);
+		s->pages[i] = page;
+	}
 	return STATUS_OK;
 }
 

@@ -28,6 +28,14 @@ struct kv_note {
 	float score;    /* the less, the sooner it goes */
 };
 
+/* What stands at a place of a block table where tokens have been merged: merge.h. */
+struct kv_bucket {
+	double position; /* mean of its tokens' */
+	float apart;	 /* from the next one: struct kv_merger; below 0: not known */
+	int32_t n;	 /* tokens; 1: a token as it was, 0: nothing */
+	bool keep;	 /* they are to be kept as they are for as long as others are left */
+};
+
 struct kv_seq {
 	int32_t *pages; /* [n_pages], in order of position */
 	int32_t n_pages, cap_pages;
@@ -40,6 +48,10 @@ struct kv_seq {
 	int32_t n_mass;
 	struct kv_note *notes; /* [n_notes], of its first pages; their owner writes them and kv_seq_*() keep them with their pages. NULL: none */
 	int32_t n_notes;
+	struct kv_bucket *buckets; /* [n_buckets], of its first places, in whole pages; NULL: nothing was merged */
+	float *plus;		   /* [n_buckets, made a multiple of four pages'] as struct batch_seq has it */
+	int32_t n_buckets;
+	int32_t n_unsound;	    /* tokens that were left out of them, since they have a value that is no number */
 	struct kv_holder holder;    /* of its references */
 	struct kv_account *account; /* charged with what it holds; NULL: nobody is. Stays, like the holder, when the pages leave */
 	bool goes_on;               /* more will be prepared before anybody stays: see kv_seq_prepare() */
@@ -100,6 +112,11 @@ bool kv_seq_weigh(struct kv_seq *s);
  * LIMIT when the pool runs out; what was done so far stays and is not lost.
  */
 enum status kv_seq_renew(struct kv_pool *pool, struct kv_seq *s, int32_t n);
+/*
+ * Makes n pages from block table entry `first` on, which are full, its own, as they are: those that others see as well
+ * are copied. LIMIT as above; it takes one free page at a time.
+ */
+enum status kv_seq_own(struct kv_pool *pool, struct kv_seq *s, int32_t first, int32_t n);
 /* Adds one full page that is computed already behind the full pages of s, taking a reference; false without memory. */
 bool kv_seq_append(struct kv_pool *pool, struct kv_seq *s, int32_t page);
 /* Everything that s holds, and will hold, is somebody else's. */

@@ -42,7 +42,7 @@ static inline int32_t operand_value(int32_t dim, int32_t token, int32_t d)
 	return block * 16 * KV_PAGE_TOKENS + lane * 8 + (token / 8 * 2 + d % 16 / 8) * 2 + in_pair;
 }
 
-/* Where an element of a block lies in it. */
+/* As kv_codec_place(). */
 static inline int32_t place(enum kv_block_order order, int32_t dim, int32_t token, int32_t d)
 {
 	switch (order) {
@@ -88,6 +88,11 @@ static enum kv_block_order block_order(const struct kv_layout *l, struct kv_orde
 {
 	bool key = order.pairs ? block % 2 == 0 : block / (size_t)l->n_head_kv % 2 == 0;
 	return key ? order.keys : order.values;
+}
+
+int32_t kv_codec_place(enum kv_block_order order, int32_t dim, int32_t token, int32_t d)
+{
+	return place(order, dim, token, d);
 }
 
 enum { MAX_HEAD_DIM = 1024 };

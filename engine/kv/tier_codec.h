@@ -35,3 +35,5 @@ struct kv_codec_span {
 	size_t begin, end;
 };
 void kv_codec_spans(const struct kv_layout *layout, int32_t first, int32_t n, struct kv_codec_span *scales, struct kv_codec_span *codes);
+/* Where, in a block of that order, a token's element d is: an index below KV_PAGE_TOKENS * head_dim. */
+int32_t kv_codec_place(enum kv_block_order order, int32_t head_dim, int32_t token, int32_t d);

@@ -144,6 +144,18 @@ const struct model_params *model_params(const struct model *m)
 	return &m->params;
 }
 
+/* Whether layers with a window turn otherwise than those without. */
+static bool other_angles(const struct model_params *p)
+{
+	return p->rope_base_local > 0 || p->rope_chunks.size > 0;
+}
+
+const struct rope_params *model_rope(const struct model *m, int32_t layer)
+{
+	bool local = model_layer_window(&m->params, layer) > 0 && other_angles(&m->params);
+	return local ? &m->rope_local : &m->rope;
+}
+
 uint64_t model_n_params(const struct model *m)
 {
 	return m->n_params;
@@ -279,12 +291,6 @@ static enum status attend_far(struct model *m, const struct batch *batch, int32_
 	return ops->attention_part(m->backend, kv, &m->layout, layer, a->q, m->params.n_head, params, &part, a->mixed);
 }
 
-/* Whether layers with a window turn otherwise than those without. */
-static bool other_angles(const struct model_params *p)
-{
-	return p->rope_base_local > 0 || p->rope_chunks.size > 0;
-}
-
 /* Keys, values and queries of all rows; leaves what attention gives in act.mixed. */
 static enum status attend(struct model *m, const struct batch *batch, void *kv, int32_t layer)
 {
@@ -307,7 +313,7 @@ static enum status attend(struct model *m, const struct batch *batch, void *kv, 
 	}
 	struct attention_params params = {
 		.scale = p->attn_scale, .softcap = p->attn_softcap, .window = model_layer_window(p, layer)};
-	const struct rope_params *rope = params.window > 0 && other_angles(p) ? &m->rope_local : &m->rope;
+	const struct rope_params *rope = model_rope(m, layer);
 	params.chunked = rope->chunks.size > 0 ? rope : NULL;
 	TRY(ops->rope(m->backend, a->q, p->n_head, a->k, p->n_head_kv, p->head_dim, rope));
 	TRY(ops->kv_write(m->backend, kv, &m->layout, layer, a->k, a->v));
@@ -408,6 +414,9 @@ static bool batch_fits(const struct model *m, const struct batch *b)
 		if (m->rope.chunks.size > 0 && (c->n_pages != 0 || b->position[next] != s->first_position))
 			return false;
 		if (c->n_pages != 0 && (!m->layout.bounds || c->n_first < 0 || c->n_last < 1 || c->n_pages < (int64_t)c->n_first + c->n_last))
+			return false;
+		if (s->plus && (c->n_pages != 0 || s->far || m->layout.form != KV_FORM_F16 ||
+				s->n_plus % (KV_PART_PAGES * KV_PAGE_TOKENS) != 0))
 			return false;
 		if (s->far && (!m->backend->ops->attention_part || s->far->n_pages > s->first_position / m->layout.page_tokens))
 			return false;

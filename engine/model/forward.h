@@ -14,6 +14,8 @@ enum status model_load_stretched(const struct gguf *g, struct backend *b, const 
 void model_destroy(struct model *m); /* NULL is allowed */
 
 const struct model_params *model_params(const struct model *m);
+/* How keys and queries of a layer are rotated; the model's. */
+const struct rope_params *model_rope(const struct model *m, int32_t layer);
 /* Parameters in all tensors, for information. */
 uint64_t model_n_params(const struct model *m);
 /* Allocates memory for steps of up to max_rows rows and max_outputs wanted rows. Call once before model_forward(). */

@@ -197,6 +197,66 @@ def test_diagnostics_say_how_far_an_answer_is_from_exact(bounded):
     assert e["param"] == "kv_cache.diagnostics"
 
 
+@cpu_only
+def test_merge_keeps_a_bound_and_tells_how_many_share(daemon):
+    text, kv = words(60, "merge "), {"policy": "merge", "max_cache_size": 256}
+    full = complete(daemon, text, n=24)
+    same = complete(daemon, text, {"policy": "merge", "max_cache_size": 1024}, n=24)
+    assert same["choices"][0]["token_ids"] == full["choices"][0]["token_ids"] and same["kv_cache"]["merged_tokens"] == 0
+    first, second = complete(daemon, text, kv, n=24), complete(daemon, text, kv, n=24)
+    kept = first["kv_cache"]
+    assert first["choices"][0]["token_ids"] == second["choices"][0]["token_ids"]
+    assert kept["policy"] == "merge" and kept["evicted_tokens"] == 0 and kept["tokens_resident"] <= 256
+    lacks = kept["tokens_logical"] - kept["tokens_resident"]
+    assert lacks < kept["merged_tokens"] <= 2 * lacks
+    assert kept["shrink_ratio"] == pytest.approx(lacks / kept["tokens_logical"], rel=1e-5)
+    assert 16 * PAGE < kept["bytes"] < 16 * PAGE + 256 * 64
+    # What is exact is shared, and not a token more.
+    assert second["usage"]["prompt_tokens_details"]["cached_tokens"] == 256
+    assert complete(daemon, text, {})["usage"]["prompt_tokens_details"]["cached_tokens"] >= full["usage"]["prompt_tokens"] - 16
+    assert metric(daemon, "kvasir:context_merged_tokens_total", policy="merge") >= 2 * kept["merged_tokens"]
+    assert daemon.kv()["context_policies"]["merge"]["merged_tokens"] >= 2 * kept["merged_tokens"]
+    sid = post(daemon, "/v1/sessions", {})["id"]
+    turn = complete(daemon, text, kv, n=16, session_id=sid)
+    more = text + turn["choices"][0]["text"] + " Go on, please."
+    warm, cold = complete(daemon, more, kv, n=16, session_id=sid), complete(daemon, more, kv, n=16)
+    assert warm["choices"][0]["token_ids"] == cold["choices"][0]["token_ids"]
+    assert warm["usage"]["prompt_tokens_details"]["cached_tokens"] > 256
+    assert httpx.delete(daemon.url + f"/v1/sessions/{sid}").status_code < 300
+    assert daemon.kv()["drift_pages"] == 0
+
+
+def test_a_policy_acts_when_pages_run_short(daemon):
+    text = words(50, "short ")
+    n_pages = daemon.kv()["pool"]["pages"]
+    patient = complete(daemon, text, {**STREAMING, "trigger": {"free_pages": 4}}, n=8)
+    assert patient["kv_cache"]["trigger"] == {"fired": None, "tokens": None} and patient["kv_cache"]["evicted_tokens"] == 0
+    assert patient["choices"][0]["token_ids"] == complete(daemon, text, n=8)["choices"][0]["token_ids"]
+    before = metric(daemon, "kvasir:context_triggers_total", trigger="free_pages")
+    fired = complete(daemon, words(50, "scarce "), {**STREAMING, "trigger": {"free_pages": n_pages - 20}}, n=8)["kv_cache"]
+    assert fired["trigger"]["fired"] == "free_pages" and 17 * 16 <= fired["trigger"]["tokens"] <= 20 * 16
+    assert fired["evicted_tokens"] > 0 and fired["tokens_resident"] <= 256
+    assert metric(daemon, "kvasir:context_triggers_total", trigger="free_pages") == before + 1
+    assert daemon.kv()["context_triggers"]["free_pages"] >= 1
+    tokens = complete(daemon, words(50, "known "), {**STREAMING, "trigger": {"tokens": 320, "free_pages": 1}}, n=8)["kv_cache"]
+    assert tokens["trigger"] == {"fired": "tokens", "tokens": 320}
+
+
+@cpu_only
+def test_a_policy_acts_when_attention_narrows(daemon):
+    text, kv = words(40, "narrow "), {**STREAMING, "trigger": {"entropy": 20}}
+    j, again = complete(daemon, text, kv, n=60), complete(daemon, text, kv, n=60)
+    assert j["choices"][0]["token_ids"] == again["choices"][0]["token_ids"]
+    at = j["kv_cache"]["trigger"]
+    assert at == {"fired": "entropy", "tokens": j["usage"]["prompt_tokens"] + 32} == again["kv_cache"]["trigger"]
+    assert j["kv_cache"]["evicted_tokens"] > 0 and "diagnostics" not in j["kv_cache"]
+    # Entropy is what diagnostics tell: a bound below it is not reached.
+    told = complete(daemon, text, {"diagnostics": True}, n=60)
+    low = complete(daemon, text, {**STREAMING, "trigger": {"entropy": told["kv_cache"]["diagnostics"]["attention_entropy"] / 2}}, n=60)
+    assert low["kv_cache"]["trigger"]["fired"] is None
+    assert low["choices"][0]["token_ids"] == told["choices"][0]["token_ids"]
+
+
 def test_every_endpoint_takes_it_and_tells(daemon):
     chat = {"messages": [{"role": "user", "content": words(60)}], "max_tokens": 8, "kv_cache": STREAMING}
     assert post(daemon, "/v1/chat/completions", chat)["kv_cache"]["evicted_tokens"] > 0
@@ -225,13 +285,18 @@ def test_every_endpoint_takes_it_and_tells(daemon):
         ({"policy": "evict"}, "kv_cache.max_cache_size", "cache_length_shrink_ratio"),
         ({"max_cache_size": 64}, "kv_cache.max_cache_size", "full"),
         ({"policy": "quest", "max_cache_size": 256}, "kv_cache.policy", "--kv-bounds"),
+        ({"policy": "merge"}, "kv_cache.max_cache_size", "cache_length_shrink_ratio"),
+        ({"policy": "merge", "max_cache_size": 256, "aggregation": "recency"}, "kv_cache.aggregation", "evict"),
         ({"policy": "streaming"}, "kv_cache.max_cache_size", "recent_size"),
         ({"policy": "streaming", "max_cache_size": 16}, "kv_cache.max_cache_size", "48"),
         ({"policy": "streaming", "recent_size": 0}, "kv_cache.recent_size", ""),
         ({"policy": "streaming", "recent_size": 256, "max_cache_size": 256}, "kv_cache.recent_size", "256"),
         ({"policy": "streaming", "max_cache_size": 1 << 30}, "kv_cache.max_cache_size", "2240"),
         ({"policy": "streaming", "max_cache_size": 64, "trigger": 100}, "kv_cache.trigger", ""),
-        ({"policy": "streaming", "max_cache_size": 64, "trigger": {"entropy": 2}}, "kv_cache.trigger.entropy", "tokens"),
+        ({"policy": "streaming", "max_cache_size": 64, "trigger": {"pages": 2}}, "kv_cache.trigger.pages", '"free_pages"'),
+        ({"policy": "streaming", "max_cache_size": 64, "trigger": {"entropy": 0}}, "kv_cache.trigger.entropy", "20"),
+        ({"policy": "streaming", "max_cache_size": 64, "trigger": {"free_pages": 140}}, "kv_cache.trigger.free_pages", "less than the 140"),
+        ({"policy": "full", "trigger": {"free_pages": 2}}, "kv_cache.trigger", "full"),
         ({"policy": "streaming", "max_cache_size": 64, "trigger": {"tokens": 48}}, "kv_cache.trigger.tokens", "64"),
         ({"dtype": "int4"}, "kv_cache.dtype", "--kv-dtype"),
         ([], "kv_cache", ""),

@@ -249,7 +249,7 @@ static void narrow_pages_as_well(void **state)
 	for (int i = 0; i < 10; i++) {
 		struct attention_params params = {.window = i % 4 == 3 ? 300 : 0};
 		const struct shape *shape = &shapes[i % 5];
-		int32_t n_rows = i % 3 ? random_int(&seed, 1, 60) : 1, n_far = random_int(&seed, 1, 20), most = random_int(&seed, 1, 10);
+		int32_t n_rows = i % 3 ? random_int(&seed, 1, 60) : 1, n_far = random_int(&seed, 1, 11), most = random_int(&seed, 1, 10);
 		for (size_t d = 0; d < sizeof devices / sizeof *devices; d++)
 			one_of(forms[i % 2], devices[d], shape, &params, 1500, n_rows, n_far * KV_PART_PAGES, most * KV_PART_PAGES);
 	}

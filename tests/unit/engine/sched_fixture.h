@@ -28,6 +28,42 @@ struct fixture {
 	uint64_t next_id;
 };
 
+/* Merging on the pretended device: a bucket reads as its first token, and marks itself as not exact. */
+struct pretended_merger {
+	struct kv_merger base;
+	struct kv_pool *pool;
+};
+
+static struct pretended_merger merger;
+
+static inline int32_t *spot_cell(struct kv_merger *m, const struct kv_spot *s);
+static inline bool pretend_sound(struct kv_merger *m, const struct kv_spot *a)
+{
+	(void)m;
+	(void)a;
+	return true;
+}
+
+static inline float pretend_apart(struct kv_merger *m, const struct kv_spot *a, const struct kv_spot *b)
+{
+	return (float)((spot_cell(m, a)[0] * 31 + spot_cell(m, b)[0]) & 15) / 16;
+}
+
+static inline void pretend_join(struct kv_merger *m, const struct kv_spot *a, int32_t n_a, const struct kv_spot *b,
+				int32_t n_b, double position)
+{
+	assert_true(n_a > 0 && n_b > 0 && position > a->position && position < b->position);
+	assert_int_equal(kv_pool_refs(((struct pretended_merger *)m)->pool, a->page), 1);
+	spot_cell(m, a)[1] |= 1 << 24;
+}
+
+static inline void pretend_move(struct kv_merger *m, const struct kv_spot *from, const struct kv_spot *to)
+{
+	assert_int_equal(kv_pool_refs(((struct pretended_merger *)m)->pool, to->page), 1);
+	spot_cell(m, to)[0] = spot_cell(m, from)[0];
+	spot_cell(m, to)[1] = spot_cell(m, from)[1] | 1 << 24;
+}
+
 static inline void setup(struct fixture *f, int32_t n_pages)
 {
 	/* 8 bytes a position. */
@@ -40,6 +76,8 @@ static inline void setup(struct fixture *f, int32_t n_pages)
 	assert_int_equal(kv_prefix_create(f->pool, NULL, &f->prefix, NULL), STATUS_OK);
 	assert_int_equal(session_table_init(&f->sessions, &f->tenants, f->prefix, &now, 30000, 300000, 100), STATUS_OK);
 	assert_int_equal(sched_init(&f->sched, f->pool, f->prefix, &f->sessions, &now, MAX_RUNNING, STEP, MAX_RUNNING + 8), STATUS_OK);
+	merger = (struct pretended_merger){{pretend_sound, pretend_apart, pretend_join, pretend_move, NULL}, f->pool};
+	f->sched.merger = &merger.base;
 	assert_int_equal(census_init(&f->census, f->pool, &f->sched, &f->sessions, &f->tenants), STATUS_OK);
 }
 
@@ -158,6 +196,12 @@ static inline int32_t *cell(struct fixture *f, int32_t page, int32_t position)
 	return (int32_t *)((char *)kv_pool_slab(f->pool) + page * PAGE * 8) + position % PAGE * 2;
 }
 
+static inline int32_t *spot_cell(struct kv_merger *m, const struct kv_spot *s)
+{
+	return (int32_t *)((char *)kv_pool_slab(((struct pretended_merger *)m)->pool) + s->page * PAGE * 8) +
+	       s->token * 2;
+}
+
 /* Marks the position of a cell that was computed after a policy had acted. */
 enum { LOSSY = 1 << 24 };
 
@@ -189,8 +233,13 @@ static inline int32_t position_at(const struct request *r, int32_t row, int32_t 
 	/* What went is nobody's to foresee: pages in front of the last time it acted have their number noted. */
 	if (p->kind == KV_POLICY_EVICT && place / PAGE < r->kv.n_notes)
 		return r->kv.notes[place / PAGE].number * PAGE + place % PAGE;
-	if (p->kind == KV_POLICY_EVICT)
+	if (p->kind == KV_POLICY_EVICT || (p->kind == KV_POLICY_MERGE && place >= r->kv.n_buckets))
 		return place + r->kv.n_dropped * PAGE;
+	/* The first token of a bucket is behind those of all before it. */
+	for (int32_t i = 0; p->kind == KV_POLICY_MERGE && i < place; i++)
+		begin += r->kv.buckets[i].n;
+	if (p->kind == KV_POLICY_MERGE)
+		return begin;
 	if (p->kind == KV_POLICY_STREAMING && page >= p->acts_pages)
 		begin = page - (page - p->acts_pages) % p->jump_pages - (p->most_pages - p->first_pages - p->jump_pages) - p->first_pages;
 	return place < p->first_pages * PAGE ? place : begin * PAGE + place;
@@ -241,6 +290,9 @@ static inline int32_t run_step(struct fixture *f)
 			assert_int_equal(position_at(r, p, 0), position_at(r, r->kv.n_tokens, 0));
 			assert_int_equal(position_at(r, p, place), position_at(r, r->kv.n_tokens, place));
 		}
+		assert_true(r->kv.n_buckets == 0
+				    ? !q->plus
+				    : q->plus && q->n_plus >= r->kv.n_buckets && r->policy.kind == KV_POLICY_MERGE);
 		/* What a device would tell of its rows' attention. */
 		assert_true(!q->mass || (r->policy.by_mass && r->kv.n_tokens >= kv_policy_weighs_from(&r->policy)));
 		for (int32_t page = 0; q->mass && page < q->n_pages; page++)

@@ -6,6 +6,7 @@
 #include "engine/drift.h"
 #include "engine/request.h"
 #include "engine/truncate.h"
+#include "engine/trigger.h"
 
 enum { PAGE = 16, CONTEXT = 512 };
 
@@ -51,6 +52,13 @@ static struct engine_context weighing(int32_t most)
 	return c;
 }
 
+static struct engine_context merging(int32_t most, int32_t permille)
+{
+	struct engine_context c = evicting(most, permille);
+	c.policy = "merge";
+	return c;
+}
+
 static struct engine_context choosing(int32_t most)
 {
 	return (struct engine_context){.policy = "quest", .start_size = -1, .recent_size = 16, .max_cache_size = most};
@@ -81,6 +89,12 @@ static void a_window_as_long_as_the_conversation_changes_nothing(void **state)
 	/* Neither does evict with nothing to evict. */
 	c = evicting(192, 0);
 	a = run_and_drop_text(e, ask(e, 150, 40, &c));
+	same_tokens(&a, &full);
+	/* Nor merge with nothing to merge. */
+	c = merging(192, 0);
+	a = run_and_drop_text(e, ask(e, 150, 40, &c));
+	assert_string_equal(a.usage.context.policy, "merge");
+	assert_int_equal(a.usage.context.merged_tokens, 0);
 	same_tokens(&a, &full);
 	c = (struct engine_context){.policy = "evict", .start_size = -1, .by_share = true};
 	a = run_and_drop_text(e, ask(e, 150, 40, &c));
@@ -127,8 +141,9 @@ static void what_is_kept_is_told_to_the_byte(void **state)
 static void an_answer_does_not_depend_on_steps_company_or_what_was_known(void **state)
 {
 	(void)state;
-	const struct engine_context contexts[] = {streaming(4, 32, 0), evicting(112, 0), streaming(20, 160, 0), evicting(0, 600),
-	                                          weighing(112), weighing(0), choosing(96)};
+	const struct engine_context contexts[] = {streaming(4, 32, 0), evicting(112, 0), streaming(20, 160, 0),
+						  evicting(0, 600),    weighing(112),	 weighing(0),
+						  merging(112, 0),     merging(0, 500),	 choosing(96)};
 	enum { N = sizeof contexts / sizeof *contexts };
 	static struct answer alone[N], again[N], full;
 	struct engine_options o = defaults();
@@ -137,7 +152,8 @@ static void an_answer_does_not_depend_on_steps_company_or_what_was_known(void **
 	for (int i = 0; i < N; i++) {
 		alone[i] = run_and_drop_text(e, ask(e, 260, 60, &contexts[i]));
 		const struct engine_context_usage *u = &alone[i].usage.context;
-		assert_true(u->chooses ? u->tokens_read == 96 && u->tokens_resident == 319 : u->evicted_tokens > 0);
+		assert_true(u->chooses ? u->tokens_read == 96 && u->tokens_resident == 319
+				       : u->evicted_tokens + u->merged_tokens > 0);
 		/* What it left in the index is exact, so it serves itself and others. */
 		again[i] = run_and_drop_text(e, ask(e, 260, 60, &contexts[i]));
 		assert_true(again[i].usage.cached_tokens >= 2 * PAGE);
@@ -177,10 +193,8 @@ static void an_answer_does_not_depend_on_steps_company_or_what_was_known(void **
 	}
 }
 
-static void a_session_goes_on_as_if_all_were_computed_again(void **state)
+static void a_session_goes_on_as_if_all_were_computed_again_under(struct engine_context c)
 {
-	(void)state;
-	const struct engine_context c = streaming(4, 64, 0);
 	struct engine_options o = defaults();
 	struct engine *e = start(&o);
 	struct answer cold = run_and_drop_text(e, ask(e, 330, 20, &c));
@@ -194,7 +208,7 @@ static void a_session_goes_on_as_if_all_were_computed_again(void **state)
 	uint64_t id = engine_next_id(e);
 	engine_session_get(e, id, 0, "s");
 	struct engine_event *ev = reply(e, id);
-	assert_string_equal(ev->sessions[0].policy, "streaming");
+	assert_string_equal(ev->sessions[0].policy, c.policy);
 	assert_int_equal(ev->sessions[0].n_logical, 300);
 	assert_int_equal(ev->sessions[0].n_tokens, a.usage.context.tokens_resident);
 	assert_int_equal(ev->sessions[0].n_pages, a.usage.context.pages);
@@ -215,6 +229,53 @@ static void a_session_goes_on_as_if_all_were_computed_again(void **state)
 	engine_stats(e, &s);
 	assert_int_equal(s.parked_pages, 0);
 	assert_at_rest(e);
+	engine_destroy(e);
+}
+
+static void a_session_goes_on_as_if_all_were_computed_again(void **state)
+{
+	(void)state;
+	a_session_goes_on_as_if_all_were_computed_again_under(streaming(4, 64, 0));
+	a_session_goes_on_as_if_all_were_computed_again_under(merging(128, 0));
+}
+
+/* Each token of the conversation has KV of its own or shares it. */
+static void what_is_merged_is_told(void **state)
+{
+	(void)state;
+	struct engine_options o = defaults();
+	struct engine *e = start(&o);
+	struct answer none = run_and_drop_text(e, ask(e, 400, 60, NULL));
+	for (int i = 0; i < 2; i++) {
+		struct engine_context c = i ? merging(0, 500) : merging(128, 0);
+		struct answer a = run_and_drop_text(e, ask(e, 400, 60, &c));
+		const struct engine_context_usage *u = &a.usage.context;
+		assert_string_equal(u->policy, "merge");
+		assert_int_equal(u->tokens_logical, 459);
+		assert_int_equal(u->evicted_tokens, 0);
+		assert_true(i ? u->tokens_resident < 459 / 2 + 8 * PAGE : u->tokens_resident <= 128);
+		/* Those that share theirs are at least two to one. */
+		assert_true(u->merged_tokens > 459 - u->tokens_resident && u->merged_tokens <= 459 - PAGE - 2 * PAGE);
+		assert_true(u->merged_tokens <= 2 * (459 - u->tokens_resident));
+		assert_true(u->bytes > (uint64_t)u->pages * 4096 &&
+			    u->bytes < (uint64_t)u->pages * 4096 + 32 * (uint64_t)u->tokens_resident);
+		assert_memory_not_equal(a.logprobs, none.logprobs, 60 * sizeof *a.logprobs);
+		for (int k = 0; k < 60; k++)
+			assert_true(isfinite(a.logprobs[k]));
+	}
+	struct engine_stats s;
+	engine_stats(e, &s);
+	assert_true(s.context_merged[4] > 0 && s.context_evicted[4] == 0);
+	assert_string_equal(engine_context_policy(4), "merge");
+	assert_at_rest(e);
+	engine_destroy(e);
+	o.kv_type = "int8";
+	e = start(&o);
+	struct engine_context c = merging(128, 0);
+	struct answer a = run(e, ask(e, 200, 10, &c));
+	assert_int_equal(a.error.status, STATUS_INVALID);
+	assert_string_equal(a.error.param, "kv_cache.policy");
+	assert_non_null(strstr(a.error.message, "bf16"));
 	engine_destroy(e);
 }
 
@@ -326,6 +387,134 @@ static void all_is_kept_up_to_the_trigger(void **state)
 	a = run_and_drop_text(e, ask(e, 190, 30, &c));
 	assert_int_equal(a.usage.context.tokens_resident, 2 * PAGE + 219 % PAGE);
 	engine_destroy(e);
+}
+
+/* The same request, that knows from the beginning how many tokens there are when its policy acts. */
+static struct answer known_from_the_beginning(struct engine *e, const struct engine_context *open, int32_t n,
+					      int32_t max_tokens, int32_t acts)
+{
+	struct engine_context c = *open;
+	c.trigger_free_pages = 0;
+	c.trigger_entropy = 0;
+	c.trigger_tokens = acts;
+	struct answer a = run_and_drop_text(e, ask(e, n, max_tokens, &c));
+	assert_int_equal(a.usage.context.trigger, ENGINE_TRIGGER_TOKENS);
+	assert_int_equal(a.usage.context.trigger_tokens, acts);
+	return a;
+}
+
+static int32_t whole_pages(int32_t tokens)
+{
+	return (tokens + PAGE - 1) / PAGE * PAGE;
+}
+
+static void a_policy_acts_when_pages_run_short(void **state)
+{
+	(void)state;
+	enum { PAGES = 24, FREE = 6 };
+	struct engine_context all[] = {streaming(4, 64, 0), evicting(112, 0), evicting(96, 600), weighing(80),
+				       merging(112, 0)};
+	for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+		static struct answer full, a, again;
+		struct engine_options o = defaults();
+		struct engine_context *c = &all[i];
+		c->trigger_free_pages = FREE;
+		struct engine *roomy = start(&o);
+		full = run_and_drop_text(roomy, ask(roomy, 320, 80, NULL));
+		a = run_and_drop_text(roomy, ask(roomy, 320, 80, c));
+		assert_true(a.usage.context.trigger_asked);
+		assert_int_equal(a.usage.context.trigger, ENGINE_TRIGGER_NONE);
+		assert_int_equal(a.usage.context.evicted_tokens, 0);
+		same_tokens(&a, &full);
+		/* Longer than the pool, of which FREE pages are to stay free. */
+		o.kv_bytes = PAGES * 4096;
+		struct engine *e = start(&o);
+		make_session(e, "s");
+		struct engine_request *r = ask(e, 320, 80, c);
+		strcpy(r->session, "s");
+		a = run_and_drop_text(e, r);
+		const struct engine_context_usage *u = &a.usage.context;
+		assert_int_equal(u->trigger, ENGINE_TRIGGER_FREE_PAGES);
+		assert_in_range(u->trigger_tokens, (PAGES - FREE - 2) * PAGE, (PAGES - FREE) * PAGE);
+		assert_true(u->evicted_tokens + u->merged_tokens > 0);
+		int32_t acts = whole_pages(u->trigger_tokens) + (c->by_mass ? PAGE : 0);
+		again = known_from_the_beginning(roomy, c, 320, 80, acts);
+		same_tokens(&a, &again);
+		/* It stays set off: the next turn goes on from there. */
+		r = ask(e, 320, 1, c);
+		char *text = text_of(360, 5);
+		free(r->text);
+		r->text = text;
+		r->text_n = 360;
+		strcpy(r->session, "s");
+		r->max_tokens = 20;
+		again = run_and_drop_text(e, r);
+		if (again.usage.context.evicted_tokens > 0 && again.usage.cached_tokens > 319)
+			assert_int_equal(again.usage.context.trigger_tokens, u->trigger_tokens);
+		struct engine_stats s;
+		engine_stats(e, &s);
+		assert_true(s.context_triggered[ENGINE_TRIGGER_FREE_PAGES] >= 1);
+		engine_destroy(e);
+		engine_destroy(roomy);
+	}
+}
+
+static void a_policy_acts_when_attention_narrows(void **state)
+{
+	(void)state;
+	struct engine_context all[] = {streaming(4, 64, 0), evicting(112, 0), weighing(112), merging(112, 0),
+				       choosing(96)};
+	enum { N = 260, ANSWER = 90 };
+	for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+		static struct answer full, a, again;
+		struct engine_options o = defaults();
+		struct engine_context c = all[i];
+		o.kv_bounds = true;
+		struct engine *e = start(&o);
+		full = run_and_drop_text(e, ask(e, N, ANSWER, NULL));
+		/* No row's weights are so few. */
+		c.trigger_entropy = 0.001;
+		a = run_and_drop_text(e, ask(e, N, ANSWER, &c));
+		assert_int_equal(a.usage.context.trigger, ENGINE_TRIGGER_NONE);
+		assert_false(a.usage.context.diagnostics.wanted);
+		same_tokens(&a, &full);
+		/* None has so many: it fires as soon as there are enough tokens to tell. */
+		c.trigger_entropy = 19;
+		a = run_and_drop_text(e, ask(e, N, ANSWER, &c));
+		assert_int_equal(a.usage.context.trigger, ENGINE_TRIGGER_ENTROPY);
+		assert_int_equal(a.usage.context.trigger_tokens, N + TRIGGER_WINDOW);
+		assert_memory_not_equal(a.logprobs, full.logprobs, ANSWER * sizeof *a.logprobs);
+		again = known_from_the_beginning(e, &c, N, ANSWER,
+						 whole_pages(N + TRIGGER_WINDOW) + (c.by_mass ? PAGE : 0));
+		same_tokens(&a, &again);
+		/* Whichever comes first. */
+		c.trigger_tokens = 200;
+		c.trigger_free_pages = c.policy[0] == 'q' ? 0 : 20;
+		again = run_and_drop_text(e, ask(e, N, ANSWER, &c));
+		assert_int_equal(again.usage.context.trigger, ENGINE_TRIGGER_TOKENS);
+		engine_destroy(e);
+		/* Set back for others, in short steps beside them: the same. */
+		c.trigger_tokens = c.trigger_free_pages = 0;
+		o.kv_bytes = 30 * 4096;
+		o.step_tokens = 8;
+		o.max_running = 4;
+		e = start(&o);
+		uint64_t ids[3];
+		static struct answer together[3];
+		memset(together, 0, sizeof together);
+		for (int k = 0; k < 3; k++) {
+			struct engine_request *r = ask(e, N, ANSWER, &c);
+			ids[k] = r->id;
+			engine_submit(e, r);
+		}
+		await(e, ids, together, 3);
+		for (int k = 0; k < 3; k++) {
+			same_tokens(&together[k], &a);
+			assert_int_equal(together[k].usage.context.trigger_tokens, N + TRIGGER_WINDOW);
+			buf_free(&together[k].text);
+		}
+		engine_destroy(e);
+	}
 }
 
 static void evict_removes_the_share_that_was_asked_for(void **state)
@@ -463,6 +652,18 @@ static void what_cannot_be_is_refused_with_what_can(void **state)
 	refused(e, c, "kv_cache.trigger.tokens", "80");
 	c.trigger_tokens = 300;
 	refused(e, c, "kv_cache.trigger.tokens", "256");
+	c.trigger_tokens = 0;
+	c.trigger_entropy = 1;
+	refused(e, c, "kv_cache.trigger", "\"tokens\" as well");
+	c = streaming(4, 0, 128);
+	c.trigger_tokens = 128;
+	c.trigger_free_pages = 40;
+	refused(e, c, "kv_cache.trigger.free_pages", "less than the 40 pages");
+	c = weighing(128);
+	c.trigger_tokens = 128;
+	c.trigger_free_pages = 1;
+	refused(e, c, "kv_cache.trigger.free_pages", "more than 1");
+	refused(e, (struct engine_context){.start_size = -1, .trigger_entropy = 1}, "kv_cache.trigger", "full");
 	refused(e, evicting(40, 0), "kv_cache.max_cache_size", "40");
 	refused(e, evicting(512, 0), "kv_cache.max_cache_size", "--max-cache-size");
 	refused(e, (struct engine_context){.policy = "streaming", .start_size = -1, .recent_size = 64, .by_share = true, .shrink_permille = 300},
@@ -479,6 +680,12 @@ static void what_cannot_be_is_refused_with_what_can(void **state)
 	refused(e, streaming(4, 0, 0), "kv_cache.max_cache_size", "needs");
 	refused(e, streaming(4, 0, 4096), "kv_cache.max_cache_size", "640");
 	refused(e, (struct engine_context){.policy = "evict", .start_size = -1}, "kv_cache.max_cache_size", "cache_length_shrink_ratio");
+	refused(e, (struct engine_context){.policy = "merge", .start_size = -1}, "kv_cache.max_cache_size",
+		"\"merge\" needs max_cache_size");
+	refused(e, merging(640, 0), "kv_cache.max_cache_size", "a page more than the 40");
+	c = merging(128, 0);
+	c.by_mass = true;
+	refused(e, c, "kv_cache.aggregation", "whatever they are worth");
 	refused(e, choosing(64), "kv_cache.policy", "--kv-bounds");
 	engine_destroy(e);
 	o.kv_bounds = true;
@@ -489,6 +696,9 @@ static void what_cannot_be_is_refused_with_what_can(void **state)
 	q.trigger_tokens = 48;
 	refused(e, q, "kv_cache.trigger.tokens", "64");
 	q.trigger_tokens = 0;
+	q.trigger_free_pages = 10;
+	refused(e, q, "kv_cache.trigger.free_pages", "\"entropy\"");
+	q.trigger_free_pages = 0;
 	q.by_age = true;
 	refused(e, q, "kv_cache.aggregation", "evict");
 	engine_destroy(e);
@@ -646,21 +856,24 @@ static void turns_are_found_by_the_token_that_begins_them(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-	        cmocka_unit_test(a_window_as_long_as_the_conversation_changes_nothing),
-	        cmocka_unit_test(what_is_kept_is_told_to_the_byte),
-	        cmocka_unit_test(an_answer_does_not_depend_on_steps_company_or_what_was_known),
-	        cmocka_unit_test(a_session_goes_on_as_if_all_were_computed_again),
-	        cmocka_unit_test(diagnostics_change_nothing_and_tell_how_far_it_is_from_exact),
-	        cmocka_unit_test(divergence_is_symmetric_and_bounded),
-	        cmocka_unit_test(beyond_the_trained_length_the_first_tokens_move),
-	        cmocka_unit_test(all_is_kept_up_to_the_trigger),
-	        cmocka_unit_test(a_conversation_is_longer_than_the_cache),
-	        cmocka_unit_test(what_cannot_be_is_refused_with_what_can),
-	        cmocka_unit_test(evict_removes_the_share_that_was_asked_for),
-	        cmocka_unit_test(what_cannot_be_weighed_goes_by_age),
-	        cmocka_unit_test(turns_are_found_by_the_token_that_begins_them),
-	        cmocka_unit_test(turns_are_left_out_as_few_as_it_takes_and_never_the_last),
-	        cmocka_unit_test(a_conversation_of_32k_tokens_takes_what_its_window_takes),
+		cmocka_unit_test(a_window_as_long_as_the_conversation_changes_nothing),
+		cmocka_unit_test(what_is_kept_is_told_to_the_byte),
+		cmocka_unit_test(an_answer_does_not_depend_on_steps_company_or_what_was_known),
+		cmocka_unit_test(a_session_goes_on_as_if_all_were_computed_again),
+		cmocka_unit_test(what_is_merged_is_told),
+		cmocka_unit_test(diagnostics_change_nothing_and_tell_how_far_it_is_from_exact),
+		cmocka_unit_test(divergence_is_symmetric_and_bounded),
+		cmocka_unit_test(beyond_the_trained_length_the_first_tokens_move),
+		cmocka_unit_test(all_is_kept_up_to_the_trigger),
+		cmocka_unit_test(a_conversation_is_longer_than_the_cache),
+		cmocka_unit_test(what_cannot_be_is_refused_with_what_can),
+		cmocka_unit_test(a_policy_acts_when_pages_run_short),
+		cmocka_unit_test(a_policy_acts_when_attention_narrows),
+		cmocka_unit_test(evict_removes_the_share_that_was_asked_for),
+		cmocka_unit_test(what_cannot_be_weighed_goes_by_age),
+		cmocka_unit_test(turns_are_found_by_the_token_that_begins_them),
+		cmocka_unit_test(turns_are_left_out_as_few_as_it_takes_and_never_the_last),
+		cmocka_unit_test(a_conversation_of_32k_tokens_takes_what_its_window_takes),
 	};
 	return cmocka_run_group_tests(tests, make_model, remove_model);
 }

@@ -244,6 +244,103 @@ static void what_rows_that_chose_have_left_is_computed_again(void **state)
 	teardown(&f);
 }
 
+/* When it acts is left open. */
+static void open_up(struct kv_policy *p)
+{
+	p->trained_tokens = p->reach_pages * PAGE;
+	p->reach_pages = p->step_pages = 0;
+	p->acts_pages = INT32_MAX;
+}
+
+/* Of pages that everybody has, only copies are merged; a pool with a page to spare is enough. */
+static void merging_takes_a_page_at_a_time(void **state)
+{
+	(void)state;
+	struct fixture f;
+	static int32_t turn[2000];
+	const struct kv_policy policy = kv_policy_merge(1, 4, 16, 0, 16, 2);
+	setup(&f, 17);
+	struct session *s = make_session(&f, "s");
+	count_up(turn, 2000, 0);
+	struct request *r = add_streaming(&f, s, turn, 700, 30, policy);
+	while (r->tokens.n < 729) {
+		assert_true(run_step(&f) > 0);
+		assert_true(r->kv.n_pages <= 16);
+		assert_index_exact(&f);
+	}
+	assert_int_equal(f.sched.n_preemptions, 0);
+	assert_int_equal(kv_merged_tokens(&r->kv) > 700 - 16 * PAGE, true);
+	memcpy(turn, r->tokens.ids, 729 * sizeof *turn);
+	run_all(&f);
+	audit(&f);
+	/* Half of such a pool is too little for what it would park. */
+	assert_null(s->parked);
+	teardown(&f);
+	/* The next turn goes on with what was merged. */
+	setup(&f, 40);
+	s = make_session(&f, "s");
+	add_streaming(&f, s, turn, 700, 30, policy);
+	run_all(&f);
+	audit(&f);
+	assert_non_null(s->parked);
+	assert_true(s->parked->kv.n_buckets > 0);
+	memcpy(turn, s->parked->tokens.ids, s->parked->tokens.n * sizeof *turn);
+	r = add_streaming(&f, s, turn, 800, 5, policy);
+	run_step(&f);
+	assert_int_equal(r->usage.cached_tokens, 729);
+	run_all(&f);
+	/* Where it reads otherwise before that, nothing of it serves. */
+	turn[300] = -1;
+	r = add_streaming(&f, s, turn, 800, 5, policy);
+	run_step(&f);
+	assert_true(r->usage.cached_tokens <= 16 * PAGE);
+	run_all(&f);
+	assert_index_exact(&f);
+	teardown(&f);
+}
+
+static void short_of_pages_a_policy_acts_and_stays_so_for_the_next_turn(void **state)
+{
+	(void)state;
+	struct fixture f;
+	static int32_t turn[2000];
+	struct kv_policy policy = kv_policy_streaming(1, 8, INT32_MAX);
+	setup(&f, 30);
+	struct session *s = make_session(&f, "s");
+	count_up(turn, 2000, 0);
+	struct request *r = add_streaming(&f, s, turn, 900, 30, policy);
+	r->trigger.free_pages = 5;
+	while (r->tokens.n < 929) {
+		assert_true(run_step(&f) > 0);
+		struct kv_prefix_stats index;
+		kv_prefix_stats(f.prefix, &index);
+		assert_true(kv_pool_n_free(f.pool) + index.n_idle >= 4);
+		assert_index_exact(&f);
+	}
+	assert_int_equal(r->trigger.fired, ENGINE_TRIGGER_FREE_PAGES);
+	assert_in_range(r->trigger.fired_at, 23 * PAGE, 25 * PAGE);
+	int32_t acts = r->policy.acts_pages, at = r->trigger.fired_at;
+	assert_int_equal(acts, (at + PAGE - 1) / PAGE);
+	memcpy(turn, r->tokens.ids, 929 * sizeof *turn);
+	run_all(&f);
+	audit(&f);
+	r = add_streaming(&f, s, turn, 1000, 5, policy);
+	r->trigger.free_pages = 5;
+	run_step(&f);
+	assert_int_equal(r->usage.cached_tokens, 929);
+	assert_int_equal(r->policy.acts_pages, acts);
+	assert_int_equal(r->trigger.fired_at, at);
+	run_all(&f);
+	/* What waits for other things is another conversation. */
+	r = add_streaming(&f, s, turn, 1000, 5, policy);
+	r->trigger.free_pages = 6;
+	run_step(&f);
+	assert_true(r->usage.cached_tokens <= acts * PAGE);
+	run_all(&f);
+	assert_index_exact(&f);
+	teardown(&f);
+}
+
 /* Sessions under all kinds of policies beside exact ones, in a pool that is too small for them. */
 static void random_mixes_leave_nothing_lossy_in_the_index(void **state)
 {
@@ -251,10 +348,17 @@ static void random_mixes_leave_nothing_lossy_in_the_index(void **state)
 	struct fixture f;
 	struct session *s[6];
 	uint64_t rng = 777;
-	const struct kv_policy policies[] = {{0}, kv_policy_evict(1, 4, 12, 0, 12, 1), kv_policy_streaming(1, 2, 3), kv_policy_streaming(1, 5, 9),
-	                                     kv_policy_evict(1, 2, INT32_MAX, 600, 7, 4), kv_policy_streaming(2, 16, 18), kv_policy_quest(1, 2, 6, 6),
-	                                     kv_policy_evict(1, 3, 10, 0, 10, 2)};
-	struct kv_policy moving[8];
+	int32_t n_set_off = 0;
+	const struct kv_policy policies[] = {{0},
+					     kv_policy_evict(1, 4, 12, 0, 12, 1),
+					     kv_policy_streaming(1, 2, 3),
+					     kv_policy_streaming(1, 5, 9),
+					     kv_policy_evict(1, 2, INT32_MAX, 600, 7, 4),
+					     kv_policy_streaming(2, 16, 18),
+					     kv_policy_quest(1, 2, 6, 6),
+					     kv_policy_evict(1, 3, 10, 0, 10, 2),
+					     kv_policy_merge(1, 3, 10, 0, 10, 2)};
+	struct kv_policy moving[9];
 	memcpy(moving, policies, sizeof moving);
 	moving[7].by_mass = true;
 	assert_true(kv_policy_keep_within(&moving[2], 5 * PAGE));
@@ -269,7 +373,14 @@ static void random_mixes_leave_nothing_lossy_in_the_index(void **state)
 		if (unit_rand(&rng) % 4 == 0 && f.sched.n_waiting < 6) {
 			static int32_t prompt[1500];
 			int who = (int)(unit_rand(&rng) % 7);
-			struct kv_policy policy = moving[unit_rand(&rng) % 8 == 0 ? (int)(unit_rand(&rng) % 8) : who];
+			struct kv_policy policy = moving[unit_rand(&rng) % 4 == 0 ? (int)(unit_rand(&rng) % 9) : who];
+			struct trigger trigger = {0};
+			/* Some act only when pages run short. */
+			if (unit_rand(&rng) % 3 == 0 && policy.kind != KV_POLICY_FULL &&
+			    policy.kind != KV_POLICY_QUEST && !policy.by_mass) {
+				trigger.free_pages = 1 + (int32_t)(unit_rand(&rng) % 30);
+				open_up(&policy);
+			}
 			int32_t most = policy.kind == KV_POLICY_FULL || policy.kind == KV_POLICY_QUEST || policy.most_pages == INT32_MAX ? 300 : 600, n = 1 + (int32_t)(unit_rand(&rng) % (uint64_t)most);
 			int32_t family = who < 6 ? who / 2 : (int32_t)(unit_rand(&rng) % 3), cut = (int32_t)(unit_rand(&rng) % 700);
 			for (int32_t i = 0; i < n; i++)
@@ -283,8 +394,14 @@ static void random_mixes_leave_nothing_lossy_in_the_index(void **state)
 				for (int32_t i = keep; i < n; i++)
 					prompt[i] = (int32_t)(unit_rand(&rng) % 1000) + 10000;
 				policy = parked->policy;
+				trigger = (struct trigger){.free_pages = parked->trigger.free_pages};
+				if (trigger.free_pages > 0)
+					open_up(&policy);
+				n_set_off += parked->trigger.fired == ENGINE_TRIGGER_FREE_PAGES;
 			}
-			add_under(&f, tenant_find(&f.tenants, 0), who < 6 ? s[who] : NULL, prompt, n, (int32_t)(unit_rand(&rng) % 100), policy);
+			struct request *r = add_under(&f, tenant_find(&f.tenants, 0), who < 6 ? s[who] : NULL, prompt,
+						      n, (int32_t)(unit_rand(&rng) % 100), policy);
+			r->trigger = trigger;
 		}
 		if (unit_rand(&rng) % 16 == 0) {
 			struct request *r = sched_find(&f.sched, 1 + unit_rand(&rng) % f.next_id);
@@ -302,18 +419,22 @@ static void random_mixes_leave_nothing_lossy_in_the_index(void **state)
 	audit(&f);
 	assert_true(f.sched.pages_dropped[KV_POLICY_STREAMING] > 1000);
 	assert_true(f.sched.pages_dropped[KV_POLICY_EVICT] > 1000);
+	assert_true(f.sched.pages_dropped[KV_POLICY_MERGE] > 300);
 	assert_true(f.sched.parking.n_resumed > 20);
 	assert_true(f.sched.parking.n_dropped > 20);
 	assert_true(f.sched.n_preemptions > 5);
+	assert_true(n_set_off > 20);
 	teardown(&f);
 }
 
 UNIT_MAIN(cmocka_unit_test(a_long_conversation_fits_a_small_pool),
-          cmocka_unit_test(a_window_as_long_as_the_conversation_drops_nothing),
-          cmocka_unit_test(the_exact_beginning_is_shared_both_ways_and_nothing_else),
-          cmocka_unit_test(the_next_turn_goes_on_where_the_session_ended),
-          cmocka_unit_test(what_sessions_have_parked_makes_room),
-          cmocka_unit_test(the_first_pages_move_after_rows_that_would_look_too_far_back),
-          cmocka_unit_test(moving_takes_what_a_step_leaves),
-          cmocka_unit_test(what_rows_that_chose_have_left_is_computed_again),
-          cmocka_unit_test(random_mixes_leave_nothing_lossy_in_the_index))
+	  cmocka_unit_test(a_window_as_long_as_the_conversation_drops_nothing),
+	  cmocka_unit_test(the_exact_beginning_is_shared_both_ways_and_nothing_else),
+	  cmocka_unit_test(the_next_turn_goes_on_where_the_session_ended),
+	  cmocka_unit_test(what_sessions_have_parked_makes_room),
+	  cmocka_unit_test(the_first_pages_move_after_rows_that_would_look_too_far_back),
+	  cmocka_unit_test(moving_takes_what_a_step_leaves),
+	  cmocka_unit_test(what_rows_that_chose_have_left_is_computed_again),
+	  cmocka_unit_test(merging_takes_a_page_at_a_time),
+	  cmocka_unit_test(short_of_pages_a_policy_acts_and_stays_so_for_the_next_turn),
+	  cmocka_unit_test(random_mixes_leave_nothing_lossy_in_the_index))

@@ -224,6 +224,39 @@ static void evict_keeps_what_is_worth_most(void **state)
 			evict(&policies[i], 6000, seed);
 }
 
+/* When it acts may be found out on the way: then it does as one that had known. */
+static void a_policy_that_is_set_off_acts_at_the_next_page(void **state)
+{
+	(void)state;
+	struct kv_policy open = kv_policy_evict(1, 8, 32, 0, INT32_MAX, 4), known = kv_policy_evict(1, 8, 32, 0, 41, 4);
+	assert_int_equal(kv_policy_exact_tokens(&open), INT32_MAX);
+	assert_int_equal(kv_policy_max_pages(&open, 1000 * PAGE), 1000);
+	assert_int_equal(kv_policy_next(&open, 1000 * PAGE), INT32_MAX);
+	assert_true(kv_policy_same_but_when(&open, &known) && !kv_policy_same(&open, &known));
+	kv_policy_fire(&open, 40 * PAGE + 1);
+	assert_true(kv_policy_same(&open, &known));
+	evict(&open, 3000, 3);
+	/* No later than at the number of tokens that was given, and never with less than it keeps. */
+	kv_policy_fire(&open, 60 * PAGE);
+	assert_int_equal(open.acts_pages, 41);
+	kv_policy_fire(&open, 5);
+	assert_int_equal(open.acts_pages, 32);
+	/* What pages are worth to rows takes rows that were looked at. */
+	open.acts_pages = INT32_MAX;
+	open.by_mass = true;
+	kv_policy_fire(&open, 40 * PAGE);
+	assert_int_equal(open.acts_pages, 44);
+	assert_int_equal(kv_policy_weighs_from(&open), 40 * PAGE);
+	/* The first pages of a window begin to move as if it had been known. */
+	struct kv_policy window = kv_policy_streaming(1, 8, INT32_MAX), same = kv_policy_streaming(1, 8, 12);
+	kv_policy_keep_within(&window, 20 * PAGE);
+	assert_int_equal(kv_policy_moved(&window, 500 * PAGE), 0);
+	window.trained_tokens = same.trained_tokens = 20 * PAGE;
+	assert_true(kv_policy_keep_within(&same, 20 * PAGE));
+	kv_policy_fire(&window, 12 * PAGE);
+	assert_true(kv_policy_same(&window, &same));
+}
+
 static void policies_have_names(void **state)
 {
 	(void)state;
@@ -236,7 +269,9 @@ static void policies_have_names(void **state)
 	assert_false(kv_policy_find("Full", &kind));
 }
 
-UNIT_MAIN(cmocka_unit_test(pages_leave_the_middle_and_the_table_closes), cmocka_unit_test(full_keeps_everything), cmocka_unit_test(the_first_pages_stay_within_reach),
-          cmocka_unit_test(quest_keeps_everything_and_is_exact_while_that_is_read),
-          cmocka_unit_test(streaming_keeps_the_first_pages_and_a_window), cmocka_unit_test(evict_keeps_what_is_worth_most),
-          cmocka_unit_test(policies_have_names))
+UNIT_MAIN(cmocka_unit_test(pages_leave_the_middle_and_the_table_closes), cmocka_unit_test(full_keeps_everything),
+	  cmocka_unit_test(the_first_pages_stay_within_reach),
+	  cmocka_unit_test(quest_keeps_everything_and_is_exact_while_that_is_read),
+	  cmocka_unit_test(streaming_keeps_the_first_pages_and_a_window),
+	  cmocka_unit_test(evict_keeps_what_is_worth_most),
+	  cmocka_unit_test(a_policy_that_is_set_off_acts_at_the_next_page), cmocka_unit_test(policies_have_names))

@@ -64,6 +64,7 @@ static void the_kv_cache_is_told_by_holder_and_by_key(void **state)
 	g.stats.context_evicted[1] = 320;
 	g.stats.context_merged[1] = 48;
 	g.stats.context_fallback[2] = 5;
+	g.stats.context_triggered[ENGINE_TRIGGER_FREE_PAGES] = 6;
 	m.compactions[1][METRICS_COMPACTION_DONE] = 3;
 	g.stats.prefix_evictions = 7;
 	g.stats.prefix_evictions_decode = 2;
@@ -79,6 +80,7 @@ static void the_kv_cache_is_told_by_holder_and_by_key(void **state)
 	expect_line(&out, "kvasir:context_evicted_tokens_total{model_name=\"m\",policy=\"streaming\"} 320");
 	expect_line(&out, "kvasir:context_merged_tokens_total{model_name=\"m\",policy=\"streaming\"} 48");
 	expect_line(&out, "kvasir:context_fallback_pages_total{model_name=\"m\",policy=\"evict\"} 5");
+	expect_line(&out, "kvasir:context_triggers_total{model_name=\"m\",trigger=\"free_pages\"} 6");
 	expect_line(&out, "kvasir:context_compactions_total{model_name=\"m\",when=\"background\",outcome=\"done\"} 3");
 	expect_line(&out, "kvasir:key_kv_pages{model_name=\"m\",key=\"alice\"} 3");
 	expect_line(&out, "kvasir:key_kv_limit_bytes{model_name=\"m\",key=\"alice\"} 9000");

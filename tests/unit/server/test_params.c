@@ -103,7 +103,7 @@ static void wrong_values_name_their_parameter(void **state)
 		{"\"truncation\":true", "truncation"},
 		{"\"kv_cache\":5", "kv_cache"},
 		{"\"kv_cache\":{\"policy\":\"some\"}", "kv_cache.policy"},
-		{"\"kv_cache\":{\"policy\":\"merge\"}", "kv_cache.policy"},
+		{"\"kv_cache\":{\"policy\":\"Merge\"}", "kv_cache.policy"},
 		{"\"kv_cache\":{\"policy\":\"Quest\"}", "kv_cache.policy"},
 		{"\"kv_cache\":{\"diagnostics\":1}", "kv_cache.diagnostics"},
 		{"\"kv_cache\":{\"cache_length_shrink_ratio\":0.96}", "kv_cache.cache_length_shrink_ratio"},
@@ -116,6 +116,9 @@ static void wrong_values_name_their_parameter(void **state)
 		{"\"kv_cache\":{\"trigger\":64}", "kv_cache.trigger"},
 		{"\"kv_cache\":{\"trigger\":{\"tokens\":0}}", "kv_cache.trigger.tokens"},
 		{"\"kv_cache\":{\"trigger\":{\"pages\":1}}", "kv_cache.trigger.pages"},
+		{"\"kv_cache\":{\"trigger\":{\"free_pages\":0}}", "kv_cache.trigger.free_pages"},
+		{"\"kv_cache\":{\"trigger\":{\"entropy\":0}}", "kv_cache.trigger.entropy"},
+		{"\"kv_cache\":{\"trigger\":{\"entropy\":\"low\"}}", "kv_cache.trigger.entropy"},
 		{"\"kv_cache\":{\"dtype\":\"int4\"}", "kv_cache.dtype"},
 		{"\"kv_cache\":{\"size\":4}", "kv_cache.size"},
 		{"\"model\":5", "model"},
@@ -344,9 +347,12 @@ static void what_is_to_be_kept_reaches_the_engine_and_every_choice(void **state)
 {
 	struct fake_server *s = *state;
 	const struct engine_request *r;
-	assert_int_equal(http_fake_status(post_chat(s, "\"n\":2,\"kv_cache\":{\"policy\":\"streaming\",\"start_size\":0,\"recent_size\":64,"
-						       "\"max_cache_size\":128,\"trigger\":{\"tokens\":256},\"dtype\":null}")),
-			 200);
+	assert_int_equal(
+		http_fake_status(post_chat(
+			s, "\"n\":2,\"kv_cache\":{\"policy\":\"streaming\",\"start_size\":0,\"recent_size\":64,"
+			   "\"max_cache_size\":128,\"trigger\":{\"tokens\":256,\"free_pages\":9,\"entropy\":1.5},"
+			   "\"dtype\":null}")),
+		200);
 	for (size_t i = 0; i < 2; i++) {
 		r = fake_engine_submitted(s->engine, fake_engine_n_submitted(s->engine) - 1 - i);
 		assert_string_equal(r->context.policy, "streaming");
@@ -354,6 +360,8 @@ static void what_is_to_be_kept_reaches_the_engine_and_every_choice(void **state)
 		assert_int_equal(r->context.recent_size, 64);
 		assert_int_equal(r->context.max_cache_size, 128);
 		assert_int_equal(r->context.trigger_tokens, 256);
+		assert_int_equal(r->context.trigger_free_pages, 9);
+		assert_true(r->context.trigger_entropy == 1.5);
 		assert_false(r->context.by_share);
 	}
 	assert_int_equal(http_fake_status(post_chat(s, "\"kv_cache\":{\"policy\":\"evict\",\"cache_length_shrink_ratio\":0.4,"
