@@ -252,7 +252,7 @@ void conn_refuse(struct conn *c, const struct head_error *e)
 	}
 	struct buf body = BUF_INIT, out = BUF_INIT;
 	const char *type = http_server_app(c->host->http)->error_body(&body, e->status, e->code, e->message);
-	bool head_only = c->state != CONN_HEAD && c->head.method == HTTP_HEAD;
+	bool head_only = c->head.method == HTTP_HEAD; /* as far as its head was read */
 
 	c->host->stats.refused++;
 	conn_close_pair(c);

@@ -260,6 +260,12 @@ void conn_park_end(struct conn *c, int code, const char *reason)
 	linger_if(c, c->park.state == PARK_CLOSING || send_close(c, code, reason));
 }
 
+void conn_park_pong(struct conn *c)
+{
+	if (c->park.state != PARK_CLOSING && !send_control(c, FRAME_PONG, c->frames.control, c->frames.n_control))
+		conn_drop(c);
+}
+
 void conn_park_closed(struct conn *c)
 {
 	linger_if(c, c->park.state == PARK_CLOSING || send_control(c, FRAME_CLOSE, c->frames.control, c->frames.n_control));
@@ -288,6 +294,12 @@ bool conn_ws_ping(struct conn *c)
 	bool sent = !backlog_empty(&c->down) || send_control(c, FRAME_PING, NULL, 0);
 	conn_update(c);
 	return sent;
+}
+
+size_t conn_ws_close_payload(const struct conn *c, const void **payload)
+{
+	*payload = c->frames.control;
+	return c->frames.n_control;
 }
 
 bool conn_ws_close(struct conn *c, int code, const char *reason)

@@ -5,7 +5,7 @@
  * notices nothing.
  *
  *   AWAKE    has its pair, and all bytes go through that.
- *   PARKED   has none. Our pings are written here; the client's pongs, and a close frame of either side, need nobody behind the
+ *   PARKED   has none. Our pings and pongs are written here; the client's, and a close frame of either side, need nobody behind the
  *            pair either (frame_check_quiet()). Another frame of the client's, or something to send, makes it QUEUED.
  *   QUEUED   is to wake, as soon as there are descriptors and memory. Meanwhile its client is not read any further than what has come,
  *            and what is to be sent waits in its queue. They wake in the order in which they came; after PARK_WAKE_MS in which none
@@ -69,6 +69,8 @@ void conn_park_failed(struct conn *c);
 size_t conn_park_filter(struct conn *c, const char *p, size_t n);
 /* Sends a close frame on the client's own socket, and then lingers. */
 void conn_park_end(struct conn *c, int code, const char *reason);
+/* The client's ping was taken, and nobody behind the pair writes: answers it. */
+void conn_park_pong(struct conn *c);
 /* The client's close frame was taken quietly: answers it, if ours was not sent before, and lingers. */
 void conn_park_closed(struct conn *c);
 /* Parks those that have been silent, if only for a moment, until a pair is free again or there are no more. */

@@ -46,58 +46,86 @@ static bool pass_on(struct conn *c, const void *p, size_t n)
 	return !c->up.bytes.failed;
 }
 
-/* Without a library behind: the bytes left of p[0..n), which begin with a frame for it, or 0. */
-static size_t receive_quietly(struct conn *c, const uint8_t *p, size_t n)
+static void violated(struct conn *c, const struct frame_error *err)
+{
+	if (c->park.state == PARK_AWAKE)
+		ws_conn_refuse(c->ws, err->code, err->reason);
+	else
+		conn_park_end(c, err->code, err->reason);
+}
+
+/*
+ * Pings and pongs, which are never passed on, and a close frame while there is nobody behind: *used bytes of p[0..n). False: the rest is
+ * nobody's any more.
+ */
+static bool take_quietly(struct conn *c, const uint8_t *p, size_t n, size_t *used)
 {
 	struct frame_error err;
-	size_t used, n_held;
 	uint64_t before = c->frames.frames;
-	bool fine = frame_check_quiet(&c->frames, p, n, &used, &err);
-	/* After our close frame the client may still send what it had begun: only its own close matters. */
-	if (fine && c->park.state == PARK_CLOSING && used < n)
-		fine = frame_check_feed(&c->frames, p + used, n - used, &n_held, &used, &err);
-	if (!fine) {
-		conn_park_end(c, err.code, err.reason);
-		return 0;
+	bool alone = c->park.state == PARK_PARKED || c->park.state == PARK_CLOSING;
+	if (!frame_check_quiet(&c->frames, alone, p, n, used, &err)) {
+		violated(c, &err);
+		return false;
 	}
 	if (c->frames.frames != before)
 		ws_conn_alive(c->ws);
-	if (c->frames.closed)
+	if (c->frames.pinged) {
+		c->frames.pinged = false;
+		if (c->park.state == PARK_AWAKE)
+			ws_conn_pong(c->ws, c->frames.control, c->frames.n_control);
+		else
+			conn_park_pong(c);
+	}
+	if (c->frames.closed && alone && c->state == CONN_WS)
 		conn_park_closed(c);
-	return c->state != CONN_WS || c->park.state == PARK_CLOSING ? 0 : n - used;
+	return c->state == CONN_WS && c->ws;
+}
+
+/* The beginning of p[0..n), up to the next ping or pong, to whom it concerns: *used bytes. False: as above. */
+static bool take_frames(struct conn *c, const uint8_t *p, size_t n, size_t *used)
+{
+	struct frame_error err;
+	size_t n_held;
+	uint64_t before = c->frames.frames;
+	if (!frame_check_feed(&c->frames, p, n, &n_held, used, &err)) {
+		violated(c, &err);
+		return false;
+	}
+	/* After our close frame the client may still send what it had begun: only its own close matters. */
+	if (c->park.state == PARK_CLOSING) {
+		if (c->frames.closed)
+			conn_park_closed(c);
+		return c->state == CONN_WS && c->ws;
+	}
+	if (!pass_on(c, c->frames.held, n_held) || !pass_on(c, p, *used)) {
+		conn_drop(c);
+		return false;
+	}
+	conn_park_active(c);
+	if (c->frames.frames != before)
+		ws_conn_alive(c->ws);
+	return c->state == CONN_WS && c->ws;
 }
 
 void conn_ws_receive(struct conn *c, const char *bytes, size_t n)
 {
 	const uint8_t *p = (const uint8_t *)bytes;
-	struct frame_error err;
-	size_t n_held, used;
-
-	if (!c->ws)
-		return; /* closed from our side; what still comes is thrown away */
-	if (c->park.state == PARK_PARKED || c->park.state == PARK_CLOSING || c->frames.quiet) {
-		size_t left = receive_quietly(c, p, n);
-		p += n - left;
-		n = left;
-		if (n == 0)
+	size_t used;
+	/* Without c->ws it was closed from our side; what still comes is thrown away. */
+	while (c->ws && n && !c->frames.closed) {
+		if (!take_quietly(c, p, n, &used))
 			return;
+		p += used;
+		n -= used;
+		if (n == 0 || c->frames.closed || frame_check_beats(&c->frames, *p))
+			continue;
+		if (!take_frames(c, p, n, &used))
+			return;
+		if (used == n || !frame_check_beats(&c->frames, p[used]))
+			return;
+		p += used;
+		n -= used;
 	}
-	uint64_t before = c->frames.frames, pongs = c->frames.pongs;
-	if (!frame_check_feed(&c->frames, p, n, &n_held, &used, &err)) {
-		if (c->park.state == PARK_AWAKE)
-			ws_conn_refuse(c->ws, err.code, err.reason);
-		else
-			conn_park_end(c, err.code, err.reason);
-		return;
-	}
-	if (!pass_on(c, c->frames.held, n_held) || !pass_on(c, p, used)) {
-		conn_drop(c);
-		return;
-	}
-	if (c->frames.frames - before != c->frames.pongs - pongs || !frame_check_at_rest(&c->frames))
-		conn_park_active(c);
-	if (c->frames.frames != before)
-		ws_conn_alive(c->ws);
 }
 
 void conn_ws_pump(struct conn *c)

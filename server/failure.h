@@ -16,6 +16,7 @@
 	X(CONTEXT_LENGTH, 400, "invalid_request_error", "context_length_exceeded", 0)                                  \
 	X(UNSUPPORTED, 400, "invalid_request_error", "unsupported_value", 0)                                           \
 	X(BAD_KEY, 401, "invalid_request_error", "invalid_api_key", 0)                                                 \
+	X(ORIGIN, 403, "invalid_request_error", "origin_not_allowed", 0)                                               \
 	X(NO_ROUTE, 404, "invalid_request_error", "unknown_url", 0)                                                    \
 	X(METHOD, 405, "invalid_request_error", "method_not_allowed", 0)                                               \
 	X(NO_MODEL, 404, "invalid_request_error", "model_not_found", 0)                                                \

@@ -106,7 +106,7 @@ static bool end_frame(struct frame_check *f, struct frame_error *err)
 	f->n_header = 0;
 	f->quiet = false;
 	f->frames++;
-	f->pongs += opcode(f) == FRAME_PONG;
+	f->pinged = opcode(f) == FRAME_PING;
 	if (opcode(f) != FRAME_CLOSE)
 		return true;
 	f->closed = true;
@@ -122,13 +122,25 @@ static bool end_frame(struct frame_check *f, struct frame_error *err)
 static size_t take_payload(struct frame_check *f, const uint8_t *p, size_t n)
 {
 	size_t take = f->left < n ? (size_t)f->left : n;
-	if (opcode(f) == FRAME_CLOSE) {
+	if (opcode(f) == FRAME_CLOSE || opcode(f) == FRAME_PING) {
 		const uint8_t *mask = f->header + 2;
 		for (size_t i = 0; i < take; i++, f->n_control++)
 			f->control[f->n_control] = p[i] ^ mask[f->n_control & 3];
 	}
 	f->left -= take;
 	return take;
+}
+
+/* The first byte of the frame that begins, or has begun and is in its header. */
+static uint8_t first_byte(const struct frame_check *f, uint8_t next)
+{
+	return f->n_header ? f->header[0] : next;
+}
+
+bool frame_check_beats(const struct frame_check *f, uint8_t next)
+{
+	uint8_t first = first_byte(f, next);
+	return !f->closed && (!f->in_payload || f->quiet) && (first == (FIN | FRAME_PING) || first == (FIN | FRAME_PONG));
 }
 
 bool frame_check_feed(struct frame_check *f, const uint8_t *p, size_t n, size_t *n_held, size_t *used,
@@ -139,6 +151,8 @@ bool frame_check_feed(struct frame_check *f, const uint8_t *p, size_t n, size_t 
 	memcpy(f->held, f->header, old);
 	while (i < n && !f->closed) {
 		if (!f->in_payload) {
+			if (frame_check_beats(f, p[i]))
+				break;
 			f->header[f->n_header++] = p[i++];
 			if (f->n_header == 2 && !check_start(f, err))
 				return false;
@@ -157,16 +171,15 @@ bool frame_check_feed(struct frame_check *f, const uint8_t *p, size_t n, size_t 
 	return true;
 }
 
-bool frame_check_quiet(struct frame_check *f, const uint8_t *p, size_t n, size_t *used, struct frame_error *err)
+bool frame_check_quiet(struct frame_check *f, bool close_too, const uint8_t *p, size_t n, size_t *used, struct frame_error *err)
 {
 	size_t i = 0;
 	*used = 0;
-	while (i < n && !f->closed && (!f->in_payload || f->quiet)) {
+	while (i < n && !f->closed && !f->pinged && (!f->in_payload || f->quiet)) {
 		if (f->in_payload) {
 			i += take_payload(f, p + i, n - i);
 		} else {
-			uint8_t first = f->n_header ? f->header[0] : p[i];
-			if (first != (FIN | FRAME_PONG) && first != (FIN | FRAME_CLOSE))
+			if (!frame_check_beats(f, p[i]) && (!close_too || first_byte(f, p[i]) != (FIN | FRAME_CLOSE)))
 				break;
 			f->header[f->n_header++] = p[i++];
 			if (f->n_header == 2 && !check_start(f, err))

@@ -2,8 +2,8 @@
  * The rules for WebSocket frames from a client (RFC 6455, section 5), checked on the raw bytes before libwebsockets
  * sees them: every frame masked, no reserved bits or opcodes, the shortest length encoding, small whole control frames,
  * fragments in order, a bounded message, a proper close frame. libwebsockets 4.1.6 accepts unmasked frames and overlong
- * lengths, echoes malformed close codes, drops the connection without a close frame for some of the rest, and does not
- * report a peer's pings.
+ * lengths, echoes malformed close codes and refuses some that are fine, drops the connection without a close frame for some of the rest,
+ * does not report a peer's pings, and answers only the first of several. So it is given no pings and pongs: see frame_check_quiet().
  *
  * Whether text is UTF-8 is not looked at here: libwebsockets does that. Nothing here allocates; a frame may arrive in
  * any pieces.
@@ -34,15 +34,16 @@ struct frame_check {
 	uint64_t max;			  /* bytes a message may have */
 	uint64_t message;		  /* bytes of the message so far announced */
 	uint64_t left;			  /* payload bytes of the current frame still to come */
-	uint64_t frames, pongs;		  /* frames whose payload is complete, and the pongs among them */
+	uint64_t frames;		  /* whose payload is complete */
 	uint8_t header[FRAME_MAX_HEADER]; /* of the current frame; not passed on before it is whole and checked */
 	uint8_t n_header;
 	uint8_t held[FRAME_MAX_HEADER];
-	uint8_t control[FRAME_MAX_CONTROL]; /* a close frame's payload, unmasked */
+	uint8_t control[FRAME_MAX_CONTROL]; /* the payload of a close frame or a ping, unmasked */
 	uint8_t n_control;
 	bool in_payload;
 	bool in_message; /* between the first fragment and the last */
 	bool quiet;	 /* the current frame is one that frame_check_quiet() takes */
+	bool pinged;	 /* it has taken a ping, which is to be answered; the caller clears it */
 	bool closed;	 /* a close frame came, or a rule was broken: nothing may follow */
 };
 
@@ -54,17 +55,19 @@ struct frame_error {
 void frame_check_init(struct frame_check *f, uint64_t max);
 /*
  * Looks at p[0..n). True: first f->held[0..*n_held), which earlier calls were given, and then p[0..*used) may be passed
- * on; the rest was the beginning of a header, which is kept, or followed a close frame and is to be thrown away. False:
- * *err says how to close; nothing may be passed on any more.
+ * on; the rest was the beginning of a header, which is kept, or followed a close frame and is to be thrown away; or, if
+ * frame_check_beats() says so, it begins with a ping or pong. False: *err says how to close; nothing may be passed on any more.
  */
 bool frame_check_feed(struct frame_check *f, const uint8_t *p, size_t n, size_t *n_held, size_t *used,
 		      struct frame_error *err);
 /*
- * The same for a connection with nobody behind it (see conn_park.h): takes pongs and a close frame, which are not passed on.
- * *used bytes were theirs; it stops at the first byte of any other frame, for frame_check_feed(). After a close frame
- * f->closed is set and f->control[0..f->n_control) is its payload. Between frames, or while f->quiet.
+ * The same for what is not passed on: pings and pongs, and with `close_too`, for a connection with nobody behind it (see conn_park.h), a close
+ * frame. *used bytes were theirs; it stops at the first byte of any other frame, for frame_check_feed(), and behind a ping, with f->pinged
+ * set. After a ping or close frame f->control[0..f->n_control) is its payload; after the latter f->closed is set.
  */
-bool frame_check_quiet(struct frame_check *f, const uint8_t *p, size_t n, size_t *used, struct frame_error *err);
+bool frame_check_quiet(struct frame_check *f, bool close_too, const uint8_t *p, size_t n, size_t *used, struct frame_error *err);
+/* Whether a frame that begins, or has begun, and goes on with this byte is a ping or pong. */
+bool frame_check_beats(const struct frame_check *f, uint8_t next);
 /* No frame, and no message of several, has begun and not ended. */
 bool frame_check_at_rest(const struct frame_check *f);
 

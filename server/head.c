@@ -442,6 +442,9 @@ static enum head_result framing_byte(struct body *b, unsigned char c, struct hea
 		if (++b->overhead > BODY_MAX_OVERHEAD)
 			return bad_chunk(err, "Chunk extensions and trailers are too long.");
 		if (c == '\r') {
+			/* Else some would say that the string goes on behind the line, and others that it ends. */
+			if (b->quoted)
+				return bad_chunk(err, "A string in a chunk extension does not end.");
 			if (b->state == BODY_TRAILER && !b->trailer_colon)
 				return bad_chunk(err, "A trailer line is malformed.");
 			b->state = b->state == BODY_TRAILER ? BODY_TRAILER_LF : BODY_SIZE_LF;
@@ -451,6 +454,10 @@ static enum head_result framing_byte(struct body *b, unsigned char c, struct hea
 			b->trailer_colon = c == ':';
 			if (!b->trailer_colon && !is_token_char(c))
 				return bad_chunk(err, "A trailer line is malformed.");
+		}
+		if (b->state == BODY_EXTENSION) {
+			b->quoted ^= c == '"' && !b->escaped;
+			b->escaped = b->quoted && !b->escaped && c == '\\';
 		}
 		return is_text_char(c) ? HEAD_MORE : bad_chunk(err, "Chunk framing holds a control character.");
 	case BODY_DATA_CR:

@@ -78,6 +78,7 @@ struct body {
 	uint32_t overhead;
 	uint8_t state, digits;
 	bool trailer_colon;
+	bool quoted, escaped; /* in a quoted string of a chunk extension; behind its backslash */
 };
 
 /* HEAD_BAD (413) when the head announces more than max bytes, HEAD_DONE when there is no body. */

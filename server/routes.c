@@ -130,6 +130,21 @@ static void set_cors(struct http_exchange *x, const struct config *config)
 	http_set_header(x, "Access-Control-Expose-Headers", "x-request-id, retry-after");
 }
 
+/*
+ * Browsers open a WebSocket to anywhere, whatever page asks for it, and leave it to the server to look at the page's origin (RFC 6455,
+ * 10.2). Pages of this server are welcome, those that may read its answers as well, and programs, which send no origin.
+ */
+static bool may_open_websocket(struct http_exchange *x, const struct config *config)
+{
+	struct str origin = http_header(x, "origin"), host = http_header(x, "host");
+	const char *allowed = config->cors_origin, *authority;
+	if (!origin.p || (allowed && (strcmp(allowed, "*") == 0 || is_listed(allowed, origin))))
+		return true;
+	authority = memmem(origin.p, origin.n, "://", 3);
+	size_t n = authority ? origin.n - (size_t)(authority + 3 - origin.p) : 0;
+	return n > 0 && n == host.n && strncasecmp(authority + 3, host.p, n) == 0;
+}
+
 /* Names of headers, as they stand in a list; anything else is not sent back. */
 static bool is_header_list(struct str s)
 {
@@ -249,6 +264,11 @@ const struct route *routes_dispatch(struct http_exchange *x, void *app)
 	}
 	if (method == HTTP_POST && !takes_encoding(x))
 		return NULL;
+	if (found->flags & ROUTE_WEBSOCKET && http_header(x, "upgrade").p && !may_open_websocket(x, a->config)) {
+		failure_set(&f, FAILURE_ORIGIN, NULL, "Pages of this origin may not open a WebSocket here (--cors-origin).");
+		reply_failure(x, &f);
+		return NULL;
+	}
 	/* Refused before the upgrade, a WebSocket is tried elsewhere by whatever balances; afterwards it could only be closed. */
 	if (found->flags & ROUTE_WEBSOCKET && http_header(x, "upgrade").p && !app_accepts(a, &f)) {
 		reply_failure(x, &f);

@@ -20,6 +20,7 @@ enum {
 	CLOSE_MS = 5000,  /* how long a close handshake may take */
 	SEND_ROUNDS = 16, /* messages sent before other connections have their turn */
 	RX_CHUNK = 4096,  /* libwebsockets hands over this much of a message at a time */
+	PONGS_BYTES = 2048, /* of pongs that wait at most; then only the latest does */
 	REASON_MAX = 123, /* bytes of a close reason (RFC 6455, 5.5) */
 	/*
 	 * What libwebsockets 4.1.6 holds for a connection that is open: about 5 KiB, of which RX_CHUNK is the buffer of
@@ -37,6 +38,7 @@ struct ws_conn {
 	void *user;
 	struct stream out;
 	struct buf in;	    /* the message so far */
+	struct buf pongs;   /* to be sent: for each the length of its payload, and that */
 	int64_t ping_ms;    /* the last ping */
 	int64_t closing_ms; /* since when */
 	size_t metered;
@@ -83,7 +85,7 @@ static int64_t now_ms(void)
 
 static void measure(struct ws_conn *c)
 {
-	meter_set(c->server->meter, &c->metered, sizeof *c + (c->wsi ? LWS_BYTES : 0) + c->in.cap + c->out.pending);
+	meter_set(c->server->meter, &c->metered, sizeof *c + (c->wsi ? LWS_BYTES : 0) + c->in.cap + c->pongs.cap + c->out.pending);
 }
 
 static void on_reap(uv_timer_t *handle);
@@ -212,11 +214,61 @@ void ws_conn_refuse(struct ws_conn *c, int code, const char *reason)
 	ws_close(c, code, reason);
 }
 
+void ws_conn_pong(struct ws_conn *c, const void *payload, size_t n)
+{
+	uint8_t length = (uint8_t)n;
+	if (!c->linked || c->close_sent || c->doomed)
+		return;
+	if (c->pongs.len + 1 + n > PONGS_BYTES)
+		buf_clear(&c->pongs);
+	buf_append(&c->pongs, &length, 1);
+	buf_append(&c->pongs, payload, n);
+	if (c->pongs.failed)
+		buf_free(&c->pongs); /* the peer may take it for dead; there is no memory for more */
+	measure(c);
+	lws_callback_on_writable(c->wsi);
+}
+
+/* As many as the kernel takes; with `all`, libwebsockets keeps the others, as it does with the rest of any message. */
+static bool send_pongs(struct ws_conn *c, bool all)
+{
+	unsigned char pong[LWS_PRE + FRAME_MAX_CONTROL];
+	size_t at = 0;
+	while (at < c->pongs.len && (all || !lws_send_pipe_choked(c->wsi))) {
+		size_t n = (uint8_t)c->pongs.data[at++];
+		memcpy(pong + LWS_PRE, c->pongs.data + at, n);
+		at += n;
+		if (lws_write(c->wsi, pong + LWS_PRE, n, LWS_WRITE_PONG) < 0)
+			return false;
+	}
+	if (at == c->pongs.len) {
+		buf_free(&c->pongs);
+		return true;
+	}
+	memmove(c->pongs.data, c->pongs.data + at, c->pongs.len - at);
+	c->pongs.len -= at;
+	lws_callback_on_writable(c->wsi);
+	return true;
+}
+
+/* The next one. What the kernel does not take, libwebsockets keeps and sends before it asks for more. */
+static bool send_message(struct ws_conn *c)
+{
+	size_t n;
+	char *text = stream_front(&c->out, &n);
+	if (lws_write(c->wsi, (unsigned char *)text, n, LWS_WRITE_TEXT) < (int)n)
+		return false;
+	stream_consume(&c->out, n);
+	return true;
+}
+
 static int on_writable(struct ws_conn *c)
 {
 	size_t before = c->out.pending;
 	if (c->close_sent)
 		return 0;
+	if (c->pongs.len && !send_pongs(c, false))
+		return -1;
 	if (c->ping_due) {
 		unsigned char ping[LWS_PRE + 1];
 		c->ping_due = false;
@@ -226,14 +278,10 @@ static int on_writable(struct ws_conn *c)
 			return -1;
 	}
 	for (int i = 0; i < SEND_ROUNDS && !lws_send_pipe_choked(c->wsi); i++) {
-		size_t n;
-		char *text = stream_front(&c->out, &n);
-		if (!text)
+		if (!c->out.pending)
 			break;
-		/* What the kernel does not take, libwebsockets keeps and sends before it asks for more. */
-		if (lws_write(c->wsi, (unsigned char *)text, n, LWS_WRITE_TEXT) < (int)n)
+		if (!send_message(c))
 			return -1;
-		stream_consume(&c->out, n);
 		if (!c->out.pending && !c->closing && c->server->app->drained)
 			c->server->app->drained(c, c->server->app->app);
 	}
@@ -305,6 +353,7 @@ static void release(struct ws_conn *c)
 {
 	stream_clear(&c->out);
 	buf_free(&c->in);
+	buf_free(&c->pongs);
 	meter_set(c->server->meter, &c->metered, 0);
 	free(c);
 }
@@ -335,6 +384,26 @@ static void on_destroyed(struct ws_conn *c)
 	release(c);
 }
 
+/*
+ * The answer to our close frame ends the connection. A close of the peer's own is answered here, behind what was to be sent before, with the
+ * same payload: libwebsockets would answer it first, and some codes that are fine with 1002.
+ */
+static int on_peer_closes(struct ws_conn *c)
+{
+	unsigned char frame[LWS_PRE + 2 + FRAME_MAX_CONTROL];
+	const void *payload;
+	bool fine = !c->close_sent && c->conn && send_pongs(c, true);
+	while (fine && c->out.pending)
+		fine = send_message(c);
+	if (fine) {
+		size_t n = conn_ws_close_payload(c->conn, &payload);
+		n = frame_put_control(frame + LWS_PRE, FRAME_CLOSE, payload, n);
+		c->close_sent = true;
+		lws_write(c->wsi, frame + LWS_PRE, n, LWS_WRITE_RAW);
+	}
+	return -1;
+}
+
 static int on_event(struct lws *wsi, enum lws_callback_reasons reason, void *user, void *in, size_t n)
 {
 	struct ws_conn *c = wsi ? lws_get_opaque_user_data(wsi) : NULL;
@@ -358,9 +427,7 @@ static int on_event(struct lws *wsi, enum lws_callback_reasons reason, void *use
 	case LWS_CALLBACK_RECEIVE:
 		return c ? on_receive(c, in, n) : -1;
 	case LWS_CALLBACK_WS_PEER_INITIATED_CLOSE:
-		/* The answer to our close frame ends the connection; a close of the peer's own is answered by
-		 * libwebsockets. */
-		return c && c->close_sent ? -1 : 0;
+		return c ? on_peer_closes(c) : -1;
 	case LWS_CALLBACK_SERVER_WRITEABLE:
 		return c ? on_writable(c) : -1;
 	case LWS_CALLBACK_CLOSED:
@@ -405,7 +472,8 @@ void ws_conn_drop(struct ws_conn *c)
 
 bool ws_conn_is_silent(const struct ws_conn *c)
 {
-	return c->linked && !c->throttled && !c->closing && !c->doomed && !c->out.pending && !c->in.len && !c->ping_due && !lws_send_pipe_choked(c->wsi);
+	return c->linked && !c->throttled && !c->closing && !c->doomed && !c->out.pending && !c->in.len && !c->pongs.len &&
+	       !c->ping_due && !lws_send_pipe_choked(c->wsi);
 }
 
 void ws_conn_unlink(struct ws_conn *c)

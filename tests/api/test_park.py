@@ -133,6 +133,16 @@ def test_heartbeats():
                 ws.s.sendall(pong[i % len(pong):])
                 assert e.stats()["parked"] == 1
             eventually(lambda: e.stats()["alive"] >= alive + 12, 5, "each counts")
+            # Its own pings are answered without waking it, whole or in pieces.
+            ping = frame(PING, b"are you there?")
+            for step in (1, 3, len(ping)):
+                for at in range(0, len(ping), step):
+                    ws.s.sendall(ping[at:at + step])
+                    time.sleep(0.005)
+                while (got := ws.frame()) != (PONG, b"are you there?"):
+                    assert got == (PING, b"")
+                    ws.send(PONG)
+                assert e.stats()["parked"] == 1
             ws.send(TEXT, b"still here")
             while (got := ws.frame()) != (TEXT, b"still here"):
                 assert got[0] == PING

@@ -139,6 +139,14 @@ def test_head_has_no_body(echo):
                 assert rest == b"" and "transfer-encoding" not in headers, (path, rest)
             s.sendall(GET + b"\r\n")
             assert read_answer(s)[0] == 200
+    # Nor has one that is refused, wherever that is.
+    for fields in (b"HEAD * HTTP/1.1\r\nHost: a\r\n\r\n", b"HEAD / HTTP/1.1\r\n\r\n", b"HEAD / HTTP/9.1\r\n\r\n",
+                   b"HEAD / HTTP/1.1\r\nHost: a\r\nX: " + b"x" * 100000 + b"\r\n\r\n",
+                   b"HEAD / HTTP/1.1\r\nHost: a\r\nContent-Length: 99999999999\r\n\r\n"):
+        with echo.connect() as s:
+            s.sendall(fields)
+            head, _, body = read_to_end(s)[0].partition(b"\r\n\r\n")
+            assert head[9:10] in b"45" and body == b"", fields[:40]
 
 
 def test_request_ids(echo):

@@ -143,9 +143,56 @@ def test_ws_fragments(echo):
         ws.send(0, b"", fin=False)
         ws.send(0, b"\xac!")
         assert ws.frame() == (TEXT, "€!".encode())
-        for size in (125, 126, 4095, 4096, 4097, 65535, 65536, 300000):
+        for size in (1, 125, 126, 127, 128, 4095, 4096, 4097, 65535, 65536, 300000):
             ws.send(TEXT, b"x" * size)
             assert ws.frame() == (TEXT, b"x" * size), size
+
+
+def test_ws_every_ping_is_answered(echo):
+    """In their order, with their payloads, wherever they stand (Autobahn 2.10, 2.11, 5.19, 5.20); an unasked pong is nothing (2.7 to 2.9)."""
+    for step in (None, 1):
+        with Ws(echo) as ws:
+            ws.s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            data = b"".join(frame(PING, b"payload %d" % i) for i in range(10)) + frame(PONG, b"nobody asked")
+            text = "Grüße €".encode()
+            for i, b in enumerate(text):  # a message of one-byte fragments, cut inside code points, with pings between
+                data += frame(TEXT if i == 0 else 0, bytes([b]), fin=i + 1 == len(text)) + frame(PING, b"%d" % i)
+            for at in range(0, len(data), step or len(data)):
+                ws.s.sendall(data[at:at + (step or len(data))])
+            got = [ws.frame() for _ in range(10 + len(text) + 1)]
+            pongs = [b"payload %d" % i for i in range(10)] + [b"%d" % i for i in range(len(text))]
+            assert [payload for op, payload in got if op == PONG] == pongs
+            assert [payload for op, payload in got if op == TEXT] == [text]
+    with Ws(echo) as ws:  # one that does not read has to be content with the latest
+        ws.s.sendall(frame(PING, b"p" * 125) * 30000 + frame(PING, b"the last"))
+        while (got := ws.frame()) != (PONG, b"the last"):
+            assert got == (PONG, b"p" * 125)
+
+
+@pytest.mark.parametrize("wait", [0, 0.25], ids=["at once", "parked"])
+def test_ws_close_codes_are_echoed(wait):
+    """Each that may be on the wire (RFC 6455, 7.4; the IANA registry); of others test_ws_violations has some, and here are the rest."""
+    with Echo(ws_park_after=100) as e:
+        codes = [*range(1000, 1004), *range(1007, 1015), 3000, 3999, 4000, 4999]
+        for code in [*codes, 0, 1004, 1006, 1015, 1016, 1100, 2000, 2999, 5000, 65535]:
+            with Ws(e) as ws:
+                time.sleep(wait if code in (1000, 1003, 1012, 1014, 2999) else 0)
+                ws.send(CLOSE, close_frame(code, b"bye"))
+                if code in codes:
+                    assert ws.frame() == (CLOSE, close_frame(code, b"bye")), code
+                else:
+                    assert ws.close_code() == 1002, code
+                assert ws.ended()
+        with Ws(e) as ws:
+            time.sleep(wait)
+            ws.send(CLOSE)
+            assert ws.frame() == (CLOSE, b"") and ws.ended()
+        with Ws(e) as ws:  # what was said before is answered before
+            time.sleep(wait)
+            ws.s.sendall(frame(TEXT, b"last words") + frame(PING, b"?") + frame(CLOSE, close_frame(1013)) + frame(TEXT, b"too late"))
+            got = [ws.frame() for _ in range(3)]
+            assert got[2] == (CLOSE, close_frame(1013)) and (TEXT, b"last words") in got and (PONG, b"?") in got
+            assert ws.ended()
 
 
 def test_ws_message_limit():

@@ -1,8 +1,9 @@
 /*
- * Any bytes as a client's WebSocket frames. However they are cut, the verdict is the same and what is passed on is a
- * prefix of the input; and a plain reader of what was passed on finds nothing but masked frames in order, of bounded
- * size. Taking pongs and closes quietly (frame_check_quiet()) changes nothing about it. The first byte of the input decides about the cuts.
+ * Any bytes as a client's WebSocket frames. However they are cut, the verdict is the same, and so is what is passed
+ * on; and a plain reader of that finds nothing but masked frames in order, of bounded size, no pings and pongs among them. Whether closes are
+ * taken quietly (frame_check_quiet()) changes nothing about the verdict. The first byte of the input decides about the cuts.
  */
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,44 +20,47 @@ static void expect(int holds)
 		abort();
 }
 
-/* Feeds in steps; the close code or 0, and what was passed on to out[size]. */
-static int run(const uint8_t *p, size_t n, size_t step, uint8_t *out, size_t *n_out, uint64_t *frames)
-{
-	struct frame_check f;
-	frame_check_init(&f, MAX_MESSAGE);
-	*n_out = 0;
-	int code = 0;
-	for (size_t at = 0; at < n && !code; at += step) {
-		struct frame_error err = {0};
-		size_t n_held, used, take = step < n - at ? step : n - at;
-		if (!frame_check_feed(&f, p + at, take, &n_held, &used, &err)) {
-			expect(err.code >= 1000 && err.reason);
-			code = err.code;
-			break;
-		}
-		expect(used <= take && n_held <= FRAME_MAX_HEADER && *n_out + n_held + used <= n);
-		memcpy(out + *n_out, f.held, n_held);
-		memcpy(out + *n_out + n_held, p + at, used);
-		*n_out += n_held + used;
-	}
-	*frames = f.frames;
-	return code;
-}
-
-/* The same as run() gives, when whatever frame_check_quiet() would take, between frames, is given to it first. */
-static int run_quietly(const uint8_t *p, size_t n, size_t step, uint64_t *frames)
+/*
+ * Takes in steps, as a connection does; the close code or 0, what was passed on to out[size], and how much of the input that was with what
+ * was not: pings and pongs, and after `alone` bytes, when nobody is behind, closes.
+ */
+static int run(const uint8_t *p, size_t n, size_t step, size_t alone, uint8_t *out, size_t *n_out, uint64_t *frames, uint64_t *pings)
 {
 	struct frame_check f;
 	struct frame_error err = {0};
 	frame_check_init(&f, MAX_MESSAGE);
-	for (size_t at = 0; at < n; at += step) {
-		size_t n_held, used = 0, more, take = step < n - at ? step : n - at;
-		if ((frame_check_at_rest(&f) || f.quiet) && !frame_check_quiet(&f, p + at, take, &used, &err))
-			break;
-		expect(used <= take && (used == take || f.closed || !f.quiet));
-		if (!frame_check_feed(&f, p + at + used, take - used, &n_held, &more, &err))
-			break;
+	*n_out = *pings = 0;
+	for (size_t at = 0, end = 0; at < n && !f.closed; at = end) {
+		end = step < n - at ? at + step : n;
+		while (at < end && !f.closed) {
+			size_t n_held, used;
+			bool close_too = at >= alone && (!f.in_message || f.quiet);
+			if (!frame_check_quiet(&f, close_too, p + at, end - at, &used, &err))
+				goto out;
+			expect(used <= end - at && (!f.pinged || used));
+			at += used;
+			*pings += f.pinged;
+			if (f.pinged) {
+				expect(f.n_control <= FRAME_MAX_CONTROL);
+				f.pinged = false;
+				continue;
+			}
+			if (at == end || f.closed)
+				break;
+			expect(!frame_check_beats(&f, p[at]));
+			if (!frame_check_feed(&f, p + at, end - at, &n_held, &used, &err))
+				goto out;
+			expect(used <= end - at && n_held <= FRAME_MAX_HEADER && *n_out + n_held + used <= n);
+			memcpy(out + *n_out, f.held, n_held);
+			memcpy(out + *n_out + n_held, p + at, used);
+			*n_out += n_held + used;
+			if (used == end - at || !frame_check_beats(&f, p[at + used]))
+				break;
+			at += used;
+		}
 	}
+out:
+	expect(!err.code || (err.code >= 1000 && err.reason));
 	*frames = f.frames;
 	return err.code;
 }
@@ -79,7 +83,7 @@ static void check_passed(const uint8_t *p, size_t n)
 			len = len << 8 | p[at++];
 		at += 4;
 		if (op >= 8) {
-			expect(fin && len <= 125 && op <= 10);
+			expect(fin && len <= 125 && op == 8);
 		} else {
 			expect(op <= 1 && (op == 0) == inside);
 			message = (op ? 0 : message) + len;
@@ -97,20 +101,18 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
 	if (size < 2)
 		return 0;
-	size_t step = 1 + data[0] % 16, n = size - 1, n1, n2;
+	size_t step = 1 + data[0] % 16, n = size - 1, n1, n2, n3;
 	const uint8_t *p = data + 1;
-	uint64_t f1, f2, f3;
-	uint8_t *out = malloc(2 * n);
+	uint64_t f1, f2, f3, pings1, pings2, pings3;
+	uint8_t *out = malloc(3 * n);
 	if (!out)
 		return 0;
-	int whole = run(p, n, n, out, &n1, &f1);
-	int cut = run(p, n, step, out + n, &n2, &f2);
-	expect(whole == cut && f1 == f2);
-	expect(run_quietly(p, n, step, &f3) == whole && f3 == f1);
-	expect(memcmp(out + n, p, n2) == 0);
+	int whole = run(p, n, n, n, out, &n1, &f1, &pings1);
+	int cut = run(p, n, step, n, out + n, &n2, &f2, &pings2);
+	expect(whole == cut && f1 == f2 && pings1 == pings2);
+	expect(run(p, n, step, data[0], out + 2 * n, &n3, &f3, &pings3) == whole && f3 == f1 && pings3 == pings1);
 	/* All at once, a violation anywhere stops everything; cut, what came before it was passed on. */
-	if (!whole)
-		expect(n1 == n2 && memcmp(out, p, n1) == 0);
+	expect(n1 <= n2 && memcmp(out, out + n, n1) == 0 && (whole || n1 == n2));
 	check_passed(out + n, n2);
 	free(out);
 	return 0;

@@ -1,6 +1,8 @@
 /* Lookup, CORS, keys, and errors that have nothing to do with a resource. */
 #include "tests/unit/unit.h"
 
+#include <stdio.h>
+
 #include "server/auth.h"
 #include "tests/support/fake_engine.h"
 #include "tests/support/fake_transport.h"
@@ -119,6 +121,44 @@ static void every_answer_carries_the_cors_header(void **state)
 	assert_null(http_fake_header(http_fake_get(s, "/health"), "Access-Control-Allow-Origin"));
 }
 
+/* A browser sends the origin of the page and opens the WebSocket whatever it is: the server has to look. */
+static void a_websocket_is_not_for_pages_of_others(void **state)
+{
+	struct fake_server *s = *state;
+	static const struct {
+		const char *cors, *origin;
+		bool opens;
+	} cases[] = {
+		{"*", "Origin: https://any.example\n", true},
+		{"", "", true}, /* a program */
+		{"", "Origin: https://any.example\n", false},
+		{"", "Origin: null\n", false},
+		{"", "Origin: http://here:8080\n", true},
+		{"", "Origin: https://HERE:8080\n", true},
+		{"", "Origin: http://here:80801\n", false},
+		{"", "Origin: http://there:8080\n", false},
+		{"", "Origin: http://\n", false},
+		{"", "Origin: here:8080\n", false},
+		{"https://a.example,https://b.example", "Origin: https://b.example\n", true},
+		{"https://a.example,https://b.example", "Origin: https://b.example.evil\n", false},
+		{"null", "Origin: null\n", true},
+	};
+	for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+		char headers[200];
+		s->config.cors_origin = (char *)(uintptr_t)cases[i].cors;
+		snprintf(headers, sizeof headers, "Host: here:8080\nUpgrade: websocket\n%s", cases[i].origin);
+		struct http_exchange *x = http_fake_request(s, HTTP_GET, "/v1/responses", headers, NULL);
+		if ((http_fake_status(x) != 403) != cases[i].opens)
+			fail_msg("\"%s\" and %s: %d", cases[i].cors, cases[i].origin, http_fake_status(x));
+		if (!cases[i].opens)
+			assert_json(http_fake_body(x), "error.code", "\"origin_not_allowed\"");
+	}
+	/* What it may not open it may not read either; but a request without an upgrade is the browser's affair. */
+	s->config.cors_origin = (char *)"";
+	struct http_exchange *x = http_fake_request(s, HTTP_GET, "/v1/models", "Host: here:8080\nOrigin: https://any.example\n", NULL);
+	assert_int_equal(http_fake_status(x), 200);
+}
+
 /* client-quirks.md 34 */
 static void keys_are_asked_for_when_there_is_one(void **state)
 {
@@ -234,7 +274,7 @@ static void work_waits_for_the_model(void **state)
 #define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 UNIT_MAIN(T(v1_and_a_trailing_slash_are_optional), T(errors_have_four_keys), T(a_wrong_method_names_the_right_ones),
 	  T(head_works_wherever_get_does), T(preflight_allows_what_it_is_asked_for),
-	  T(every_answer_carries_the_cors_header), T(keys_are_asked_for_when_there_is_one), T(keys_are_compared_whole),
+	  T(every_answer_carries_the_cors_header), T(a_websocket_is_not_for_pages_of_others), T(keys_are_asked_for_when_there_is_one), T(keys_are_compared_whole),
 	  T(a_body_that_is_no_json_is_a_400), T(the_transport_gets_error_bodies_of_the_same_form),
 	  T(a_draining_server_sends_clients_elsewhere), T(the_drain_deadline_ends_what_runs),
 	  T(work_waits_for_the_model))
