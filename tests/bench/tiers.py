@@ -3,6 +3,9 @@
 from disk, and from disk after a restart, as ratios to computing it. All in one run, taking turns.
 
     tests/bench/tiers.py --bin build/server/kvasir --model SmolLM2-135M-Instruct.Q4_1.gguf [--tokens 2000,6000] [--rounds 3]
+
+With --against BIN, only what a turn of --turn tokens takes behind pages that come from RAM and from disk, with this program and with that one,
+which take turns on two conversations that push each other out; and with both while the prompt is in the pool, which is what is left to compute.
 """
 import argparse
 import json
@@ -25,6 +28,8 @@ def arguments():
     p.add_argument("--tokens", default="2000,6000")
     p.add_argument("--rounds", type=int, default=3)
     p.add_argument("--dtype", default="f16")
+    p.add_argument("--against", help="another program")
+    p.add_argument("--turn", type=int, default=20, help="new tokens of each turn")
     p.add_argument("--dir", help="where the disk tier is (default: a temporary directory)")
     return p.parse_args()
 
@@ -40,10 +45,9 @@ class Bench:
         self.a = args
         self.dir = tempfile.mkdtemp(prefix="kvasir-bench-", dir=args.dir)
 
-    def daemon(self, *more):
-        os.environ["KVASIR_BIN"] = self.a.bin
+    def daemon(self, *more, program=None):
         import daemon
-        daemon.BIN = self.a.bin
+        daemon.BIN = program or self.a.bin
         return daemon.Daemon("--kv-memory", "2400M", "--session-heartbeat", "1h", "--session-ttl", "1h", *more, model=self.a.model)
 
     def ask(self, d, ids):
@@ -89,11 +93,44 @@ def measure(b, n, rounds):
     return {k: statistics.median(v) / base for k, v in rows.items()}
 
 
+def compare(b, n, rounds):
+    pages = n // 16 + 12 + b.a.turn // 16
+    for kind, args in (("ram", ("--kv-ram", "2G", "--kv-ram-dtype", b.a.dtype)), ("disk", ())):
+        programs, got = (b.a.bin, b.a.against), ([], [])
+        small = ("--context", n + b.a.turn + 64, "--kv-memory", pages * 368640)
+        daemons = [b.daemon(*(args or ("--kv-disk", f"{b.dir}/{i}:1G")), *small, program=p) for i, p in enumerate(programs)]
+        try:
+            for d in daemons:
+                for seed in 1, 2:
+                    b.ask(d, ids(n, seed))
+                    quiet(d)
+            for r in range(rounds):
+                for i in (0, 1) if r % 2 else (1, 0):
+                    prompt = ids(n, 1 + r % 2) + ids(b.a.turn, 5000 + r)
+                    t, cached = b.ask(daemons[i], prompt)
+                    again, _ = b.ask(daemons[i], prompt[:n] + ids(b.a.turn, 9000 + r))
+                    quiet(daemons[i])
+                    if cached < n - 16:
+                        print(f"  only {cached} of {n} tokens were found", flush=True)
+                        continue
+                    got[i].append((t, again))
+        finally:
+            for d in daemons:
+                d.stop()
+        mine, other = ([statistics.median(x[k] for x in g) for k in (0, 1)] for g in got)
+        # Two runs beside each other in time had the same neighbours.
+        ratio = statistics.median(x[0] / y[0] for x, y in zip(*got))
+        print(f"{n} tokens and {b.a.turn} more, from {kind}: {mine[0] * 1000:.0f} ms against {other[0] * 1000:.0f} ms, {mine[0] / other[0]:.2f}, "
+              f"pair by pair {ratio:.2f}; from the pool {mine[1] * 1000:.0f} and {other[1] * 1000:.0f} ms", flush=True)
+
+
 def main():
     a = arguments()
     b = Bench(a)
     try:
-        for n in (int(x) for x in a.tokens.split(",")):
+        for n in (int(x) for x in a.tokens.split(",") if a.against):
+            compare(b, n, a.rounds)
+        for n in (int(x) for x in a.tokens.split(",") if not a.against):
             ratios = measure(b, n, a.rounds)
             print(f"{n} tokens, time to first token as a share of computing: " +
                   ", ".join(f"{k} {v:.3f}" for k, v in ratios.items()), flush=True)
