@@ -63,8 +63,9 @@ def whole():
         yield {n: answer(d, ids(n, 1), 8) for n in (CONTEXT - 20, 700)}
 
 
-@pytest.mark.parametrize("room", [("--kv-overflow", 15 * GROUP), ("--kv-overflow-disk", "{}:%d" % (15 * GROUP)),
-                                  ("--kv-overflow", 5 * GROUP, "--kv-overflow-disk", "{}:%d" % (10 * GROUP))], ids=["ram", "disk", "both"])
+@pytest.mark.parametrize("room", [pytest.param(("--kv-overflow", 15 * GROUP), id="ram", marks=FULL),
+                                  pytest.param(("--kv-overflow-disk", "{}:%d" % (15 * GROUP)), id="disk", marks=FULL),
+                                  pytest.param(("--kv-overflow", 5 * GROUP, "--kv-overflow-disk", "{}:%d" % (10 * GROUP)), id="both")])
 def test_a_conversation_four_times_the_pool_has_the_same_answer(whole, room, tmp_path):
     room = [str(r).format(tmp_path / "below") for r in room]
     with Daemon(*SMALL, "--context", CONTEXT, *room) as d:
@@ -175,7 +176,7 @@ FAILURES = {
 }
 
 
-@pytest.mark.parametrize("name", FAILURES)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=FULL if name in {"read errors", "full"} else ()) for name in FAILURES])
 def test_a_disk_that_fails_fails_only_whoever_is_on_it(tmp_path, name):
     what, seen = FAILURES[name]
     with BadDiskDaemon(*SMALL, "--context", CONTEXT, "--kv-overflow-disk", f"{tmp_path}/below:{15 * GROUP}") as d:
@@ -205,6 +206,7 @@ def test_a_disk_that_fails_fails_only_whoever_is_on_it(tmp_path, name):
         eventually(lambda: d.n_files() <= files, 5, f"no more than {files} descriptors are open")
 
 
+@FULL
 def test_short_transfers_and_a_slow_disk_are_only_slower(whole, tmp_path):
     with BadDiskDaemon(*SMALL, "--context", CONTEXT, "--kv-overflow-disk", f"{tmp_path}/below:{15 * GROUP}", halve=1) as d:
         got = answer(d, ids(CONTEXT - 20, 1))

@@ -1,7 +1,8 @@
 """What context policies cost where it hurts: a number that is told once, somewhere in a long text, and asked for at its end.
 
-The score of a policy is the share of the number's digits that the answer has right, over several numbers at three depths. KVASIR_FULL=yes also
-asks Qwen2.5-Coder-0.5B (KVASIR_QWEN_MODEL), at up to 30,000 tokens. `pytest -s` prints the table.
+The score of a policy is the share of the number's digits that the answer has right, over several numbers at three depths. Longer texts have one
+depth each, but with KVASIR_FULL=yes, which also asks Qwen2.5-Coder-0.5B (KVASIR_QWEN_MODEL), at up to 30,000 tokens. `pytest -s` prints the
+table.
 """
 import os
 import random
@@ -47,11 +48,11 @@ def digits(answer, key):
     return sum(a == b for a, b in zip(found.group() if found else "", str(key)))
 
 
-def score(d, n_tokens, policies, keys):
+def score(d, n_tokens, policies, keys, depths=DEPTHS):
     """The score of each policy, and what was asked of tokens at least."""
     right, asked, least = dict.fromkeys(policies, 0), 0, n_tokens
     for key in keys:
-        for depth in DEPTHS:
+        for depth in depths:
             text = prompt(d, n_tokens, depth, key)
             asked += 5
             for name, kv in policies.items():
@@ -79,9 +80,9 @@ def smol():
         yield d
 
 
-@pytest.mark.parametrize("n", [2000, 4000, 7000])
-def test_a_quarter_of_the_pages_finds_what_all_do(smol, n):
-    scores, least = score(smol, n, quarter(n), KEYS if FULL else KEYS[:2] if n < 4000 else KEYS[:1])
+@pytest.mark.parametrize("n, depths", [(2000, DEPTHS), (4000, DEPTHS[1:2]), (7000, DEPTHS[:1])])
+def test_a_quarter_of_the_pages_finds_what_all_do(smol, n, depths):
+    scores, least = score(smol, n, quarter(n), KEYS if FULL else KEYS[:1], DEPTHS if FULL else depths)
     table("SmolLM2-135M", n, scores)
     assert least > 0.9 * n
     assert scores["full"] > 0.5, "the model finds it at all"

@@ -254,13 +254,6 @@ static void what_is_too_long_even_so_is_refused(void **state)
 	assert_int_equal(engine_state(e), ENGINE_FAILED);
 	assert_non_null(strstr(engine_load_error(e)->message, "with what is below it"));
 	engine_destroy(e);
-	/* And so is a pool of narrow pages. */
-	o.kv_type = "int8";
-	assert_int_equal(engine_create(&o, &e, &err), STATUS_OK);
-	assert_true(engine_wait(e, &events, -1));
-	engine_event_free(list_entry(list_pop_front(&events), struct engine_event, link));
-	assert_non_null(strstr(engine_load_error(e)->message, "need one of f16 or bf16, not int8"));
-	engine_destroy(e);
 }
 
 int main(int argc, char **argv)
