@@ -6,7 +6,7 @@ import os
 import httpx
 import pytest
 
-from daemon import MODEL, SLOW, Daemon
+from daemon import DEVICE, MODEL, SLOW, Daemon
 from faults import tiny_model
 
 PAGE = 368640  # of SmolLM2-135M in f16: 30 layers, 3 KV heads of 64
@@ -198,7 +198,7 @@ def test_diagnostics_say_how_far_an_answer_is_from_exact(bounded):
     assert e["param"] == "kv_cache.diagnostics"
 
 
-@cpu_only
+@pytest.mark.skipif(DEVICE.startswith("cuda"), reason="GPUs cannot merge, yet")
 def test_merge_keeps_a_bound_and_tells_how_many_share(daemon):
     text, kv = words(60, "merge "), {"policy": "merge", "max_cache_size": 256}
     full = complete(daemon, text, n=24)
@@ -243,7 +243,6 @@ def test_a_policy_acts_when_pages_run_short(daemon):
     assert tokens["trigger"] == {"fired": "tokens", "tokens": 320}
 
 
-@cpu_only
 def test_a_policy_acts_when_attention_narrows(daemon):
     text, kv = words(40, "narrow "), {**STREAMING, "trigger": {"entropy": 20}}
     j, again = complete(daemon, text, kv, n=60), complete(daemon, text, kv, n=60)
