@@ -173,6 +173,9 @@ def websocket(d, watched=False):
                                        "previous_response_id": previous, "store": False}).encode())
                 while True:
                     op, data = ws.frame()
+                    if op == 9:  # it takes long, without memory
+                        ws.send(10, data)
+                        continue
                     if op == 8:
                         code = int.from_bytes(data[:2], "big")
                         assert code == 1011, (code, data)
@@ -188,7 +191,9 @@ def websocket(d, watched=False):
                 previous = event["response"]["id"]
                 texts.append(event["response"]["output"][0]["content"][0]["text"])
             ws.send(8, b"\x03\xe8")
-            assert ws.close_code() == 1000
+            while (frame := ws.frame())[0] != 8:  # what was told before
+                assert watched and json.loads(frame[1])["type"] == "session.context", frame
+            assert frame[1] == b"\x03\xe8"
             return texts
     except ConnectionError as e:
         raise Dropped(str(e)) from None
@@ -323,9 +328,9 @@ def test_an_allocation_that_fails_is_an_error_or_does_no_harm(faulty, name):
 @pytest.mark.parametrize("span", [2, 5, 30, 1000])
 @pytest.mark.parametrize("name", KINDS)
 def test_many_allocations_that_fail_together(faulty, name, span):
-    """Not even the error can be written then, or only after a while. libwebsockets (4.1.6) loses a block now and then."""
+    """Not even the error can be written then, or only after a while."""
     rss = faulty.rss_bytes()
-    sweep(faulty, KINDS[name], name, span, leaks=name != "websocket")
+    sweep(faulty, KINDS[name], name, span)
     assert sanitizer() or faulty.rss_bytes() <= rss + (8 << 20)
 
 
