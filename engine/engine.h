@@ -579,6 +579,7 @@ struct engine_tiers {
 	struct engine_tier tier[ENGINE_TIER_KINDS];
 	int32_t n;
 	uint64_t fetches, fetches_cancelled; /* requests that waited for pages from tiers */
+	uint64_t fetches_overlapped;         /* of them, those that began with the first layers while the others came */
 	int32_t fetching;
 	double prefill_tokens_per_s;  /* what tiers are weighed against; 0: not known yet */
 };

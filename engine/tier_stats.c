@@ -65,6 +65,7 @@ void engine_tiers_describe(const struct kv_tiers *t, struct engine_tiers *out)
 	}
 	out->fetches = s.fetches;
 	out->fetches_cancelled = s.fetches_cancelled;
+	out->fetches_overlapped = s.fetches_overlapped;
 	out->fetching = s.n_fetching;
 	out->prefill_tokens_per_s = s.prefill_tokens_per_s;
 }

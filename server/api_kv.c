@@ -116,8 +116,9 @@ static void write_tiers(struct buf *out, const struct engine_tiers *t)
 		write_tier(out, &t->tier[i]);
 	}
 	buf_printf(out,
-		   "],\"fetches\":{\"under_way\":%d,\"begun\":%llu,\"cancelled\":%llu,\"prefill_tokens_per_second\":%.6g}",
+		   "],\"fetches\":{\"under_way\":%d,\"begun\":%llu,\"cancelled\":%llu,\"overlapped\":%llu,\"prefill_tokens_per_second\":%.6g}",
 		   t->fetching, (unsigned long long)t->fetches, (unsigned long long)t->fetches_cancelled,
+		   (unsigned long long)t->fetches_overlapped,
 		   t->prefill_tokens_per_s);
 }
 

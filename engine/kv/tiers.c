@@ -518,6 +518,7 @@ void kv_tiers_arrived(struct kv_tiers *t, struct kv_fetch *f)
 		kv_pool_unref(t->pool, f->pages[i].page, holder_of(f));
 		t->stats.fetched[f->pages[i].tier]++;
 	}
+	t->stats.fetches_overlapped++;
 	end(t, f);
 }
 

@@ -49,6 +49,7 @@ struct kv_tiers_stats {
 	uint64_t unpaid[KV_TIER_KINDS];   /* pages dropped because they are computed sooner than fetched */
 	uint64_t fetched[KV_TIER_KINDS];  /* pages that came up and joined the index */
 	uint64_t fetches, fetches_cancelled;
+	uint64_t fetches_overlapped;      /* whose last pages came while their request computed with the first layers */
 	int32_t n_fetching;               /* requests that wait for pages */
 	double prefill_tokens_per_s;      /* as far as it is known; 0: not yet */
 };

@@ -72,6 +72,29 @@ def test_what_left_the_pool_comes_back_with_the_same_answer(disk, kind):
         assert re.search(r'kvasir:tier_fetched_total\{[^}]*tier="%s"\} [1-9]' % kind, m)
 
 
+@pytest.mark.parametrize("kind", ["ram", "disk"])
+def test_a_request_that_is_alone_begins_with_the_first_layers(disk, kind):
+    """It may have to give up where the machine is busy with other things, and have its pages all the same."""
+    args = ("--kv-ram", "256M") if kind == "ram" else ("--kv-disk", f"{disk}:256M")
+    with Daemon(*POOL, *args) as d:
+        text, answers = prompt("mine", 60), set()
+        whole = d.pages()
+        for turn in range(6):
+            out, n, cached = complete(d, text)
+            answers.add(out)
+            kv = d.kv()
+            assert len(answers) == 1 and kv["drift_pages"] == 0 and kv["fetches"]["under_way"] == 0
+            if kv["fetches"]["overlapped"]:
+                break
+            push_out(d, 1)
+            settled(d, kind)
+        assert turn > 0 and kv["fetches"]["overlapped"] == 1 and cached > n // 2
+        # What came is the index's, as if it had come before.
+        assert complete(d, text)[2] >= n - 17
+        d.wait_idle()
+        assert d.pages() == whole
+
+
 def test_writes_keep_to_their_rate(disk):
     with Daemon(*POOL, "--kv-disk", f"{disk}:256M", "--kv-disk-rate", 1) as d:
         complete(d, prompt("mine", 60))
