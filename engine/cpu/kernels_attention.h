@@ -34,12 +34,13 @@ struct block {
 typedef void attend_fn(const struct attn_job *j, int i, int from, int end, struct block *b);
 
 /*
- * Scores of positions [from, n), times k_scale, soft-capped where there is a cap, become weights relative to the new maximum, times v_scale,
- * in their place, and what lies beside them zeros; what was summed before is scaled to that maximum. Scales of other positions may be
- * anything. weights: where their sums go, or NULL.
+ * Scores of positions [from, n), times k_scale, soft-capped where there is a cap, become weights relative to the new
+ * maximum, times v_scale, in their place, and what lies beside them zeros; what was summed before is scaled to that
+ * maximum. Scales of other positions may be anything. floats: weights stay floats, not what products take. weights:
+ * where their sums go, or NULL.
  */
-INLINE void softmax_of(float *score, int from, int n, const float *k_scale, const float *v_scale, float cap, float *max, float *sum,
-                       float *acc, int32_t head_dim, struct block_weights *weights)
+INLINE void softmax_of(float *score, int from, int n, const float *k_scale, const float *v_scale, float cap,
+		       bool floats, float *max, float *sum, float *acc, int32_t head_dim, struct block_weights *weights)
 {
 	enum { N = ATTN_BLOCK / LANES };
 	const vf lowest = vf_set1(-INFINITY), to_exponent = vf_set1(0x1.715476p+1f / (cap > 0 ? cap : 1));
@@ -71,7 +72,10 @@ INLINE void softmax_of(float *score, int from, int n, const float *k_scale, cons
 			w = vf_mul(w, left < LANES ? vf_load_n(v_scale + k * LANES, left) : vf_load(v_scale + k * LANES));
 		if (v_scale && before > 0)
 			w = vf_first(vf_zero(), w, before < LANES ? before : LANES);
-		store_weights(score, k, w);
+		if (floats)
+			vf_store(score + k * LANES, w);
+		else
+			store_weights(score, k, w);
 	}
 	if (new_max != *max) {
 		float factor[LANES];
@@ -89,11 +93,11 @@ static void softmax_block(float *score, int from, int n, const float *k_scale, c
                           float *acc, int32_t head_dim, struct block_weights *weights)
 {
 	if (weights)
-		softmax_of(score, from, n, k_scale, v_scale, cap, max, sum, acc, head_dim, weights);
+		softmax_of(score, from, n, k_scale, v_scale, cap, false, max, sum, acc, head_dim, weights);
 	else if (cap > 0)
-		softmax_of(score, from, n, k_scale, v_scale, cap, max, sum, acc, head_dim, NULL);
+		softmax_of(score, from, n, k_scale, v_scale, cap, false, max, sum, acc, head_dim, NULL);
 	else
-		softmax_of(score, from, n, k_scale, v_scale, 0, max, sum, acc, head_dim, NULL);
+		softmax_of(score, from, n, k_scale, v_scale, 0, false, max, sum, acc, head_dim, NULL);
 }
 
 /* Where the weights of a query in a block go, or NULL. */
