@@ -40,10 +40,11 @@ typedef void attend_fn(const struct attn_job *j, int i, int from, int end, struc
 /*
  * Scores of positions [from, n), times k_scale, soft-capped where there is a cap, plus what is to be added, become
  * weights relative to the new maximum, times v_scale, in their place, and what lies beside them zeros; what was summed
- * before is scaled to that maximum. Scales of other positions may be anything. weights: where their sums go, or NULL.
+ * before is scaled to that maximum. Scales of other positions may be anything. floats: weights stay floats, not what
+ * products take. weights: where their sums go, or NULL.
  */
 INLINE void softmax_of(float *score, int from, int n, const float *k_scale, const float *v_scale, float cap,
-		       const float *plus, float *max, float *sum, float *acc, int32_t head_dim,
+		       const float *plus, bool floats, float *max, float *sum, float *acc, int32_t head_dim,
 		       struct block_weights *weights)
 {
 	enum { N = ATTN_BLOCK / LANES };
@@ -77,7 +78,10 @@ INLINE void softmax_of(float *score, int from, int n, const float *k_scale, cons
 			w = vf_mul(w, left < LANES ? vf_load_n(v_scale + k * LANES, left) : vf_load(v_scale + k * LANES));
 		if (v_scale && before > 0)
 			w = vf_first(vf_zero(), w, before < LANES ? before : LANES);
-		store_weights(score, k, w);
+		if (floats)
+			vf_store(score + k * LANES, w);
+		else
+			store_weights(score, k, w);
 	}
 	if (new_max != *max) {
 		float factor[LANES];
@@ -96,13 +100,13 @@ static void softmax_block(float *score, int from, int n, const float *k_scale, c
 			  struct block_weights *weights)
 {
 	if (plus)
-		softmax_of(score, from, n, k_scale, v_scale, cap, plus, max, sum, acc, head_dim, weights);
+		softmax_of(score, from, n, k_scale, v_scale, cap, plus, false, max, sum, acc, head_dim, weights);
 	else if (weights)
-		softmax_of(score, from, n, k_scale, v_scale, cap, NULL, max, sum, acc, head_dim, weights);
+		softmax_of(score, from, n, k_scale, v_scale, cap, NULL, false, max, sum, acc, head_dim, weights);
 	else if (cap > 0)
-		softmax_of(score, from, n, k_scale, v_scale, cap, NULL, max, sum, acc, head_dim, NULL);
+		softmax_of(score, from, n, k_scale, v_scale, cap, NULL, false, max, sum, acc, head_dim, NULL);
 	else
-		softmax_of(score, from, n, k_scale, v_scale, 0, NULL, max, sum, acc, head_dim, NULL);
+		softmax_of(score, from, n, k_scale, v_scale, 0, NULL, false, max, sum, acc, head_dim, NULL);
 }
 
 /* Where the weights of a query in a block go, or NULL. */

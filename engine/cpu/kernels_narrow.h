@@ -1,9 +1,10 @@
 /*
- * Attention over narrow KV (narrow.h; the codes of keys are [head_dim][16], those of values [16][head_dim]): the codes of a page become
- * what the kernels of wide pages read, in the first-level cache, just before they are computed with. Scales stay apart: scores are
- * multiplied by those of keys, weights by those of values, so codes are exact as halves and as bfloat16s. Where few queries share a KV
- * head and codes are looked up, they go into the products as they are looked up: the products are the same. Included by the sources of
- * each instruction set, behind kernels_attention.h.
+ * Attention over narrow KV (narrow.h; the codes of keys are [head_dim][16], those of values [16][head_dim]): the codes
+ * of a page become what the kernels of wide pages read, in the first-level cache, just before they are computed with.
+ * Scales stay apart: scores are multiplied by those of keys, weights by those of values, so codes are exact as halves
+ * and as bfloat16s. Where few queries share a KV head and codes are looked up, they go into the products as they are
+ * looked up: the products are the same. Bytes may also be multiplied as they are (kernels_bytes.h). Included by the
+ * sources of each instruction set, behind kernels_attention.h.
  */
 #pragma once
 
@@ -40,11 +41,12 @@ INLINE vf code_values(enum kv_form form, const uint8_t *code)
 struct unpacker {
 	vb low[2], high[2];
 	vb keys, values; /* the order in which 64 codes are looked up, so that vb_zip_first() and _last() make ascending pairs */
+	vb quads;	 /* codes of keys [4 dimensions][16] as [16][4 dimensions] */
 };
 
 static void unpacker_init(enum kv_form form, struct unpacker *u)
 {
-	uint8_t low[128], high[128], keys[64], values[64];
+	uint8_t low[128], high[128], keys[64], values[64], quads[64];
 	for (int i = 0; i < 128; i += LANES) {
 		uint8_t code[LANES];
 		uint16_t x[LANES];
@@ -61,6 +63,7 @@ static void unpacker_init(enum kv_form form, struct unpacker *u)
 		int at = i % 16 / 8 * 32 + i / 16 * 8 + i % 8, pair = at / 2, second = at % 2;
 		keys[i] = (uint8_t)(pair / 16 * 32 + second * 16 + pair % 16); /* of [4 dimensions][16] */
 		values[i] = (uint8_t)(second * 32 + pair);                     /* of [2 tokens][32] */
+		quads[i] = (uint8_t)(i % 4 * 16 + i / 4);
 	}
 	for (int i = 0; i < 2; i++) {
 		u->low[i] = vb_load(low + 64 * i);
@@ -68,6 +71,7 @@ static void unpacker_init(enum kv_form form, struct unpacker *u)
 	}
 	u->keys = vb_load(keys);
 	u->values = vb_load(values);
+	u->quads = vb_load(quads);
 }
 
 /* out[0], out[1]: the bfloat16s of 64 codes. */
@@ -213,23 +217,28 @@ INLINE void attend_codes(const struct attn_job *j, enum kv_form form, int n_quer
 	{                                                                                                              \
 		attend_codes(j, KV_FORM_##form, n, i, from, end, b);                                                   \
 	}
-ATTEND_CODES(INT8, 1)
-ATTEND_CODES(INT8, 2)
-ATTEND_CODES(INT8, 3)
-ATTEND_CODES(INT8, 4)
 ATTEND_CODES(FP8_E4M3, 1)
 ATTEND_CODES(FP8_E4M3, 2)
 ATTEND_CODES(FP8_E4M3, 3)
 ATTEND_CODES(FP8_E4M3, 4)
 
+#include "engine/cpu/kernels_bytes.h"
+
 /* What takes the codes of a job's pages; NULL: they are unpacked first. */
 static attend_fn *const *attend_codes_of(const struct attn_job *j, enum kv_form form)
 {
-	static attend_fn *const by_form[][CODE_QUERIES + 1] = {
-	        {NULL, attend_INT8_1, attend_INT8_2, attend_INT8_3, attend_INT8_4},
-	        {NULL, attend_FP8_E4M3_1, attend_FP8_E4M3_2, attend_FP8_E4M3_3, attend_FP8_E4M3_4},
-	};
-	return j->n_queries <= CODE_QUERIES && j->head_dim % CODE_DIMS == 0 ? by_form[form == KV_FORM_FP8_E4M3] : NULL;
+	static attend_fn *const by_look_up[] = {NULL, attend_FP8_E4M3_1, attend_FP8_E4M3_2, attend_FP8_E4M3_3,
+						attend_FP8_E4M3_4};
+	if (has_byte_products(j, form))
+		return attend_by_bytes;
+	return j->n_queries <= CODE_QUERIES && j->head_dim % CODE_DIMS == 0 ? by_look_up : NULL;
+}
+
+/* Before the pages of a job are gone through. */
+static void prepare_queries(const struct attn_job *j, enum kv_form form)
+{
+	for (int i = 0; has_byte_products(j, form) && i < j->n_heads * j->n_queries; i++)
+		make_byte_query(j, i);
 }
 #else
 struct unpacker {
@@ -246,6 +255,11 @@ static attend_fn *const *attend_codes_of(const struct attn_job *j, enum kv_form 
 {
 	(void)j, (void)form;
 	return NULL;
+}
+
+static void prepare_queries(const struct attn_job *j, enum kv_form form)
+{
+	(void)j, (void)form;
 }
 
 /* K [head_dim][16] and V [16][head_dim] as kernels_pages_plain.h has them. */
@@ -362,6 +376,7 @@ INLINE void run_narrow(const struct attn_job *j, enum kv_form form)
 	struct fetcher *f = &b.fetch;
 	struct narrow_pages pages = find_narrow_pages(j, j->from, j->to);
 	unpacker_init(form, &u);
+	prepare_queries(j, form);
 	f->page_lines = (int32_t)((size_t)j->n_heads * narrow_block_bytes(j->head_dim) / 64); /* of a copy they are the first half */
 	for (int32_t at = j->from; at < j->to; at += ATTN_BLOCK) {
 		struct narrow_pages next = find_narrow_pages(j, at + ATTN_BLOCK, j->end);

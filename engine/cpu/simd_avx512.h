@@ -110,6 +110,14 @@ INLINE vf vf_dot_bf16(vf acc, vb w, const uint16_t *a) { return (void)w, (void)a
 INLINE void vf_store_bf16_n(uint16_t *p, vf v, int n) { (void)p, (void)v, (void)n; }
 #endif
 INLINE float vf_hmax(vf v) { return _mm512_reduce_max_ps(v); }
+/* of the lanes as int32 */
+INLINE float vf_bits_hmax(vf v)
+{
+	int32_t bits = _mm512_reduce_max_epi32(_mm512_castps_si512(v));
+	float x;
+	__builtin_memcpy(&x, &bits, sizeof x);
+	return x;
+}
 /* in a fixed order: halves onto halves */
 INLINE float vf_hsum(vf v)
 {
@@ -182,4 +190,55 @@ INLINE vb vb_look_up(vb index, const vb *table) { return _mm512_permutex2var_epi
 /* in each 16 bytes: the first (last) eight of a, each followed by its like of b */
 INLINE vb vb_zip_first(vb a, vb b) { return _mm512_unpacklo_epi8(a, b); }
 INLINE vb vb_zip_last(vb a, vb b) { return _mm512_unpackhi_epi8(a, b); }
+/* the same for pairs of bytes */
+INLINE vb vb_zip_pairs_first(vb a, vb b)
+{
+	return _mm512_unpacklo_epi16(a, b);
+}
+INLINE vb vb_zip_pairs_last(vb a, vb b)
+{
+	return _mm512_unpackhi_epi16(a, b);
+}
+/* rounded to nearest integers in 0..255 */
+INLINE void vf_store_u8(uint8_t *p, vf v)
+{
+	_mm_storeu_si128((__m128i *)p, _mm512_cvtusepi32_epi8(_mm512_cvtps_epi32(v)));
+}
+/* quarter k of v[i] becomes quarter i of v[k] */
+INLINE void vf_turn_quarters(vf *v)
+{
+	vf a = _mm512_shuffle_f32x4(v[0], v[1], 0x44), b = _mm512_shuffle_f32x4(v[0], v[1], 0xEE);
+	vf c = _mm512_shuffle_f32x4(v[2], v[3], 0x44), d = _mm512_shuffle_f32x4(v[2], v[3], 0xEE);
+	v[0] = _mm512_shuffle_f32x4(a, c, 0x88);
+	v[1] = _mm512_shuffle_f32x4(a, c, 0xDD);
+	v[2] = _mm512_shuffle_f32x4(b, d, 0x88);
+	v[3] = _mm512_shuffle_f32x4(b, d, 0xDD);
+}
+
+/*
+ * 16 int32, as vi has them, which is a vector of 8 longs: where many sums of dot products stay in registers over a
+ * loop, gcc copies each of them from the one type to the other every time.
+ */
+typedef int32_t vsum __attribute__((vector_size(64), may_alias));
+INLINE vsum vsum_zero(void)
+{
+	return (vsum)_mm512_setzero_si512();
+}
+/* as vi_dot_s8() */
+INLINE vsum vsum_dot_s8(vsum acc, vb w, const int8_t *a)
+{
+	return (vsum)vi_dot_s8((vi)acc, w, a);
+}
+/* each lane: acc + the four products of the unsigned bytes at a and of w */
+INLINE vsum vsum_dot_by_u8(vsum acc, const uint8_t *a, vb w)
+{
+	int32_t four;
+	__builtin_memcpy(&four, a, 4);
+	return (vsum)_mm512_dpbusd_epi32((vi)acc, _mm512_set1_epi32(four), w);
+}
+/* acc + x */
+INLINE vf vsum_to_float(vsum acc, int32_t x)
+{
+	return _mm512_cvtepi32_ps(_mm512_add_epi32((vi)acc, _mm512_set1_epi32(x)));
+}
 #endif

@@ -255,6 +255,7 @@ static void every_form_is_that_of_the_reference(void **state)
 	}
 }
 
+/* And neither does asking for masses. */
 static void cuts_and_threads_change_nothing(void **state)
 {
 	(void)state;
@@ -268,10 +269,11 @@ static void cuts_and_threads_change_nothing(void **state)
 			converse(want, s.n, 7, true);
 			for (size_t i = 0; i < sizeof cuts / sizeof *cuts; i++) {
 				struct talk *t = open_talk(devices[d], 1 + (int32_t)i, &s, (enum kv_form)form);
-				converse(t, s.n, cuts[i], true);
+				converse(t, s.n, cuts[i], i > 0);
 				assert_memory_equal(t->out, want->out,
 						    (size_t)(s.n * t->n_head * s.dim) * sizeof(float));
-				assert_memory_equal(t->mass, want->mass, sizeof t->mass);
+				if (i > 0)
+					assert_memory_equal(t->mass, want->mass, sizeof t->mass);
 				close_talk(t);
 			}
 			close_talk(want);
