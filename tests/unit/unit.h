@@ -20,6 +20,13 @@
 		return cmocka_run_group_tests(tests, NULL, NULL);                                                      \
 	}
 
+/* How many of something a test tries: all with KVASIR_FULL=yes, else `few`. */
+static inline int unit_count(int all, int few)
+{
+	const char *full = getenv("KVASIR_FULL");
+	return full && strcmp(full, "yes") == 0 ? all : few;
+}
+
 /* A small repeatable generator for property tests (xorshift64*). */
 static inline uint64_t unit_rand(uint64_t *state)
 {

@@ -192,6 +192,8 @@ static void parts_give_the_same_bits(void **state)
 		for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
 			struct attention_params params = {.softcap = i == 2 ? 1.5f : 0};
 			/* Parts that are ranges, several, pieces of one, and anything. */
+			if (i > 1 && unit_count(1, 0) == 0 && strcmp(devices[d], "cpu-reference") == 0)
+				continue;
 			one(devices[d], &shapes[i], &params, 2500, 1, 9 * 16, 16);
 			one(devices[d], &shapes[i], &params, 2571, 83, 4 * 16, 32);
 			one(devices[d], &shapes[i], &params, 700, 130, 32, KV_PART_PAGES);
@@ -211,7 +213,7 @@ static void random_parts(const struct attention_params *params, int i)
 static void and_so_do_any_others(void **state)
 {
 	(void)state;
-	for (int i = 0; i < 12; i++) {
+	for (int i = 0; i < unit_count(12, 5); i++) {
 		struct attention_params params = {.softcap = i % 5 == 4 ? 2 : 0};
 		random_parts(&params, i);
 	}
@@ -221,7 +223,7 @@ static void layers_with_a_window_read_the_parts_they_see(void **state)
 {
 	(void)state;
 	static const int32_t windows[] = {16, 100, 257, 900, 4000};
-	for (int i = 0; i < 15; i++) {
+	for (int i = 0; i < unit_count(15, 5); i++) {
 		struct attention_params params = {.window = windows[(i + i / 5) % 5]};
 		random_parts(&params, i);
 	}
@@ -233,7 +235,7 @@ static void chunks_end_anywhere_in_parts(void **state)
 	(void)state;
 	float freq[4] = {1, 0.3f, 0.1f, 0.01f};
 	struct rope_params rope = {.n_dims = 8, .inv_freq = freq, .magnitude = 1};
-	for (int i = 0; i < 9; i++) {
+	for (int i = 0; i < unit_count(9, 3); i++) {
 		struct attention_params params = {.chunked = &rope};
 		rope.chunks.size = random_int(&seed, 1, 12) * ROPE_CHUNK_STEP;
 		rope.chunks.reach = rope.chunks.size + random_int(&seed, 1, rope.chunks.size);
@@ -246,7 +248,7 @@ static void narrow_pages_as_well(void **state)
 {
 	(void)state;
 	static const enum kv_form forms[] = {KV_FORM_INT8, KV_FORM_FP8_E4M3};
-	for (int i = 0; i < 10; i++) {
+	for (int i = 0; i < unit_count(10, 5); i++) {
 		struct attention_params params = {.window = i % 4 == 3 ? 300 : 0};
 		const struct shape *shape = &shapes[i % 5];
 		int32_t n_rows = i % 3 ? random_int(&seed, 1, 60) : 1, n_far = random_int(&seed, 1, 11), most = random_int(&seed, 1, 10);

@@ -125,19 +125,19 @@ static void sweep(const char *error, uint64_t first, uint64_t usual_stride)
 static void memory_that_runs_out(void **state)
 {
 	(void)state;
-	sweep("cudaErrorMemoryAllocation", 0, 19);
+	sweep("cudaErrorMemoryAllocation", 0, 37);
 }
 
 static void a_call_that_fails_alone(void **state)
 {
 	(void)state;
-	sweep("cudaErrorLaunchOutOfResources", 3, 19);
+	sweep("cudaErrorLaunchOutOfResources", 12, 37);
 }
 
 static void a_device_that_is_lost(void **state)
 {
 	(void)state;
-	sweep("cudaErrorIllegalAddress", 6, 19);
+	sweep("cudaErrorIllegalAddress", 24, 37);
 }
 
 static void calls_of_a_narrow_cache(void **state)
@@ -145,7 +145,7 @@ static void calls_of_a_narrow_cache(void **state)
 	(void)state;
 	kv_type = "int8";
 	learn_what_is_right();
-	sweep("cudaErrorMemoryAllocation", 5, 41);
+	sweep("cudaErrorMemoryAllocation", 5, 79);
 	kv_type = "f16";
 }
 
