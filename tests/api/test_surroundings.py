@@ -1,4 +1,5 @@
 """What happens around a daemon: standard streams that are closed, full or not read, a wall clock that jumps, and floods."""
+import asyncio
 import http.client
 import json
 import os
@@ -179,3 +180,31 @@ def test_a_flood_of_sessions_is_refused_and_costs_nothing(tiny):
         for i in ids:
             httpx.delete(d.url + f"/v1/sessions/{i}")
         assert httpx.post(d.url + "/v1/sessions", json={}).status_code == 200
+
+
+def test_a_full_queue_refuses_at_once_and_says_when_to_come_again(tiny):
+    """Over every wire: a real 429, before a stream begins; and what has found a place keeps it."""
+    kinds = [("/v1/completions", {"prompt": "a", "max_tokens": 1900, "ignore_eos": True}),
+             ("/v1/completions", {"prompt": "a", "max_tokens": 1900, "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}),
+             ("/v1/chat/completions", {**HI, "max_tokens": 1900, "ignore_eos": True}),
+             ("/v1/responses", {"input": "Hi", "max_output_tokens": 1900, "ignore_eos": True})]
+
+    async def all_at_once(url):
+        async with httpx.AsyncClient(base_url=url, timeout=120 * SLOW) as c:
+            return await asyncio.gather(*(c.post(path, json=body) for path, body in kinds * 10))
+    with Daemon("--max-running", 1, "--max-queue", 2, model=tiny) as d, Wire(d) as w:
+        for i in range(10):
+            w.send("Hi", stream_id=f"lane{i}", max_output_tokens=200, ignore_eos=True)
+        answers = asyncio.run(all_at_once(d.url))
+        refused, served = [r for r in answers if r.status_code == 429], [r for r in answers if r.status_code == 200]
+        assert len(refused) + len(served) == len(answers) and len({r.request.url.path for r in refused}) == 3, [r.status_code for r in answers]
+        for r in refused:
+            assert int(r.headers["retry-after"]) >= 1 and r.headers["content-type"].startswith("application/json")
+            assert r.json()["error"]["type"] == "rate_limit_error" and r.json()["error"]["code"] == "rate_limit_exceeded", r.text
+        for r in served:
+            assert '"completion_tokens":1900' in r.text or '"output_tokens":1900' in r.text, r.text[-300:]
+        ends = [e for _ in range(10) for e in w.events()]
+        ends = [e for e in ends if e["type"] in ("error", "response.completed", "response.incomplete")]
+        told = [e for e in ends if e["type"] == "error"]
+        assert len(ends) == 10 and told and all(e["status"] == 429 and e["stream_id"] for e in told)
+        assert httpx.post(d.url + "/v1/chat/completions", json=HI, timeout=60 * SLOW).status_code == 200

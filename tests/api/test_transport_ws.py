@@ -169,6 +169,32 @@ def test_ws_every_ping_is_answered(echo):
             assert got == (PONG, b"p" * 125)
 
 
+# The first and the last code point of each length and around what is left out, and some that are no characters but code points (Autobahn 6).
+UTF8 = [0x00, 0x7f, 0x80, 0x7ff, 0x800, 0xfff, 0x1000, 0xcfff, 0xd7ff, 0xe000, 0xfdd0, 0xfffd, 0xfffe, 0xffff, 0x10000, 0x1fffe, 0x3ffff,
+        0x40000, 0xfffff, 0x10ffff]
+NOT_UTF8 = ["80", "bf", "c0", "c080", "c1bf", "c2", "c27f", "c2c0", "df", "e0", "e080", "e08080", "e09fbf", "e0a0", "e0a07f", "e1", "e180", "e180c0",
+            "eda080", "edbfbf", "ee80", "f0", "f080", "f0808080", "f08fbfbf", "f090", "f09080", "f0908041", "f1", "f180", "f18080", "f18080c0",
+            "f4908080", "f5", "f5808080", "f7bfbfbf", "f888808080", "fbbfbfbfbf", "fc8480808080", "fdbfbfbfbfbf", "fe", "ff", "feff"]
+
+
+def test_ws_text_is_utf8(echo):
+    """Whole, and in fragments of a byte each."""
+    def fragments(data):
+        return b"".join(frame(TEXT if i == 0 else 0, data[i:i + 1], fin=i + 1 == len(data)) for i in range(len(data)))
+    with Ws(echo) as ws:
+        for c in UTF8:
+            text = b"a" + chr(c).encode() + b"b" + chr(c).encode()
+            for data in (frame(TEXT, text), fragments(text)):
+                ws.s.sendall(data)
+                assert ws.frame() == (TEXT, text), hex(c)
+    for bad in NOT_UTF8:
+        for text in (bytes.fromhex(bad), b"ok \xe2\x82\xac " + bytes.fromhex(bad), b"x" * 5000 + bytes.fromhex(bad)):
+            for data in (frame(TEXT, text), fragments(text) if len(text) < 100 else frame(TEXT, text[:2500], fin=False) + frame(0, text[2500:])):
+                with Ws(echo) as ws:
+                    ws.s.sendall(data)
+                    assert ws.close_code() == 1007, (bad, len(text))
+
+
 @pytest.mark.parametrize("wait", [0, 0.25], ids=["at once", "parked"])
 def test_ws_close_codes_are_echoed(wait):
     """Each that may be on the wire (RFC 6455, 7.4; the IANA registry); of others test_ws_violations has some, and here are the rest."""
