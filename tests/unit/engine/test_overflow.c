@@ -98,7 +98,8 @@ static void assert_empty(struct engine *e)
 }
 
 /* The answer where all of it fits. */
-static struct answer large_answer_of(const char *type, const char *device, int number, int32_t n_prompt, int32_t max_tokens)
+static struct answer large_answer_of(const char *type, const char *device, int number, int32_t n_prompt,
+                                     int32_t max_tokens)
 {
 	struct engine_options o = defaults();
 	o.kv_type = type;
@@ -219,7 +220,8 @@ static void and_so_do_narrow_pages(void **state)
 			assert_true(engine_info(e)->n_ctx_pool < N_PROMPT / 2);
 			for (int i = 0; i < N; i++) {
 				struct engine_request *r = ask(e, 30 + i, i == 1 ? N_PROMPT - 7 : 61 + i, 60);
-				want[i] = large_answer_of(types[k], devices[d], 30 + i, i == 1 ? N_PROMPT - 7 : 61 + i, 60);
+				want[i] = large_answer_of(types[k], devices[d], 30 + i, i == 1 ? N_PROMPT - 7 : 61 + i,
+				                          60);
 				ids[i] = r->id;
 				engine_submit(e, r);
 			}
