@@ -227,8 +227,8 @@ static inline bool page_choice_binds(const struct page_choice *c, int32_t place)
 /* KV that is still on its way from elsewhere when a step begins, in pages that its rows see and none of them writes. */
 struct kv_arrival {
 	/*
-	 * Waits until all that the step sees of a layer is there; the forward pass asks in front of each layer's attention. False: it does not
-	 * come, or not in time. Then the step ends, and means nothing.
+	 * Waits until all that the step sees of a layer is there; the forward pass asks in front of each layer's
+	 * attention. False: it does not come, or not in time. Then the step ends, and means nothing.
 	 */
 	bool (*wait)(struct kv_arrival *arrival, int32_t layer);
 };

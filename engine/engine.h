@@ -591,7 +591,7 @@ struct engine_overflow {
 	uint64_t ram_bytes, ram_used_bytes, disk_bytes, disk_used_bytes;
 	int32_t requests, pages;                   /* that have something there now */
 	uint64_t moved_pages, lost_requests;       /* so far */
-	uint64_t wide_refused;                     /* narrow KV: pages that went without their wide copies, for want of room */
+	uint64_t wide_refused; /* narrow KV: pages that went without their wide copies, for want of room */
 	uint64_t bytes_read, bytes_written, waits; /* of the disk; blocks that a step had to wait for */
 	bool disk_off;
 	const char *off_reason;                    /* "" or a static text */
@@ -651,7 +651,8 @@ struct engine_plan_params {
 	double tokens_per_s;    /* KV written by all clients together; 0: not known */
 	const char *kv_type;    /* as in engine_options */
 	bool kv_bounds;
-	uint64_t kv_overflow_bytes, kv_overflow_disk_bytes; /* below a pool of pool_bytes, for conversations larger than it */
+	/* Below a pool of pool_bytes, for conversations larger than it. */
+	uint64_t kv_overflow_bytes, kv_overflow_disk_bytes;
 };
 
 struct engine_plan {
@@ -672,7 +673,7 @@ struct engine_plan {
 	uint64_t pool_pages;
 	int64_t sessions_that_fit;    /* whole contexts in it */
 	double idle_seconds;          /* how long an idle session's pages stay at tokens_per_s; 0: not known */
-	/* The longest conversation: in the pool; and with what is below it, n_ctx at most, or beyond it where all layers have windows. */
+	/* The longest conversation: in the pool; and with what is below it, or passing through it, n_ctx at most. */
 	int32_t pool_tokens, longest_tokens;
 	/* What is taken below it; with int8 and fp8_e4m3 some host memory in any case. */
 	uint64_t overflow_ram_bytes, overflow_disk_bytes;

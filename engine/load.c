@@ -194,7 +194,9 @@ static enum status open_overflow(struct engine *e, struct error *err)
 	if (!options.ram_bytes && !options.dir)
 		return STATUS_OK;
 	if (model_horizon(model_params(e->model)) > 0) {
-		log_msg(LOG_INFO, "kv_overflow", "all layers of this model have a window, so that conversations may be larger than the KV cache without kv-overflow: it is not used");
+		log_msg(LOG_INFO, "kv_overflow",
+		        "all layers of this model have a window, so that conversations may be larger than the KV cache "
+		        "without kv-overflow: it is not used");
 		return STATUS_OK;
 	}
 	enum status st = kv_overflow_create(e->backend, e->pool, &options, &e->overflow, err);

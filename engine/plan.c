@@ -46,8 +46,8 @@ static enum status plan_pool(const struct engine_plan_params *params, const stru
 }
 
 /* How long conversations can be, with what is below the pool. */
-static enum status plan_longest(const struct engine_plan_params *params, const struct kv_layout *layout, int32_t step_tokens, int32_t horizon,
-                                struct engine_plan *out, struct error *err)
+static enum status plan_longest(const struct engine_plan_params *params, const struct kv_layout *layout,
+                                int32_t step_tokens, int32_t horizon, struct engine_plan *out, struct error *err)
 {
 	struct kv_overflow_plan below;
 	uint64_t pages = out->pool_pages < INT32_MAX / KV_PAGE_TOKENS ? out->pool_pages : INT32_MAX / KV_PAGE_TOKENS;
@@ -58,7 +58,8 @@ static enum status plan_longest(const struct engine_plan_params *params, const s
 		out->longest_tokens = out->n_ctx;
 	if (horizon > 0 || (params->kv_overflow_bytes == 0 && params->kv_overflow_disk_bytes == 0))
 		return STATUS_OK;
-	enum status st = kv_overflow_plan(layout, (int32_t)pages, step_tokens, params->kv_overflow_bytes, params->kv_overflow_disk_bytes, &below, err);
+	enum status st = kv_overflow_plan(layout, (int32_t)pages, step_tokens, params->kv_overflow_bytes,
+	                                  params->kv_overflow_disk_bytes, &below, err);
 	if (st != STATUS_OK)
 		return st;
 	if (below.max_tokens > out->longest_tokens)

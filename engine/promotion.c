@@ -34,7 +34,8 @@ bool promotion_awaited(struct sched *s, struct request *r)
 		if (!r->fetched && kv_tiers_comes(s->tiers, &r->chain.root, r->tokens.ids, n, &r->kv))
 			return true;
 		bool by_parts = s->overlaps && list_empty(&s->running) && is_plain(s, r);
-		r->fetched = r->fetched || !kv_tiers_fetch(s->tiers, &r->fetch, &r->chain.root, r->tokens.ids, n, &r->kv, pages_to_fetch(s), by_parts);
+		r->fetched = r->fetched || !kv_tiers_fetch(s->tiers, &r->fetch, &r->chain.root, r->tokens.ids, n,
+		                                           &r->kv, pages_to_fetch(s), by_parts);
 	}
 	r->fetched = r->fetched || kv_tiers_advance(s->tiers, &r->fetch, &r->kv, &use);
 	return !r->fetched;

@@ -1,34 +1,36 @@
 /*
  * The scheduler: which requests run, and which rows the next step computes. It belongs to the worker thread.
  *
- * Admission goes round among the tenants that wait, and is first come, first served within one; but the requests of one session run
- * one after the other, and a request whose prompt begins like one that is being computed waits for the common part instead of
- * computing it twice. A request begins with what the prefix index knows of its prompt, its own earlier turns included. It is
- * admitted when the pool has pages for the rest (pages that only the index holds are evicted for it, then those last in line give
- * up the pages they wait to use), so a running prefill never waits for memory. A step takes one row from each request that decodes, then fills its budget
- * with equal shares of the prompts that are being computed. When a decoding request finds no page and nothing can be
- * reclaimed, the youngest request is preempted: its pages fall to the index, and what is evicted of them is computed again later with
- * the same result. A tenant's limit of KV works in the same way on what that tenant holds, and stops only its own requests.
+ * Admission goes round among the tenants that wait, and is first come, first served within one; but the requests of one
+ * session run one after the other, and a request whose prompt begins like one that is being computed waits for the
+ * common part instead of computing it twice. A request begins with what the prefix index knows of its prompt, its own
+ * earlier turns included. It is admitted when the pool has pages for the rest (pages that only the index holds are
+ * evicted for it, then those last in line give up the pages they wait to use), so a running prefill never waits for
+ * memory. A step takes one row from each request that decodes, then fills its budget with equal shares of the prompts
+ * that are being computed. When a decoding request finds no page and nothing can be reclaimed, the youngest request is
+ * preempted: its pages fall to the index, and what is evicted of them is computed again later with the same result. A
+ * tenant's limit of KV works in the same way on what that tenant holds, and stops only its own requests.
  *
- * What the tiers below the pool have of a prompt comes up before the request is admitted: it waits, holding what is there, while
- * others go on, and requests behind it may overtake it. When there are no others it is admitted, alone, as soon as the first layers are
- * there (promotion.h).
+ * What the tiers below the pool have of a prompt comes up before the request is admitted: it waits, holding what is
+ * there, while others go on, and requests behind it may overtake it. When there are no others it is admitted, alone, as
+ * soon as the first layers are there (promotion.h).
  *
- * A request under a context policy (kv/policy.h) takes from the index, and gives it, only what is exact. Steps end where its policy acts next,
- * and what has to go then goes in front of the next one. Pages that go may be shared, so each stretch asks for
- * room as a decoding request does.
+ * A request under a context policy (kv/policy.h) takes from the index, and gives it, only what is exact. Steps end
+ * where its policy acts next, and what has to go then goes in front of the next one. Pages that go may be shared, so
+ * each stretch asks for room as a decoding request does.
  *
- * A request with more tokens than the pool holds is large. Where all layers have a window it passes through the pool, in pieces that it has room for
- * behind the window. Else it can run where there is room below the pool for its first pages (kv/overflow.h), which
- * is reserved when it is admitted, for all that it may come to if it says that; those that wait for such room are overtaken. It has half of
- * the pool at most, and is computed in steps as large as that allows, since each of them reads all that is below. A step with such a
- * request is slow for everybody in it: while there are others, they get as much time to themselves afterwards.
+ * A request with more tokens than the pool holds is large. Where all layers have a window it passes through the pool,
+ * in pieces that it has room for behind the window. Else it can run where there is room below the pool for its first
+ * pages (kv/overflow.h), which is reserved when it is admitted, for all that it may come to if it says that; those that
+ * wait for such room are overtaken. It has half of the pool at most, and is computed in steps as large as that allows,
+ * since each of them reads all that is below. A step with such a request is slow for everybody in it: while there are
+ * others, they get as much time to themselves afterwards.
  *
- * Work in the background, which nobody waits for, comes last in every order: it is admitted while nothing else runs or waits, goes on
- * beside what comes then, and is set back first, for a prompt that lacks room as well.
+ * Work in the background, which nobody waits for, comes last in every order: it is admitted while nothing else runs or
+ * waits, goes on beside what comes then, and is set back first, for a prompt that lacks room as well.
  *
- * Nothing is decided once and for all: each step estimates afresh what a waiting request lacks and what could be had for it, and takes
- * nothing from anybody while the estimate says that it would not be enough.
+ * Nothing is decided once and for all: each step estimates afresh what a waiting request lacks and what could be had
+ * for it, and takes nothing from anybody while the estimate says that it would not be enough.
  */
 #pragma once
 
@@ -76,7 +78,8 @@ struct sched {
 	struct kv_pool *pool;
 	struct kv_prefix *prefix;
 	struct kv_tiers *tiers; /* below the pool; NULL, as sched_init() leaves it: none */
-	bool overlaps;          /* requests may begin while their pages come up; false, as sched_init() leaves it: when they are there */
+	bool overlaps; /* requests may begin while their pages come up; false, as sched_init() leaves it: when they are
+	                  there */
 	struct kv_overflow *overflow; /* room for what large requests have beyond the pool; NULL, as sched_init() leaves it: none */
 	struct kv_scorer *scorer; /* NULL, as sched_init() leaves it: all pages are worth the same */
 	struct kv_merger *merger; /* NULL, as sched_init() leaves it: no request merges */
@@ -136,8 +139,8 @@ bool sched_build(struct sched *s);
 /* Who uses pages for a request, now. */
 struct kv_use sched_use(const struct sched *s, const struct request *r);
 /*
- * A step whose batch has an arrival was computed, as far as possible, and means something if `computed`. False: it does not, since not all it saw is
- * there; its request waits again, and nothing has happened.
+ * A step whose batch has an arrival was computed, as far as possible, and means something if `computed`. False: it does
+ * not, since not all it saw is there; its request waits again, and nothing has happened.
  */
 bool sched_arrived(struct sched *s, bool computed);
 /* A part of moved rows is computed. */

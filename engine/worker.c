@@ -435,7 +435,8 @@ static enum status start(struct worker *w, struct error *err)
 	if (!w->part_logits || !w->part_token || !w->choice || !w->chosen)
 		return error_set(err, STATUS_NOMEM, "no memory for the outputs of a step");
 	w->sched.tiers = w->sessions.tiers = e->tiers;
-	w->sched.overlaps = e->backend_info.host_memory; /* elsewhere a page that is written waits for what was computed before */
+	w->sched.overlaps =
+		e->backend_info.host_memory; /* elsewhere a page that is written waits for what was computed before */
 	w->sched.overflow = e->overflow;
 	w->overflow_tokens = e->overflow ? kv_overflow_now(e->overflow)->max_tokens : 0;
 	w->sched.horizon = model_horizon(model_params(e->model));

@@ -116,10 +116,10 @@ static void write_tiers(struct buf *out, const struct engine_tiers *t)
 		write_tier(out, &t->tier[i]);
 	}
 	buf_printf(out,
-		   "],\"fetches\":{\"under_way\":%d,\"begun\":%llu,\"cancelled\":%llu,\"overlapped\":%llu,\"prefill_tokens_per_second\":%.6g}",
-		   t->fetching, (unsigned long long)t->fetches, (unsigned long long)t->fetches_cancelled,
-		   (unsigned long long)t->fetches_overlapped,
-		   t->prefill_tokens_per_s);
+	           "],\"fetches\":{\"under_way\":%d,\"begun\":%llu,\"cancelled\":%llu,\"overlapped\":%llu,\"prefill_"
+	           "tokens_per_second\":%.6g}",
+	           t->fetching, (unsigned long long)t->fetches, (unsigned long long)t->fetches_cancelled,
+	           (unsigned long long)t->fetches_overlapped, t->prefill_tokens_per_s);
 }
 
 /* Room below the pool for conversations larger than it, where there is any. */
@@ -128,11 +128,16 @@ static void write_overflow(struct buf *out, const struct engine_overflow *o)
 	if (o->ram_bytes + o->disk_bytes == 0 && !o->disk_off)
 		return;
 	buf_printf(out,
-		   ",\"overflow\":{\"max_tokens\":%d,\"requests\":%d,\"pages\":%d,\"moved_pages\":%llu,\"lost_requests\":%llu,"
-		   "\"wide_refused\":%llu,\"ram\":{\"bytes\":%llu,\"bytes_used\":%llu},\"disk\":{\"state\":\"%s\",\"reason\":",
-		   o->max_tokens, o->requests, o->pages, (unsigned long long)o->moved_pages, (unsigned long long)o->lost_requests,
-		   (unsigned long long)o->wide_refused, (unsigned long long)o->ram_bytes, (unsigned long long)o->ram_used_bytes,
-		   o->disk_off ? "off" : o->disk_bytes ? "on" : "none");
+	           ",\"overflow\":{\"max_tokens\":%d,\"requests\":%d,\"pages\":%d,\"moved_pages\":%llu,\"lost_"
+	           "requests\":%llu,"
+	           "\"wide_refused\":%llu,\"ram\":{\"bytes\":%llu,\"bytes_used\":%llu},\"disk\":{\"state\":\"%s\","
+	           "\"reason\":",
+	           o->max_tokens, o->requests, o->pages, (unsigned long long)o->moved_pages,
+	           (unsigned long long)o->lost_requests, (unsigned long long)o->wide_refused,
+	           (unsigned long long)o->ram_bytes, (unsigned long long)o->ram_used_bytes,
+	           o->disk_off     ? "off"
+	           : o->disk_bytes ? "on"
+	                           : "none");
 	buf_json_string(out, o->off_reason, strlen(o->off_reason));
 	buf_printf(out, ",\"bytes\":%llu,\"bytes_used\":%llu,\"bytes_read\":%llu,\"bytes_written\":%llu,\"waits\":%llu}}",
 		   (unsigned long long)o->disk_bytes, (unsigned long long)o->disk_used_bytes, (unsigned long long)o->bytes_read,

@@ -15,24 +15,35 @@ struct args {
 
 static const struct option rows[] = {
 	OPTION_ROW_STRING(struct args, model, "model", NULL, "GGUF file"),
-	OPTION_ROW_INT(struct args, ctx, "ctx", 0, 0, 1 << 30, "tokens of a conversation; 0: as trained, or as far as rope-scaling reaches"),
+	OPTION_ROW_INT(struct args, ctx, "ctx", 0, 0, 1 << 30,
+                       "tokens of a conversation; 0: as trained, or as far as rope-scaling reaches"),
 	OPTION_ROW_INT(struct args, sessions, "sessions", 1, 0, 1 << 30, "conversations to hold at once"),
-	OPTION_ROW_BYTES(struct args, memory, "memory", 0, 0, INT64_MAX, "memory for everything; 0: what the plan comes to"),
-	OPTION_ROW_STRING(struct args, rope_scaling, "rope-scaling", NULL, "as the server's: yarn:4, linear:2, none, ..."),
-	OPTION_ROW_STRING(struct args, kv_dtype, "kv-dtype", "auto", "as the server's: auto, f16, bf16, int8 or fp8_e4m3"),
-	OPTION_ROW_BOOL(struct args, kv_bounds, "kv-bounds", "as the server's: with the bounds that the context policy quest needs"),
-	OPTION_ROW_BYTES(struct args, kv_overflow, "kv-overflow", 0, 0, INT64_MAX, "as the server's: host memory for conversations larger than the KV cache"),
-	OPTION_ROW_BYTES(struct args, kv_overflow_disk, "kv-overflow-disk", 0, 0, INT64_MAX, "and bytes of a file for them, without its directory"),
-	OPTION_ROW_REAL(struct args, rate, "rate", 0, 0, 1 << 30, "tokens a second that all clients write; 0: not known"),
+	OPTION_ROW_BYTES(struct args, memory, "memory", 0, 0, INT64_MAX,
+                         "memory for everything; 0: what the plan comes to"),
+	OPTION_ROW_STRING(struct args, rope_scaling, "rope-scaling", NULL,
+                          "as the server's: yarn:4, linear:2, none, ..."),
+	OPTION_ROW_STRING(struct args, kv_dtype, "kv-dtype", "auto",
+                          "as the server's: auto, f16, bf16, int8 or fp8_e4m3"),
+	OPTION_ROW_BOOL(struct args, kv_bounds, "kv-bounds",
+                        "as the server's: with the bounds that the context policy quest needs"),
+	OPTION_ROW_BYTES(struct args, kv_overflow, "kv-overflow", 0, 0, INT64_MAX,
+                         "as the server's: host memory for conversations larger than the KV cache"),
+	OPTION_ROW_BYTES(struct args, kv_overflow_disk, "kv-overflow-disk", 0, 0, INT64_MAX,
+                         "and bytes of a file for them, without its directory"),
+	OPTION_ROW_REAL(struct args, rate, "rate", 0, 0, 1 << 30,
+                        "tokens a second that all clients write; 0: not known"),
 	OPTION_ROW_INT(struct args, step_tokens, "step-tokens", 0, 0, 65536, "rows of a step; 0: the server's default"),
-	OPTION_ROW_INT(struct args, max_running, "max-running", 0, 0, 4096, "generations that run together; 0: the server's default"),
+	OPTION_ROW_INT(struct args, max_running, "max-running", 0, 0, 4096,
+                       "generations that run together; 0: the server's default"),
 	OPTION_ROW_BOOL(struct args, json, "json", "one JSON object instead of text"),
 };
 
 static const struct cli_usage usage = {
-	"kvasir plan --model FILE [--ctx N] [--sessions M] [--memory B] [--kv-overflow B] [--kv-overflow-disk B] [--rate R] [--kv-dtype T]\n"
+	"kvasir plan --model FILE [--ctx N] [--sessions M] [--memory B] [--kv-overflow B] [--kv-overflow-disk B] "
+        "[--rate R] [--kv-dtype T]\n"
 	"    [--rope-scaling R] [--json]",
-	"Says what weights, activations and KV cache will take, how many conversations fit, how long one may be, and how long an idle one is kept.",
+	"Says what weights, activations and KV cache will take, how many conversations fit, how long one may be, and "
+        "how long an idle one is kept.",
 	{rows, sizeof rows / sizeof *rows},
 };
 
@@ -130,9 +141,11 @@ static void write_text(const struct engine_plan *p, const struct args *args, str
 	if (p->longest_tokens > p->pool_tokens)
 		buf_printf(out, "  %-26s %16d tokens\n", "... in the KV cache alone", p->pool_tokens);
 	if (p->overflow_ram_bytes)
-		write_size(out, "below it, in memory", p->overflow_ram_bytes, p->overflow_disk_bytes && !args->kv_overflow ? "copies in f16 of some pages" : "");
+		write_size(out, "below it, in memory", p->overflow_ram_bytes,
+		           p->overflow_disk_bytes && !args->kv_overflow ? "copies in f16 of some pages" : "");
 	if (p->overflow_disk_bytes)
-		write_size(out, "below it, on disk", p->overflow_disk_bytes, "read once for each step of such a conversation");
+		write_size(out, "below it, on disk", p->overflow_disk_bytes,
+		           "read once for each step of such a conversation");
 	if (p->idle_seconds > 0)
 		buf_printf(out, "  %-26s %16.0f seconds, while all clients write %g tokens a second\n", "an idle session stays",
 		           p->idle_seconds, args->rate);

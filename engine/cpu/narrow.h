@@ -36,5 +36,6 @@ static inline char *narrow_wide_page(const struct kv_layout *l, const char *kv, 
 {
 	if (!l->wide || l->wide->slot[page] < 0)
 		return NULL;
-	return (char *)(l->wide->slab ? l->wide->slab : kv) + l->wide->offset + (size_t)l->wide->slot[page] * l->wide->stride;
+	return (char *)(l->wide->slab ? l->wide->slab : kv) + l->wide->offset +
+	       (size_t)l->wide->slot[page] * l->wide->stride;
 }

@@ -73,7 +73,8 @@ enum status kv_image_write(const struct kv_tier_device *d, int32_t page, bool wi
 	return ops->mem_write(d->backend, copy_at(d, page), (const char *)host + n, w->bytes);
 }
 
-enum status kv_image_write_bytes(const struct kv_tier_device *d, int32_t page, size_t at, size_t bytes, const void *host)
+enum status kv_image_write_bytes(const struct kv_tier_device *d, int32_t page, size_t at, size_t bytes,
+                                 const void *host)
 {
 	return d->backend->ops->mem_write(d->backend, page_at(d, page) + at, host, bytes);
 }

@@ -17,8 +17,8 @@ struct kv_tier_device {
 };
 
 /*
- * An image without a wide copy can come in parts, each of some layers, so that what reads the first layers need not wait for the last. One with a
- * copy is whole: there are few of them.
+ * An image without a wide copy can come in parts, each of some layers, so that what reads the first layers need not
+ * wait for the last. One with a copy is whole: there are few of them.
  */
 enum { KV_IMAGE_PARTS = 4 };
 
@@ -43,4 +43,5 @@ enum status kv_image_read(const struct kv_tier_device *d, int32_t page, bool wid
 /* Likewise; the page is given a copy if wide. Where there is no room for it, which is counted, it goes without. */
 enum status kv_image_write(const struct kv_tier_device *d, int32_t page, bool wide, const void *host);
 /* Bytes [at, at + bytes) of a page, which belong to its image without a copy. */
-enum status kv_image_write_bytes(const struct kv_tier_device *d, int32_t page, size_t at, size_t bytes, const void *host);
+enum status kv_image_write_bytes(const struct kv_tier_device *d, int32_t page, size_t at, size_t bytes,
+                                 const void *host);

@@ -19,7 +19,7 @@ struct kv_overflow {
 	char *ram;                      /* [n_layer][ram_groups][group_pages] pieces; then wide copies */
 	size_t ram_bytes;
 	struct kv_wide wide;            /* what get() gives of a layer's copies */
-	int32_t *wide_slot;             /* [ram_groups + disk_groups][group_pages] of each page, or -1; NULL: not a narrow pool */
+	int32_t *wide_slot; /* [ram_groups + disk_groups][group_pages] of each page, or -1; NULL: not a narrow pool */
 	int32_t *free_wide, n_free_wide;
 	struct overflow_disk *disk;     /* NULL: none */
 	const char *off_reason;         /* of a disk that has failed */
@@ -87,8 +87,10 @@ enum status kv_overflow_plan(const struct kv_layout *l, int32_t pool_pages, int3
 	out->disk_bytes = on_disk * (uint64_t)out->disk_groups;
 	if (out->ram_groups + out->disk_groups == 0)
 		return error_set(err, STATUS_INVALID,
-		                 "%" PRIu64 " bytes for conversations larger than the KV cache are too few: %" PRId32 " pages, the fewest that are moved together, take %" PRIu64,
-		                 ram_bytes > disk_bytes ? ram_bytes : disk_bytes, group, disk_bytes ? on_disk : in_ram + wide);
+		                 "%" PRIu64 " bytes for conversations larger than the KV cache are too few: %" PRId32
+		                 " pages, the fewest that are moved together, take %" PRIu64,
+		                 ram_bytes > disk_bytes ? ram_bytes : disk_bytes, group,
+		                 disk_bytes ? on_disk : in_ram + wide);
 	out->max_tokens = pages_of(out) * KV_PAGE_TOKENS;
 	return STATUS_OK;
 }
@@ -313,7 +315,8 @@ static void keep_wide(struct kv_overflow *o, int32_t slot, int32_t p, const char
 		return;
 	}
 	int32_t to = wide_of(o, slot)[p] = o->free_wide[--o->n_free_wide];
-	memcpy((char *)o->wide.slab + (size_t)to * o->wide.stride, slab + w->offset + (size_t)w->slot[page] * w->stride, w->bytes);
+	memcpy((char *)o->wide.slab + (size_t)to * o->wide.stride, slab + w->offset + (size_t)w->slot[page] * w->stride,
+	       w->bytes);
 }
 
 bool kv_overflow_spill(struct kv_overflow *o, struct kv_spill *s, struct kv_seq *seq, struct kv_pool *pool)
@@ -413,7 +416,8 @@ static enum status take_memory(struct kv_overflow *o, struct error *err)
 		return error_set(err, STATUS_NOMEM, "no memory for conversations larger than the KV cache: they were to have %zu bytes", bytes);
 	o->ram = ram;
 	o->ram_bytes = bytes;
-	return make_wide(o) ? STATUS_OK : error_set(err, STATUS_NOMEM, "no memory for conversations larger than the KV cache");
+	return make_wide(o) ? STATUS_OK
+	                    : error_set(err, STATUS_NOMEM, "no memory for conversations larger than the KV cache");
 }
 
 static enum status open_disk(struct kv_overflow *o, const struct kv_overflow_options *options, struct error *err)
@@ -494,7 +498,8 @@ void kv_overflow_stats(const struct kv_overflow *o, struct kv_overflow_stats *ou
 	*out = o->stats;
 	out->wide_slots = o->plan.wide_slots;
 	out->wide_used = o->plan.wide_slots - o->n_free_wide;
-	out->ram_used_bytes = (uint64_t)(o->plan.ram_groups - o->n_free_ram) * group * o->layout.page_bytes + (uint64_t)out->wide_used * o->wide.stride;
+	out->ram_used_bytes = (uint64_t)(o->plan.ram_groups - o->n_free_ram) * group * o->layout.page_bytes +
+	                      (uint64_t)out->wide_used * o->wide.stride;
 	out->disk_bytes = (uint64_t)o->plan.disk_groups * on_disk;
 	out->disk_used_bytes = (uint64_t)(o->plan.disk_groups - o->n_free_disk) * on_disk;
 	out->bytes_read = disk.bytes_read;

@@ -1,39 +1,43 @@
 /*
- * Room below the device for conversations that are larger than the page pool: their first pages are kept here, and attention reads them from
- * here, layer by layer, so that a sequence may be many times as long as the pool and has the same answer, only later.
+ * Room below the device for conversations that are larger than the page pool: their first pages are kept here, and
+ * attention reads them from here, layer by layer, so that a sequence may be many times as long as the pool and has the
+ * same answer, only later.
  *
- * How it differs from the tiers (tiers.h). A tier is a cache: it may drop what it has, since that can be computed again. What is here is
- * the only copy of what a running request needs for each of its tokens. So room is reserved before a request begins, nothing is dropped
- * before the request ends, and nothing outlives the process. And a tier gives back whole pages, while attention wants one layer of all pages
- * at a time; so pages lie here by layer, in groups: a group is a run of pages of one sequence, and a block one layer of a group.
+ * How it differs from the tiers (tiers.h). A tier is a cache: it may drop what it has, since that can be computed
+ * again. What is here is the only copy of what a running request needs for each of its tokens. So room is reserved
+ * before a request begins, nothing is dropped before the request ends, and nothing outlives the process. And a tier
+ * gives back whole pages, while attention wants one layer of all pages at a time; so pages lie here by layer, in
+ * groups: a group is a run of pages of one sequence, and a block one layer of a group.
  *
- * Down. When a sequence would have more pages in the pool than it may (kv_overflow_plan(): resident_pages), its next group goes: it is copied
- * and given back to the pool, where the prefix index may keep it as long as there is room, as it does with pages that left a
- * window. Pages of the open end are never among them.
+ * Down. When a sequence would have more pages in the pool than it may (kv_overflow_plan(): resident_pages), its next
+ * group goes: it is copied and given back to the pool, where the prefix index may keep it as long as there is room, as
+ * it does with pages that left a window. Pages of the open end are never among them.
  *
- * Up. Within a step, for each layer, the forward pass asks for the groups in their order (struct kv_far) and computes attention over them
- * part by part. What lies in host memory is read where it is, as one part. What lies on disk goes through a few buffers, a block in each: while
- * one is being read by attention the next ones, those of the next layer at the end of one, are on their way. Nothing is cached
- * beyond that: the disk is read once for each layer and step, which is why prompts are computed in chunks as large as may be.
+ * Up. Within a step, for each layer, the forward pass asks for the groups in their order (struct kv_far) and computes
+ * attention over them part by part. What lies in host memory is read where it is, as one part. What lies on disk goes
+ * through a few buffers, a block in each: while one is being read by attention the next ones, those of the next layer
+ * at the end of one, are on their way. Nothing is cached beyond that: the disk is read once for each layer and step,
+ * which is why prompts are computed in chunks as large as may be.
  *
- * Pages of a narrow pool bring their wide copies along (kv_wide of backend.h): those of the first page of a conversation, and of pages with
- * values that have no narrow form. There are few of them, so these are in memory always, in slots of their own; when they run out a page goes without, and is
- * counted.
+ * Pages of a narrow pool bring their wide copies along (kv_wide of backend.h): those of the first page of a
+ * conversation, and of pages with values that have no narrow form. There are few of them, so these are in memory
+ * always, in slots of their own; when they run out a page goes without, and is counted.
  *
- * Groups are multiples of KV_PART_PAGES, so that a row has the same bits whether or not its sequence had to leave the pool: what is computed
- * of such a sequence is exact, and joins the prefix index like anything else.
+ * Groups are multiples of KV_PART_PAGES, so that a row has the same bits whether or not its sequence had to leave the
+ * pool: what is computed of such a sequence is exact, and joins the prefix index like anything else.
  *
- * Disk. A file without a name, as large as it may become from the start, of mode 0600, read and written past the page cache where the file
- * system allows that. Its blocks are compared with their checksums, which are in memory. Two threads move bytes; a write is behind the
- * step that caused it, and its pages are read from the buffer until it is done.
+ * Disk. A file without a name, as large as it may become from the start, of mode 0600, read and written past the page
+ * cache where the file system allows that. Its blocks are compared with their checksums, which are in memory. Two
+ * threads move bytes; a write is behind the step that caused it, and its pages are read from the buffer until it is
+ * done.
  *
- * Failure. A transfer that fails, is damaged, or takes longer than stall_ms ends the disk part for good, with one line in the log. Sequences
- * that have something there are lost (kv_spill.lost) and their requests fail with a sentence; their rows of the step at hand mean
- * nothing, those of others are what they were. What is in host memory goes on.
+ * Failure. A transfer that fails, is damaged, or takes longer than stall_ms ends the disk part for good, with one line
+ * in the log. Sequences that have something there are lost (kv_spill.lost) and their requests fail with a sentence;
+ * their rows of the step at hand mean nothing, those of others are what they were. What is in host memory goes on.
  *
- * Where it is possible: on devices that have attention_part(), on GPUs with pages that are not narrow. Of a device whose memory is its
- * own, what lies in host memory is copied to it part by part, the next ones while it computes (backend.h, page_layers() and
- * host_alloc()). One thread, the device's worker, calls this.
+ * Where it is possible: on devices that have attention_part(), on GPUs with pages that are not narrow. Of a device whose
+ * memory is its own, what lies in host memory is copied to it part by part, the next ones while it computes (backend.h,
+ * page_layers() and host_alloc()). One thread, the device's worker, calls this.
  */
 #pragma once
 
@@ -57,8 +61,8 @@ struct kv_overflow_plan {
 };
 
 /*
- * ram_bytes are for groups and wide copies; where there are none, copies take memory of their own. INVALID: the pool is too small for a
- * conversation to pass through, or what is below it for one group; the sentence says how much it takes.
+ * ram_bytes are for groups and wide copies; where there are none, copies take memory of their own. INVALID: the pool is
+ * too small for a conversation to pass through, or what is below it for one group; the sentence says how much it takes.
  */
 enum status kv_overflow_plan(const struct kv_layout *layout, int32_t pool_pages, int32_t step_tokens, uint64_t ram_bytes, uint64_t disk_bytes,
                              struct kv_overflow_plan *out, struct error *err);

@@ -70,14 +70,16 @@ static inline int32_t kv_seq_places(const struct kv_seq *s)
 }
 
 /*
- * In a narrow pool two of a sequence's pages have a wide copy, as far as there is room for it: the first, on which attention leans more than
- * on others (Xiao et al., "Efficient Streaming Language Models with Attention Sinks", 2023), and the last, while it fills.
+ * In a narrow pool two of a sequence's pages have a wide copy, as far as there is room for it: the first, on which
+ * attention leans more than on others (Xiao et al., "Efficient Streaming Language Models with Attention Sinks", 2023),
+ * and the last, while it fills.
  *
- * A prompt that is prepared piece by piece, up to whole pages, has the same copies as one prepared at once: while it goes_on, the last page of a
- * piece gets none.
+ * A prompt that is prepared piece by piece, up to whole pages, has the same copies as one prepared at once: while it
+ * goes_on, the last page of a piece gets none.
  *
  * Makes positions [n_tokens, n_tokens + n) writable: takes the pages that are missing and replaces a shared tail page
- * with a copy. LIMIT when the pool runs out (what was taken so far stays and is not lost), NOMEM when the table cannot grow.
+ * with a copy. LIMIT when the pool runs out (what was taken so far stays and is not lost), NOMEM when the table cannot
+ * grow.
  */
 enum status kv_seq_prepare(struct kv_pool *pool, struct kv_seq *s, int32_t n);
 /* Fresh pages that kv_seq_prepare(n) would take now. */

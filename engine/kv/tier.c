@@ -183,7 +183,8 @@ enum kv_tier_end kv_tier_deliver(struct kv_tier *t, const struct kv_tier_load *l
 	} else {
 		const struct kv_layout *layout = &t->device.layout;
 		struct kv_image_part part = kv_image_part(layout, kv_image_n_parts(layout, wide), l->part);
-		st = kv_image_write_bytes(&t->device, l->to, part.begin, part.end - part.begin, (const char *)image + part.begin);
+		st = kv_image_write_bytes(&t->device, l->to, part.begin, part.end - part.begin,
+		                          (const char *)image + part.begin);
 	}
 	return st == STATUS_OK ? KV_LOAD_DONE : KV_LOAD_FAILED;
 }
@@ -244,7 +245,9 @@ bool kv_tier_has_room(struct kv_tier *t)
 static int32_t find(const struct kv_tier *t, const struct kv_page_name *page)
 {
 	int32_t entry = t->stats.off ? NONE : kv_tier_lookup(t, &page->key);
-	return entry != NONE && !t->entries[entry].damaged && same_content(&t->entries[entry].page, page) ? entry : NONE;
+	if (entry == NONE || t->entries[entry].damaged || !same_content(&t->entries[entry].page, page))
+		return NONE;
+	return entry;
 }
 
 bool kv_tier_has(struct kv_tier *t, const struct kv_page_name *page)
@@ -308,14 +311,17 @@ int32_t kv_tier_n_parts(struct kv_tier *t, const struct kv_page_name *page)
 	return entry != NONE && t->ops->n_parts ? t->ops->n_parts(t, entry) : 1;
 }
 
-enum status kv_tier_load_part(struct kv_tier *t, const struct kv_page_name *page, int32_t part, int32_t to, uint64_t ticket)
+enum status kv_tier_load_part(struct kv_tier *t, const struct kv_page_name *page, int32_t part, int32_t to,
+                              uint64_t ticket)
 {
 	return begin_load(t, page, &(struct kv_tier_load){.ticket = ticket, .to = to, .part = part});
 }
 
 enum status kv_tier_read(struct kv_tier *t, const struct kv_page_name *page, void *host, bool *wide, uint64_t ticket)
 {
-	return begin_load(t, page, &(struct kv_tier_load){.ticket = ticket, .to = KV_NO_PAGE, .part = KV_WHOLE, .host = host, .host_wide = wide});
+	const struct kv_tier_load what = {
+	        .ticket = ticket, .to = KV_NO_PAGE, .part = KV_WHOLE, .host = host, .host_wide = wide};
+	return begin_load(t, page, &what);
 }
 
 void kv_tier_end_load(struct kv_tier *t, struct kv_tier_load *l, enum kv_tier_end end)

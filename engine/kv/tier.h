@@ -153,11 +153,12 @@ bool kv_tier_find(struct kv_tier *t, const struct kv_key *key, struct kv_page_na
  */
 enum status kv_tier_load(struct kv_tier *t, const struct kv_page_name *page, int32_t to, uint64_t ticket);
 /*
- * In how many parts (image.h) it can bring the page, which it has: then kv_tier_load_part() brings each by itself. What has arrived of it is good
- * whatever becomes of the others. 1: only as a whole.
+ * In how many parts (image.h) it can bring the page, which it has: then kv_tier_load_part() brings each by itself. What
+ * has arrived of it is good whatever becomes of the others. 1: only as a whole.
  */
 int32_t kv_tier_n_parts(struct kv_tier *t, const struct kv_page_name *page);
-enum status kv_tier_load_part(struct kv_tier *t, const struct kv_page_name *page, int32_t part, int32_t to, uint64_t ticket);
+enum status kv_tier_load_part(struct kv_tier *t, const struct kv_page_name *page, int32_t part, int32_t to,
+                              uint64_t ticket);
 /* The same to host memory, which has room for any image (image.h); what there is of the page, *wide says once it is reported as done. */
 enum status kv_tier_read(struct kv_tier *t, const struct kv_page_name *page, void *host, bool *wide, uint64_t ticket);
 /* Forgets a load: its page is the caller's again, and is not reported. Unknown tickets are ignored. */

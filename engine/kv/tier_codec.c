@@ -122,7 +122,8 @@ bool kv_codec_pack(const struct kv_layout *l, struct kv_order order, enum kv_for
 	return true;
 }
 
-void kv_codec_spans(const struct kv_layout *l, int32_t first, int32_t count, struct kv_codec_span *scales, struct kv_codec_span *codes)
+void kv_codec_spans(const struct kv_layout *l, int32_t first, int32_t count, struct kv_codec_span *scales,
+                    struct kv_codec_span *codes)
 {
 	size_t in_layer = n_blocks(l) / (size_t)l->n_layer * KV_PAGE_TOKENS; /* vectors */
 	size_t begin = (size_t)first * in_layer, end = begin + (size_t)count * in_layer;
@@ -131,8 +132,8 @@ void kv_codec_spans(const struct kv_layout *l, int32_t first, int32_t count, str
 	*codes = (struct kv_codec_span){all_scales + begin * dim, all_scales + end * dim};
 }
 
-void kv_codec_unpack_layers(const struct kv_layout *l, struct kv_order order, enum kv_form type, const void *packed, int32_t first,
-                            int32_t count, void *page)
+void kv_codec_unpack_layers(const struct kv_layout *l, struct kv_order order, enum kv_form type, const void *packed,
+                            int32_t first, int32_t count, void *page)
 {
 	float x[MAX_HEAD_DIM * KV_PAGE_TOKENS], value[256];
 	int32_t dim = l->head_dim;
@@ -148,7 +149,8 @@ void kv_codec_unpack_layers(const struct kv_layout *l, struct kv_order order, en
 	}
 }
 
-void kv_codec_unpack(const struct kv_layout *l, struct kv_order order, enum kv_form type, const void *packed, void *page)
+void kv_codec_unpack(const struct kv_layout *l, struct kv_order order, enum kv_form type, const void *packed,
+                     void *page)
 {
 	if (type == KV_FORM_F16)
 		memcpy(page, packed, l->page_bytes);

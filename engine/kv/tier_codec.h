@@ -28,12 +28,13 @@ size_t kv_codec_bytes(const struct kv_layout *layout, enum kv_form type);
 bool kv_codec_pack(const struct kv_layout *layout, struct kv_order order, enum kv_form type, const void *page, void *out);
 void kv_codec_unpack(const struct kv_layout *layout, struct kv_order order, enum kv_form type, const void *packed, void *page);
 /* The same of some layers: of the packed page, as of the page, only what belongs to them is looked at. */
-void kv_codec_unpack_layers(const struct kv_layout *layout, struct kv_order order, enum kv_form type, const void *packed, int32_t first,
-                            int32_t n, void *page);
+void kv_codec_unpack_layers(const struct kv_layout *layout, struct kv_order order, enum kv_form type,
+                            const void *packed, int32_t first, int32_t n, void *page);
 /* Where in a packed page what belongs to these layers lies: their scales, and their codes. */
 struct kv_codec_span {
 	size_t begin, end;
 };
-void kv_codec_spans(const struct kv_layout *layout, int32_t first, int32_t n, struct kv_codec_span *scales, struct kv_codec_span *codes);
+void kv_codec_spans(const struct kv_layout *layout, int32_t first, int32_t n, struct kv_codec_span *scales,
+                    struct kv_codec_span *codes);
 /* Where, in a block of that order, a token's element d is: an index below KV_PAGE_TOKENS * head_dim. */
 int32_t kv_codec_place(enum kv_block_order order, int32_t head_dim, int32_t token, int32_t d);

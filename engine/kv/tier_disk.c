@@ -1,16 +1,19 @@
 /*
- * The tier in files (tier_file.h). The worker copies a page to a staging buffer and goes on; the tier's own thread sums and moves it.
+ * The tier in files (tier_file.h). The worker copies a page to a staging buffer and goes on; the tier's own thread sums
+ * and moves it.
  *
- * Threads. The worker owns the index, the loads and the list of free buffers. A job goes to the thread by one mailbox and comes back
- * by another; it and its buffer belong to whoever has it. The thread sees the files, the jobs and nothing else.
+ * Threads. The worker owns the index, the loads and the list of free buffers. A job goes to the thread by one mailbox
+ * and comes back by another; it and its buffer belong to whoever has it. The thread sees the files, the jobs and
+ * nothing else.
  *
- * A load of a part reads that part alone, and compares it with the checksum that the worker has had in memory since it indexed the record.
+ * A load of a part reads that part alone, and compares it with the checksum that the worker has had in memory since it
+ * indexed the record.
  *
- * An entry is a slot of the files. While its page is being written the entry is in use, so the slot is not taken for another, and a
- * load of it is answered from the staging buffer.
+ * An entry is a slot of the files. While its page is being written the entry is in use, so the slot is not taken for
+ * another, and a load of it is answered from the staging buffer.
  *
- * The tier is off for good after the first transfer that fails, or takes longer than stall_ms: a cache is not worth waiting for a
- * disk that dies.
+ * The tier is off for good after the first transfer that fails, or takes longer than stall_ms: a cache is not worth
+ * waiting for a disk that dies.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -426,7 +429,8 @@ static void stats(const struct kv_tier *t, struct kv_tier_stats *out)
 {
 	const struct disk *d = (const struct disk *)t;
 	out->used_bytes = (uint64_t)out->n_pages * d->record_bytes;
-	out->index_bytes += (uint64_t)t->n_entries * (sizeof *d->generation + sizeof *d->sums) + (uint64_t)d->n_staging * d->record_bytes;
+	out->index_bytes += (uint64_t)t->n_entries * (sizeof *d->generation + sizeof *d->sums) +
+	                    (uint64_t)d->n_staging * d->record_bytes;
 	out->io = d->io->ops->name;
 }
 
@@ -615,8 +619,13 @@ static enum status make_buffers(struct disk *d, int32_t n_staging, struct error 
 enum status kv_tier_disk_create(const struct kv_tier_device *device, const struct clock *clock, const struct kv_tier_disk_options *o,
                                 struct kv_tier **out, struct error *err)
 {
-	static const struct kv_tier_ops ops = {
-	        .put = put, .has_room = has_room, .n_parts = n_parts, .advance = advance, .wait = wait_for, .stats = stats, .destroy = destroy};
+	static const struct kv_tier_ops ops = {.put = put,
+	                                       .has_room = has_room,
+	                                       .n_parts = n_parts,
+	                                       .advance = advance,
+	                                       .wait = wait_for,
+	                                       .stats = stats,
+	                                       .destroy = destroy};
 	struct kv_io *io = o->io ? o->io : kv_io_create();
 	struct disk *d = calloc(1, sizeof *d);
 	enum status st;

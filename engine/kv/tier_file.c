@@ -22,7 +22,9 @@ enum { FORMAT = 2, BYTE_ORDER_MARK = 0x01020304, LOCK_TRIES = 200, LOCK_PAUSE_US
 
 /* No padding: checksums cover every byte, and what a compiler leaves in between would differ. */
 static_assert(sizeof(struct kv_file_header) == 8 + 8 + KV_FILE_ID + SHA256_BYTES + 24 + 8 + 48 + 80 + 8, "padding");
-static_assert(sizeof(struct kv_record_header) == 8 + KV_FILE_ID + 16 + 2 * SHA256_BYTES + 4 * KV_PAGE_TOKENS + 8 + 8 * KV_IMAGE_PARTS + 8, "padding");
+static_assert(sizeof(struct kv_record_header) ==
+                      8 + KV_FILE_ID + 16 + 2 * SHA256_BYTES + 4 * KV_PAGE_TOKENS + 8 + 8 * KV_IMAGE_PARTS + 8,
+              "padding");
 
 /* A file is at least this large, so that a tier of some gigabytes is few files, and one of terabytes not one alone. */
 static const uint64_t FILE_BYTES = (uint64_t)4 << 30;
@@ -241,7 +243,8 @@ static uint64_t record_checksum(const struct kv_record_header *h)
 static uint64_t part_checksum(const struct kv_file_set *s, const void *record, int32_t part, uint64_t generation)
 {
 	const struct kv_image_part *p = &s->part[part];
-	return hash64((const char *)record + KV_FILE_BLOCK + p->begin, p->end - p->begin, generation * KV_IMAGE_PARTS + (uint64_t)part);
+	return hash64((const char *)record + KV_FILE_BLOCK + p->begin, p->end - p->begin,
+	              generation * KV_IMAGE_PARTS + (uint64_t)part);
 }
 
 void kv_record_part(const struct kv_file_set *s, int32_t part, size_t *begin, size_t *end)
@@ -251,13 +254,14 @@ void kv_record_part(const struct kv_file_set *s, int32_t part, size_t *begin, si
 	*end = (block + s->part[part].end + block - 1) / block * block;
 }
 
-bool kv_record_part_check(const struct kv_file_set *s, const void *record, int32_t part, uint64_t generation, uint64_t sum)
+bool kv_record_part_check(const struct kv_file_set *s, const void *record, int32_t part, uint64_t generation,
+                          uint64_t sum)
 {
 	return part_checksum(s, record, part, generation) == sum;
 }
 
-void kv_record_seal(const struct kv_file_set *s, int32_t slot, const struct kv_page_name *page, uint64_t generation, void *record,
-                    struct kv_record_sums *sums)
+void kv_record_seal(const struct kv_file_set *s, int32_t slot, const struct kv_page_name *page, uint64_t generation,
+                    void *record, struct kv_record_sums *sums)
 {
 	struct kv_file_place place = kv_file_place(s, slot);
 	struct kv_record_header h = {
@@ -282,8 +286,8 @@ void kv_record_seal(const struct kv_file_set *s, int32_t slot, const struct kv_p
 	memset((char *)record + used, 0, s->common.record_bytes - used);
 }
 
-bool kv_record_read(const struct kv_file_set *s, int32_t slot, const void *record, struct kv_page_name *page, uint64_t *generation,
-                    struct kv_record_sums *sums)
+bool kv_record_read(const struct kv_file_set *s, int32_t slot, const void *record, struct kv_page_name *page,
+                    uint64_t *generation, struct kv_record_sums *sums)
 {
 	struct kv_file_place place = kv_file_place(s, slot);
 	struct kv_record_header h;

@@ -1,13 +1,14 @@
 /*
- * The files of the disk tier. A file is a header block and slots; a slot is a record: a header block and the bytes of a page, padded
- * to 4096. All fields are in the byte order of the machine, which the file's header tells.
+ * The files of the disk tier. A file is a header block and slots; a slot is a record: a header block and the bytes of a
+ * page, padded to 4096. All fields are in the byte order of the machine, which the file's header tells.
  *
- * A file header binds the file to what its pages depend on; one that differs in anything is not read but made anew. A record counts
- * only if its header's checksum is right and names this file, this slot and this page, and if the checksums of the page's bytes,
- * which the header holds, are right too: a record that was torn while it was written, or written to the wrong place, is
- * none. The header's own checksum is looked at when the index is rebuilt, those of the bytes at each load. There is one for each part
- * of the page (image.h), so that a part can be read, and trusted, without the others. Checksums
- * (XXH64) guard against accidents, not against somebody who can write the files: they are private to the user (0600).
+ * A file header binds the file to what its pages depend on; one that differs in anything is not read but made anew. A
+ * record counts only if its header's checksum is right and names this file, this slot and this page, and if the
+ * checksums of the page's bytes, which the header holds, are right too: a record that was torn while it was written, or
+ * written to the wrong place, is none. The header's own checksum is looked at when the index is rebuilt, those of the
+ * bytes at each load. There is one for each part of the page (image.h), so that a part can be read, and trusted,
+ * without the others. Checksums (XXH64) guard against accidents, not against somebody who can write the files: they are
+ * private to the user (0600).
  */
 #pragma once
 
@@ -88,15 +89,17 @@ struct kv_record_sums {
 };
 
 /* Completes a record whose bytes are in place behind its header block. */
-void kv_record_seal(const struct kv_file_set *s, int32_t slot, const struct kv_page_name *page, uint64_t generation, void *record,
-                    struct kv_record_sums *sums);
-/* Whether a header block is a record's at that slot; then *page, *generation and *sums are what it says. Does not look at the bytes. */
-bool kv_record_read(const struct kv_file_set *s, int32_t slot, const void *record, struct kv_page_name *page, uint64_t *generation,
-                    struct kv_record_sums *sums);
+void kv_record_seal(const struct kv_file_set *s, int32_t slot, const struct kv_page_name *page, uint64_t generation,
+                    void *record, struct kv_record_sums *sums);
+/* Whether a header block is a record's at that slot; then *page, *generation and *sums are what it says. Does not look
+ * at the bytes. */
+bool kv_record_read(const struct kv_file_set *s, int32_t slot, const void *record, struct kv_page_name *page,
+                    uint64_t *generation, struct kv_record_sums *sums);
 /* Whether a whole record is that of `page` with that generation, bytes included. */
 bool kv_record_check(const struct kv_file_set *s, int32_t slot, const void *record, const struct kv_page_name *page,
                      uint64_t generation);
 /* Where in a record the whole blocks lie that have a part of the page. */
 void kv_record_part(const struct kv_file_set *s, int32_t part, size_t *begin, size_t *end);
 /* Whether the bytes of a part, which stand in their place in a record, are those that have this checksum. */
-bool kv_record_part_check(const struct kv_file_set *s, const void *record, int32_t part, uint64_t generation, uint64_t sum);
+bool kv_record_part_check(const struct kv_file_set *s, const void *record, int32_t part, uint64_t generation,
+                          uint64_t sum);

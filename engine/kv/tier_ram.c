@@ -245,7 +245,8 @@ static void destroy(struct kv_tier *t)
 enum status kv_tier_ram_create(const struct kv_tier_device *device, const struct clock *clock, uint64_t bytes,
                                enum kv_form type, struct kv_tier **out, struct error *err)
 {
-	static const struct kv_tier_ops ops = {.put = put, .n_parts = n_parts, .advance = advance, .leave = leave, .stats = stats, .destroy = destroy};
+	static const struct kv_tier_ops ops = {
+		.put = put, .n_parts = n_parts, .advance = advance, .leave = leave, .stats = stats, .destroy = destroy};
 	size_t narrow = kv_codec_bytes(&device->layout, type), wide = device->layout.page_bytes;
 	uint64_t n_units = bytes / UNIT_BYTES;
 	if (n_units > INT32_MAX)

@@ -1,28 +1,30 @@
 /*
  * The tiers below the device: which pages go down, and which come up.
  *
- * Down. A page that the prefix index evicts is offered to each tier that can give it back sooner than it could be computed again:
- * where bytes of a page / bytes a second of the tier < tokens of a page / tokens a second of prefill. Both are measured at start
- * and with every transfer and step from then on. A tier that does not pay is tried again with a few pages now and then, so that
- * its figures stay true.
+ * Down. A page that the prefix index evicts is offered to each tier that can give it back sooner than it could be
+ * computed again: where bytes of a page / bytes a second of the tier < tokens of a page / tokens a second of prefill.
+ * Both are measured at start and with every transfer and step from then on. A tier that does not pay is tried again
+ * with a few pages now and then, so that its figures stay true.
  *
- * The disk is slower than prompts come in, so it is not left until a page is evicted: what a request leaves is written behind it,
- * as buffers and the bound on writes allow, and a page that is evicted later is there already.
+ * The disk is slower than prompts come in, so it is not left until a page is evicted: what a request leaves is written
+ * behind it, as buffers and the bound on writes allow, and a page that is evicted later is there already.
  *
  * In a narrow pool pages with a wide copy go to files of their own (KV_TIER_DISK_WIDE).
  *
- * The remote tier is written behind as well, so that others find what was computed here. What it has of theirs is not known
- * beforehand: the first page that no nearer tier has is asked for, and only when it is there the ones behind it are.
+ * The remote tier is written behind as well, so that others find what was computed here. What it has of theirs is not
+ * known beforehand: the first page that no nearer tier has is asked for, and only when it is there the ones behind it
+ * are.
  *
- * Up. A request that is next in line asks for what the tiers have behind the pages that the index knows (kv_tiers_fetch()). Its
- * pages are taken and filled while others compute, and join the index one by one, in order, each as soon as it is there; so what
- * was fetched for a request that leaves is not lost.
+ * Up. A request that is next in line asks for what the tiers have behind the pages that the index knows
+ * (kv_tiers_fetch()). Its pages are taken and filled while others compute, and join the index one by one, in order,
+ * each as soon as it is there; so what was fetched for a request that leaves is not lost.
  *
- * When there are no others, the request itself computes meanwhile. Then pages come in parts (image.h): the first layers of all of them, then the
- * next. As soon as the first parts are there the request takes the pages over and begins (kv_tiers_begin()); its step waits, before
- * each layer's attention, for the parts that have it (kv_tiers_wait()). No part is read before its checksum has been compared. Until a page is whole
- * the fetch holds it beside the request, and the index does not know it. When something does not come, or not in time, the step is given up, nothing of
- * it counts, the request gives the pages back (kv_tiers_retreat()), and goes on as if it had waited from the start.
+ * When there are no others, the request itself computes meanwhile. Then pages come in parts (image.h): the first layers
+ * of all of them, then the next. As soon as the first parts are there the request takes the pages over and begins
+ * (kv_tiers_begin()); its step waits, before each layer's attention, for the parts that have it (kv_tiers_wait()). No
+ * part is read before its checksum has been compared. Until a page is whole the fetch holds it beside the request, and
+ * the index does not know it. When something does not come, or not in time, the step is given up, nothing of it counts,
+ * the request gives the pages back (kv_tiers_retreat()), and goes on as if it had waited from the start.
  *
  * A page in a tier may be in the device as well: a tier forgets nothing because it was fetched.
  *
@@ -79,10 +81,10 @@ void kv_tiers_destroy(struct kv_tiers *t);
 void kv_tiers_prefill_rate(struct kv_tiers *t, double tokens_per_s);
 
 /*
- * Begins to bring what the tiers have of tokens[0..n) behind the pages that `seq` holds, which must be what the index knows of them from
- * the start (kv_prefix_hold()). Fetched pages join seq. At most max_pages are taken. by_parts: as long as all of them come from tiers that know what
- * they have, they come in parts, but for one in which the token behind the last of these could have to be written. False when there is
- * nothing to bring.
+ * Begins to bring what the tiers have of tokens[0..n) behind the pages that `seq` holds, which must be what the index
+ * knows of them from the start (kv_prefix_hold()). Fetched pages join seq. At most max_pages are taken. by_parts: as
+ * long as all of them come from tiers that know what they have, they come in parts, but for one in which the token
+ * behind the last of these could have to be written. False when there is nothing to bring.
  */
 bool kv_tiers_fetch(struct kv_tiers *t, struct kv_fetch *f, const struct kv_key *root, const int32_t *tokens, int32_t n,
                     const struct kv_seq *seq, int32_t max_pages, bool by_parts);
@@ -96,14 +98,15 @@ bool kv_tiers_advance(struct kv_tiers *t, struct kv_fetch *f, struct kv_seq *seq
 /* Whether the first parts of all pages are there, and others are not: it may begin. */
 bool kv_tiers_may_begin(const struct kv_fetch *f);
 /*
- * Adds all pages to seq, which holds those in front of them, and has no more than `most` tokens then. The last page is seq's own if it is not full. From
- * now on kv_tiers_advance() is not called, until the fetch is over, by kv_tiers_arrived(), or kv_tiers_retreat() was called. False, and nothing has
- * happened: seq has other pages, or no room for more.
+ * Adds all pages to seq, which holds those in front of them, and has no more than `most` tokens then. The last page is
+ * seq's own if it is not full. From now on kv_tiers_advance() is not called, until the fetch is over, by
+ * kv_tiers_arrived(), or kv_tiers_retreat() was called. False, and nothing has happened: seq has other pages, or no
+ * room for more.
  */
 bool kv_tiers_begin(struct kv_tiers *t, struct kv_fetch *f, struct kv_seq *seq, int32_t most);
 /*
- * Waits, at most until the system's clock reads until_ns, for the parts of the pages that have this layer, and those before it; brings others as
- * well. False: they are not there. For the last layer, the pages are whole.
+ * Waits, at most until the system's clock reads until_ns, for the parts of the pages that have this layer, and those
+ * before it; brings others as well. False: they are not there. For the last layer, the pages are whole.
  */
 bool kv_tiers_wait(struct kv_tiers *t, struct kv_fetch *f, int32_t layer, int64_t until_ns);
 /* All pages are whole, and are the sequence's alone: the fetch is over. */

@@ -281,7 +281,8 @@ static enum status attend_far(struct model *m, const struct batch *batch, int32_
 		part.n_pages = run.n_pages;
 		part.block_table = run.block_table;
 		layout.wide = run.wide;
-		TRY(ops->attention_part(m->backend, run.kv, &layout, 0, a->q, m->params.n_head, params, &part, a->mixed));
+		TRY(ops->attention_part(m->backend, run.kv, &layout, 0, a->q, m->params.n_head, params, &part,
+		                        a->mixed));
 		part.first = false;
 	}
 	part.first_page = page > seq->far->n_pages ? page : seq->far->n_pages;

@@ -24,10 +24,10 @@ enum status model_reserve(struct model *m, int32_t max_rows, int32_t max_outputs
 /* Bytes of device memory that model_reserve() takes for such steps; SIZE_MAX when they overflow. */
 size_t model_step_bytes(const struct model_params *p, int32_t max_rows, int32_t max_outputs);
 /*
- * Runs one step: writes the KV of every row into its page and computes logits[n_outputs][n_vocab] for batch->output_row, which stay
- * on the device until the next step. kv is the slab of the pool the block tables refer to. INVALID for a batch that does not fit
- * what was reserved or does not hold together; CANCELLED when batch->arrival says that something does not come; else what the backend
- * reports.
+ * Runs one step: writes the KV of every row into its page and computes logits[n_outputs][n_vocab] for
+ * batch->output_row, which stay on the device until the next step. kv is the slab of the pool the block tables refer
+ * to. INVALID for a batch that does not fit what was reserved or does not hold together; CANCELLED when batch->arrival
+ * says that something does not come; else what the backend reports.
  */
 enum status model_run(struct model *m, const struct batch *batch, void *kv);
 /*

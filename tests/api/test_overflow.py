@@ -47,6 +47,11 @@ def same(a, b):
         assert math.isclose(x, y, abs_tol=1e-4)
 
 
+def planned(model, *args):
+    done = subprocess.run([BIN, "plan", "--model", model, "--json", *map(str, args)], capture_output=True, check=True)
+    return json.loads(done.stdout)
+
+
 def nothing_left(d):
     d.wait_idle()
     kv = d.kv()
@@ -93,7 +98,7 @@ def test_a_conversation_four_times_the_pool_has_the_same_answer(whole, room, tmp
 @pytest.mark.parametrize("dtype", ["int8", pytest.param("fp8_e4m3", marks=FULL)])
 @pytest.mark.parametrize("room", ["ram", pytest.param("disk", marks=FULL)])
 def test_narrow_kv_has_the_same_answer_as_where_it_fits(dtype, room, tmp_path):
-    """Its first page and the one it fills are kept in f16 as well, wherever they are, and however it was cut into steps."""
+    """Its first page and the one it fills are kept in f16 as well, wherever they are, and however it was cut."""
     below = ("--kv-overflow", "32M") if room == "ram" else ("--kv-overflow-disk", f"{tmp_path / 'below'}:32M")
     with Daemon("--kv-dtype", dtype, "--kv-memory", "40M", "--context", 2048) as d:
         whole = answer(d, ids(1900, 1), 24)
@@ -110,9 +115,10 @@ def test_narrow_kv_has_the_same_answer_as_where_it_fits(dtype, room, tmp_path):
 def test_a_model_whose_layers_all_have_windows_needs_no_room_below(tmp_path):
     """A conversation passes through a cache that holds a fraction of it, beside others, and the answer is the same."""
     model = tmp_path / "windows.gguf"
-    subprocess.run([sys.executable, os.path.join(ROOT, "tests", "tools", "make_model.py"), "--layers", "3", "--window", "100", "--ctx", "2048", model],
+    tool = os.path.join(ROOT, "tests", "tools", "make_model.py")
+    subprocess.run([sys.executable, tool, "--layers", "3", "--window", "100", "--ctx", "2048", model],
                    check=True, stdout=subprocess.DEVNULL)
-    plan = json.loads(subprocess.run([BIN, "plan", "--model", model, "--json"], capture_output=True, check=True).stdout)
+    plan = planned(model)
     long, short = ([4 + i * 31 % 200 for i in range(n)] for n in (1900, 150))
     with Daemon("--kv-memory", 300 * plan["page_bytes"], model=model) as d:
         whole, alone = answer(d, long, 40), answer(d, short, 40)
@@ -128,20 +134,18 @@ def test_a_model_whose_layers_all_have_windows_needs_no_room_below(tmp_path):
         d.wait_idle()
         kv = d.kv()
         assert kv["drift_pages"] == 0 and kv["references"]["running"] == 0
-    args = [BIN, "plan", "--model", model, "--json", "--memory"]
-    tight = [json.loads(subprocess.run([*args, str(plan["weights_bytes"] + plan["activation_bytes"] + n * plan["page_bytes"])],
-                                       capture_output=True, check=True).stdout) for n in (24, 9)]
+    rest = plan["weights_bytes"] + plan["activation_bytes"]
+    tight = [planned(model, "--memory", rest + n * plan["page_bytes"]) for n in (24, 9)]
     assert [t["longest_tokens"] for t in tight] == [2048, 9 * 16], "a window has to fit"
 
 
 def test_a_plan_says_how_long_conversations_may_be(tmp_path):
-    def plan(*args):
-        return json.loads(subprocess.run([BIN, "plan", "--model", MODEL, "--json", *map(str, args)], capture_output=True, check=True).stdout)
-    whole = plan()
+    whole = planned(MODEL)
     memory = whole["weights_bytes"] + whole["activation_bytes"] + POOL * PAGE
-    assert plan("--memory", memory)["longest_tokens"] == POOL * 16
-    for args in ("--kv-overflow", 15 * GROUP), ("--kv-overflow-disk", 15 * GROUP), ("--kv-overflow", 40 << 20, "--kv-dtype", "int8"):
-        p = plan("--memory", memory, *args)
+    assert planned(MODEL, "--memory", memory)["longest_tokens"] == POOL * 16
+    for args in (("--kv-overflow", 15 * GROUP), ("--kv-overflow-disk", 15 * GROUP),
+                 ("--kv-overflow", 40 << 20, "--kv-dtype", "int8")):
+        p = planned(MODEL, "--memory", memory, *args)
         serve = (*args[:1], f"{tmp_path}/below:{args[1]}", *args[2:]) if args[0] == "--kv-overflow-disk" else args
         with Daemon("--kv-memory", POOL * PAGE, *serve) as d:
             o = d.kv()["overflow"]

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""What a conversation costs that is larger than the KV cache: tokens/s of its prompt and of its answer where it fits, where most of it is in
-host memory below the cache (--kv-overflow), and where it is on disk (--kv-overflow-disk), as ratios to where it fits. All in one run, taking turns.
+"""What a conversation costs that is larger than the KV cache: tokens/s of its prompt and of its answer where it fits,
+where most of it is in host memory below the cache (--kv-overflow), and where it is on disk (--kv-overflow-disk), as
+ratios to where it fits. All in one run, taking turns.
 
-    tests/bench/overflow.py --bin build/server/kvasir --model SmolLM2-135M-Instruct.Q4_1.gguf [--tokens 8000] [--times 4] [--rounds 3]
-        [--answer 64] [--dtype int8]
+    tests/bench/overflow.py --bin build/server/kvasir --model SmolLM2-135M-Instruct.Q4_1.gguf [--tokens 8000]
+        [--times 4] [--rounds 3] [--answer 64] [--dtype int8]
 """
 import argparse
 import json
@@ -36,7 +37,8 @@ def arguments():
 def daemon(a, *more):
     import daemon as d
     d.BIN = a.bin
-    return d.Daemon("--kv-dtype", a.dtype, "--threads", a.threads, "--context", a.tokens + a.answer + 32, *more, model=a.model)
+    context = ("--context", a.tokens + a.answer + 32)
+    return d.Daemon("--kv-dtype", a.dtype, "--threads", a.threads, *context, *more, model=a.model)
 
 
 def page_bytes(a):
@@ -52,7 +54,8 @@ def ask(a, d, seed):
     ids = [(seed * 7919 + i * 31) % 40000 + 1000 for i in range(a.tokens)]
     body = {"prompt": ids, "max_tokens": a.answer, "temperature": 0, "ignore_eos": True, "stream": True}
     times, last = [], {}
-    request = urllib.request.Request(d.url + "/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"})
+    headers = {"content-type": "application/json"}
+    request = urllib.request.Request(d.url + "/v1/completions", json.dumps(body).encode(), headers)
     begun = time.monotonic()
     with urllib.request.urlopen(request, timeout=1200) as r:
         for line in r:
@@ -91,8 +94,8 @@ def main():
         shutil.rmtree(where, ignore_errors=True)
     median = {k: [statistics.median(x[i] for x in v) for i in (0, 1)] for k, v in got.items()}
     for kind, (prompt, answer) in median.items():
-        print(f"{a.tokens} tokens, {kind}: prompt {prompt:.0f} tokens/s ({prompt / median['fits'][0]:.2f}), answer {answer:.1f} tokens/s "
-              f"({answer / median['fits'][1]:.2f})")
+        print(f"{a.tokens} tokens, {kind}: prompt {prompt:.0f} tokens/s ({prompt / median['fits'][0]:.2f}), "
+              f"answer {answer:.1f} tokens/s ({answer / median['fits'][1]:.2f})")
 
 
 if __name__ == "__main__":

@@ -4,8 +4,9 @@ from disk, and from disk after a restart, as ratios to computing it. All in one 
 
     tests/bench/tiers.py --bin build/server/kvasir --model SmolLM2-135M-Instruct.Q4_1.gguf [--tokens 2000,6000] [--rounds 3]
 
-With --against BIN, only what a turn of --turn tokens takes behind pages that come from RAM and from disk, with this program and with that one,
-which take turns on two conversations that push each other out; and with both while the prompt is in the pool, which is what is left to compute.
+With --against BIN, only what a turn of --turn tokens takes behind pages that come from RAM and from disk, with this
+program and with that one, which take turns on two conversations that push each other out; and with both while the prompt
+is in the pool, which is what is left to compute.
 """
 import argparse
 import json
@@ -29,6 +30,7 @@ def arguments():
     p.add_argument("--rounds", type=int, default=3)
     p.add_argument("--dtype", default="f16")
     p.add_argument("--against", help="another program")
+    p.add_argument("--kinds", default="ram,disk", help="with --against: tiers to compare")
     p.add_argument("--turn", type=int, default=20, help="new tokens of each turn")
     p.add_argument("--dir", help="where the disk tier is (default: a temporary directory)")
     return p.parse_args()
@@ -96,9 +98,12 @@ def measure(b, n, rounds):
 def compare(b, n, rounds):
     pages = n // 16 + 12 + b.a.turn // 16
     for kind, args in (("ram", ("--kv-ram", "2G", "--kv-ram-dtype", b.a.dtype)), ("disk", ())):
+        if kind not in b.a.kinds.split(","):
+            continue
         programs, got = (b.a.bin, b.a.against), ([], [])
         small = ("--context", n + b.a.turn + 64, "--kv-memory", pages * 368640)
-        daemons = [b.daemon(*(args or ("--kv-disk", f"{b.dir}/{i}:1G")), *small, program=p) for i, p in enumerate(programs)]
+        tiers = [args or ("--kv-disk", f"{b.dir}/{i}:1G") for i in (0, 1)]
+        daemons = [b.daemon(*t, *small, program=p) for t, p in zip(tiers, programs)]
         try:
             for d in daemons:
                 for seed in 1, 2:
@@ -120,8 +125,9 @@ def compare(b, n, rounds):
         mine, other = ([statistics.median(x[k] for x in g) for k in (0, 1)] for g in got)
         # Two runs beside each other in time had the same neighbours.
         ratio = statistics.median(x[0] / y[0] for x, y in zip(*got))
-        print(f"{n} tokens and {b.a.turn} more, from {kind}: {mine[0] * 1000:.0f} ms against {other[0] * 1000:.0f} ms, {mine[0] / other[0]:.2f}, "
-              f"pair by pair {ratio:.2f}; from the pool {mine[1] * 1000:.0f} and {other[1] * 1000:.0f} ms", flush=True)
+        print(f"{n} tokens and {b.a.turn} more, from {kind}: {mine[0] * 1000:.0f} ms against {other[0] * 1000:.0f} ms, "
+              f"{mine[0] / other[0]:.2f}, pair by pair {ratio:.2f}; from the pool {mine[1] * 1000:.0f} and "
+              f"{other[1] * 1000:.0f} ms", flush=True)
 
 
 def main():

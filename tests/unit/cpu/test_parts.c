@@ -26,7 +26,8 @@ static bool get(struct kv_far *far, int32_t layer, int32_t page, struct kv_far_r
 	struct far *f = (struct far *)far;
 	int32_t left = f->base.n_pages - page, most = f->most - page % f->most;
 	f->n_gets++;
-	*out = (struct kv_far_run){left < most ? left : most, f->slab[layer], f->table + page, f->layout.form == KV_FORM_F16 ? NULL : &f->wide[layer]};
+	*out = (struct kv_far_run){left < most ? left : most, f->slab[layer], f->table + page,
+	                           f->layout.form == KV_FORM_F16 ? NULL : &f->wide[layer]};
 	return true;
 }
 
@@ -116,7 +117,10 @@ static void make_narrow(struct kv_layout *layout, enum kv_form form, struct kv_w
 	static int32_t slot[PAGES];
 	if (form == KV_FORM_F16)
 		return;
-	*wide = (struct kv_wide){.slot = slot, .stride = layout->page_stride, .bytes = layout->page_bytes, .slab = malloc(layout->page_stride * PAGES)};
+	*wide = (struct kv_wide){.slot = slot,
+	                         .stride = layout->page_stride,
+	                         .bytes = layout->page_bytes,
+	                         .slab = malloc(layout->page_stride * PAGES)};
 	for (int32_t i = 0; i < PAGES; i++)
 		slot[i] = i % 5 == 0 ? i / 5 : -1;
 	kv_layout_narrow(layout, form);
@@ -124,8 +128,8 @@ static void make_narrow(struct kv_layout *layout, enum kv_form form, struct kv_w
 }
 
 /* A batch of a short sequence, a long one with far pages, and another short one. */
-static void one_of(enum kv_form form, const char *device, const struct shape *shape, const struct attention_params *given, int32_t n_tokens,
-                   int32_t n_rows, int32_t n_far, int32_t most)
+static void one_of(enum kv_form form, const char *device, const struct shape *shape,
+                   const struct attention_params *given, int32_t n_tokens, int32_t n_rows, int32_t n_far, int32_t most)
 {
 	enum { SHORT = 70 };
 	static struct scattered s;
@@ -177,8 +181,8 @@ static void one_of(enum kv_form form, const char *device, const struct shape *sh
 	free(got);
 }
 
-static void one(const char *device, const struct shape *shape, const struct attention_params *given, int32_t n_tokens, int32_t n_rows,
-                int32_t n_far, int32_t most)
+static void one(const char *device, const struct shape *shape, const struct attention_params *given, int32_t n_tokens,
+                int32_t n_rows, int32_t n_far, int32_t most)
 {
 	one_of(KV_FORM_F16, device, shape, given, n_tokens, n_rows, n_far, most);
 }
@@ -251,9 +255,11 @@ static void narrow_pages_as_well(void **state)
 	for (int i = 0; i < unit_count(10, 5); i++) {
 		struct attention_params params = {.window = i % 4 == 3 ? 300 : 0};
 		const struct shape *shape = &shapes[i % 5];
-		int32_t n_rows = i % 3 ? random_int(&seed, 1, 60) : 1, n_far = random_int(&seed, 1, 11), most = random_int(&seed, 1, 10);
+		int32_t n_rows = i % 3 ? random_int(&seed, 1, 60) : 1, n_far = random_int(&seed, 1, 11),
+			most = random_int(&seed, 1, 10);
 		for (size_t d = 0; d < sizeof devices / sizeof *devices; d++)
-			one_of(forms[i % 2], devices[d], shape, &params, 1500, n_rows, n_far * KV_PART_PAGES, most * KV_PART_PAGES);
+			one_of(forms[i % 2], devices[d], shape, &params, 1500, n_rows, n_far * KV_PART_PAGES,
+			       most * KV_PART_PAGES);
 	}
 }
 

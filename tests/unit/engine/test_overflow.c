@@ -98,15 +98,22 @@ static void assert_empty(struct engine *e)
 }
 
 /* The answer where all of it fits. */
-static struct answer large_answer(const char *device, int number, int32_t n_prompt, int32_t max_tokens)
+static struct answer large_answer_of(const char *type, const char *device, int number, int32_t n_prompt,
+                                     int32_t max_tokens)
 {
 	struct engine_options o = defaults();
+	o.kv_type = type;
 	o.device = device;
 	o.n_threads = 2;
 	struct engine *e = start(&o);
 	struct answer a = run(e, ask(e, number, n_prompt, max_tokens));
 	engine_destroy(e);
 	return a;
+}
+
+static struct answer large_answer(const char *device, int number, int32_t n_prompt, int32_t max_tokens)
+{
+	return large_answer_of(NULL, device, number, n_prompt, max_tokens);
 }
 
 static void four_times_the_pool_gives_the_same_tokens(void **state)
@@ -196,6 +203,43 @@ static void others_have_their_answers_beside_large_ones(void **state)
 	}
 }
 
+/* Narrow pages bring their copies along, and have the same ones however the prompt was cut, beside others as well. */
+static void and_so_do_narrow_pages(void **state)
+{
+	(void)state;
+	enum { N = 3 };
+	static const char *const types[] = {"int8", "fp8_e4m3"};
+	for (size_t d = 0; d < sizeof devices / sizeof *devices; d++) {
+		for (size_t k = 0; k < sizeof types / sizeof *types; k++) {
+			struct engine_options o = small_options(devices[d], k ? 10 : 0, k ? 0 : 10);
+			o.kv_type = types[k];
+			o.kv_bytes += o.kv_bytes / 2; /* a part of it is for copies */
+			struct engine *e = start(&o);
+			struct answer answers[N] = {0}, want[N];
+			uint64_t ids[N];
+			assert_true(engine_info(e)->n_ctx_pool < N_PROMPT / 2);
+			for (int i = 0; i < N; i++) {
+				struct engine_request *r = ask(e, 30 + i, i == 1 ? N_PROMPT - 7 : 61 + i, 60);
+				want[i] = large_answer_of(types[k], devices[d], 30 + i, i == 1 ? N_PROMPT - 7 : 61 + i,
+				                          60);
+				ids[i] = r->id;
+				engine_submit(e, r);
+			}
+			await(e, ids, answers, N);
+			for (int i = 0; i < N; i++) {
+				same_answer(&want[i], &answers[i], devices[d]);
+				buf_free(&want[i].text);
+			}
+			assert_true(answers[1].usage.context.pages_tier[k ? ENGINE_TIER_RAM : ENGINE_TIER_DISK] > 0);
+			for (int i = 0; i < N; i++)
+				buf_free(&answers[i].text);
+			assert_int_equal(overflow_of(e).wide_refused, 0);
+			assert_empty(e);
+			engine_destroy(e);
+		}
+	}
+}
+
 static void a_cancelled_one_leaves_nothing(void **state)
 {
 	(void)state;
@@ -261,6 +305,7 @@ int main(int argc, char **argv)
 	const struct CMUnitTest tests[] = {
 	        cmocka_unit_test(four_times_the_pool_gives_the_same_tokens),  cmocka_unit_test(an_answer_may_outgrow_the_pool),
 	        cmocka_unit_test(others_have_their_answers_beside_large_ones), cmocka_unit_test(a_cancelled_one_leaves_nothing),
+	        cmocka_unit_test(and_so_do_narrow_pages),
 	        cmocka_unit_test(what_is_too_long_even_so_is_refused),
 	};
 	if (argc > 1)

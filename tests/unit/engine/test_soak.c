@@ -706,11 +706,12 @@ static void judge_tiers(const struct soak *k, enum fault fault, int64_t n_ops)
 	struct kv_tiers_stats s;
 	kv_tiers_stats(k->tiers, &s);
 	const struct kv_tier_stats *ram = &s.tier[KV_TIER_RAM], *disk = &s.tier[KV_TIER_DISK];
-	print_message("disk %s: %" PRIu64 " and %" PRIu64 " pages stored in RAM and on disk, %" PRIu64 " and %" PRIu64 " came back, %" PRIu64
-	              " corrupt, %" PRIu64 " of %" PRIu64 " fetches cancelled; %" PRIu64 " begun with, %" PRIu64 " of these given up; off: %s\n",
-	              strike(&(struct faulty){0}, fault), ram->put[KV_PUT_STORED], disk->put[KV_PUT_STORED], s.fetched[KV_TIER_RAM],
-	              s.fetched[KV_TIER_DISK], disk->loads[KV_LOAD_CORRUPT], s.fetches_cancelled, s.fetches,
-	              k->n_begun, k->n_given_up, disk->off ? disk->off_reason : "no");
+	print_message("disk %s: %" PRIu64 " and %" PRIu64 " pages stored in RAM and on disk, %" PRIu64 " and %" PRIu64
+	              " came back, %" PRIu64 " corrupt, %" PRIu64 " of %" PRIu64 " fetches cancelled; %" PRIu64
+	              " begun with, %" PRIu64 " of these given up; off: %s\n",
+	              strike(&(struct faulty){0}, fault), ram->put[KV_PUT_STORED], disk->put[KV_PUT_STORED],
+	              s.fetched[KV_TIER_RAM], s.fetched[KV_TIER_DISK], disk->loads[KV_LOAD_CORRUPT],
+	              s.fetches_cancelled, s.fetches, k->n_begun, k->n_given_up, disk->off ? disk->off_reason : "no");
 	uint64_t some = (uint64_t)n_ops / 2000;
 	assert_true(ram->put[KV_PUT_STORED] > some && s.fetched[KV_TIER_RAM] > some && !ram->off);
 	assert_true(disk->put[KV_PUT_STORED] > some && s.fetched[KV_TIER_DISK] > 0 && (disk->off || s.fetches_cancelled > 0));
@@ -718,7 +719,8 @@ static void judge_tiers(const struct soak *k, enum fault fault, int64_t n_ops)
 	assert_int_equal(disk->loads[KV_LOAD_CORRUPT] > 0, fault == FAULT_wrong_bytes);
 	assert_true(disk->loads[KV_LOAD_CORRUPT] <= (uint64_t)k->disk->n_flipped);
 	assert_int_equal(k->disk->n_halved > 0, fault == FAULT_short_transfers);
-	assert_true(k->n_begun > 0 && k->n_given_up >= k->n_begun / 4 && (fault != FAULT_none || k->n_given_up < k->n_begun));
+	assert_true(k->n_begun > 0 && k->n_given_up >= k->n_begun / 4 &&
+	            (fault != FAULT_none || k->n_given_up < k->n_begun));
 	assert_int_equal(s.n_fetching, 0);
 	assert_true(ram->used_bytes <= ram->cap_bytes && disk->used_bytes <= disk->cap_bytes);
 }

@@ -256,7 +256,8 @@ static void copies_of_narrow_pages_go_with_them(void **state)
 		assert_int_equal(kv_pool_create_narrow(device, &narrow, POOL, POOL, &pool, &err), STATUS_OK);
 		const struct kv_layout *l = kv_pool_layout(pool);
 		uint64_t groups = (uint64_t)GROUP * l->page_bytes * 8;
-		*(on_disk ? &o.disk_bytes : &o.ram_bytes) = groups + groups / 2 + 6 * layout.page_bytes; /* blocks are padded on disk */
+		*(on_disk ? &o.disk_bytes : &o.ram_bytes) =
+			groups + groups / 2 + 6 * layout.page_bytes; /* blocks are padded on disk */
 		assert_int_equal(kv_overflow_create(device, pool, &o, &over, &err), STATUS_OK);
 		assert_in_range(kv_overflow_now(over)->wide_slots, 5, 8);
 		/* As one page in 16 has a value without a narrow form; the first has a copy in any case. */
@@ -269,7 +270,8 @@ static void copies_of_narrow_pages_go_with_them(void **state)
 				kv_pool_widen(pool, c.kv.pages[page]);
 				int32_t slot = l->wide->slot[c.kv.pages[page]];
 				assert_true(slot >= 0);
-				char *copy = (char *)kv_pool_slab(pool) + l->wide->offset + (size_t)slot * l->wide->stride;
+				char *copy =
+					(char *)kv_pool_slab(pool) + l->wide->offset + (size_t)slot * l->wide->stride;
 				for (size_t at = 0; at < l->wide->bytes; at++)
 					copy[at] = (char)byte_of(&c, 1000 + page, at);
 			}
@@ -284,9 +286,12 @@ static void copies_of_narrow_pages_go_with_them(void **state)
 				for (int32_t p = 0; p < run.n_pages; p++) {
 					int32_t slot = run.wide->slot[run.block_table[p]];
 					assert_int_equal(slot >= 0, (page + p) % GROUP == 0);
-					const char *copy = (const char *)run.wide->slab + run.wide->offset + (size_t)slot * run.wide->stride;
+					const char *copy = (const char *)run.wide->slab + run.wide->offset +
+					                   (size_t)slot * run.wide->stride;
 					for (size_t at = 0; slot >= 0 && at < wide_layer; at++)
-						assert_int_equal(copy[at], (char)byte_of(&c, 1000 + page + p, (size_t)layer * wide_layer + at));
+						assert_int_equal(copy[at],
+						                 (char)byte_of(&c, 1000 + page + p,
+						                               (size_t)layer * wide_layer + at));
 				}
 			}
 		}
@@ -324,9 +329,12 @@ static void what_cannot_be_had_is_a_sentence(void **state)
 int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
-	        cmocka_unit_test(what_left_the_pool_is_found_again), cmocka_unit_test(sequences_do_not_see_each_other),
-	        cmocka_unit_test(room_is_promised_once),             cmocka_unit_test(a_plan_says_how_long_conversations_may_be),
-	        cmocka_unit_test(what_cannot_be_had_is_a_sentence), cmocka_unit_test(copies_of_narrow_pages_go_with_them),
+		cmocka_unit_test(what_left_the_pool_is_found_again),
+		cmocka_unit_test(sequences_do_not_see_each_other),
+		cmocka_unit_test(room_is_promised_once),
+		cmocka_unit_test(a_plan_says_how_long_conversations_may_be),
+		cmocka_unit_test(what_cannot_be_had_is_a_sentence),
+		cmocka_unit_test(copies_of_narrow_pages_go_with_them),
 	};
 	if (argc > 1)
 		cmocka_set_test_filter(argv[1]);

@@ -315,7 +315,8 @@ static void a_part_comes_by_itself_and_is_good_by_itself(void **state)
 	teardown(&f);
 }
 
-/* One that is found wrong while another part of it is on its way is not found any more, and goes when that has ended. */
+/* One that is found wrong while another part of it is on its way is not found any more, and goes when that has ended.
+ */
 static void a_damaged_page_goes_with_its_last_user(void **state)
 {
 	(void)state;
@@ -788,15 +789,18 @@ static void kill_9_at_any_instant_loses_what_is_in_flight_and_nothing_else(void 
 UNIT_MAIN(cmocka_unit_test(a_page_comes_back_by_io_uring), cmocka_unit_test(a_page_comes_back_by_plain_transfers),
           cmocka_unit_test(many_pages_at_a_time), cmocka_unit_test(the_cap_holds_to_the_byte_and_the_oldest_page_goes),
           cmocka_unit_test(a_cancelled_load_leaves_its_page_alone),
-          cmocka_unit_test(a_page_that_is_still_being_written_is_there), cmocka_unit_test(a_part_comes_by_itself_and_is_good_by_itself),
+          cmocka_unit_test(a_page_that_is_still_being_written_is_there),
+          cmocka_unit_test(a_part_comes_by_itself_and_is_good_by_itself),
           cmocka_unit_test(a_damaged_page_goes_with_its_last_user), cmocka_unit_test(writes_keep_to_their_rate),
-          cmocka_unit_test(pages_are_found_again_after_a_restart), cmocka_unit_test(a_file_of_something_else_is_refused),
-          cmocka_unit_test(every_byte_of_the_file_header_counts),
+          cmocka_unit_test(pages_are_found_again_after_a_restart),
+          cmocka_unit_test(a_file_of_something_else_is_refused), cmocka_unit_test(every_byte_of_the_file_header_counts),
           cmocka_unit_test(a_file_that_was_cut_or_is_foreign_is_made_anew),
-          cmocka_unit_test(a_record_that_was_torn_is_never_served), cmocka_unit_test(a_record_in_the_wrong_place_is_none),
+          cmocka_unit_test(a_record_that_was_torn_is_never_served),
+          cmocka_unit_test(a_record_in_the_wrong_place_is_none),
           cmocka_unit_test(the_later_of_two_records_of_a_page_counts),
           cmocka_unit_test(one_process_at_a_time_uses_a_directory),
-          cmocka_unit_test(a_disk_that_cannot_be_used_is_a_sentence), cmocka_unit_test(a_write_that_fails_turns_the_tier_off),
+          cmocka_unit_test(a_disk_that_cannot_be_used_is_a_sentence),
+          cmocka_unit_test(a_write_that_fails_turns_the_tier_off),
           cmocka_unit_test(a_read_that_fails_turns_the_tier_off_and_ends_every_load),
           cmocka_unit_test(short_transfers_go_on_where_they_stopped), cmocka_unit_test(a_disk_that_stalls_is_given_up),
           cmocka_unit_test(kill_9_at_any_instant_loses_what_is_in_flight_and_nothing_else))

@@ -429,8 +429,8 @@ static void a_tier_that_does_not_pay_is_tried_now_and_then(void **state)
 	teardown(&f);
 }
 
-UNIT_MAIN(cmocka_unit_test(what_is_evicted_comes_back_behind_what_is_still_there), cmocka_unit_test(a_tail_comes_back_to_the_index),
-          cmocka_unit_test(a_fetch_takes_no_more_pages_than_it_may),
+UNIT_MAIN(cmocka_unit_test(what_is_evicted_comes_back_behind_what_is_still_there),
+          cmocka_unit_test(a_tail_comes_back_to_the_index), cmocka_unit_test(a_fetch_takes_no_more_pages_than_it_may),
           cmocka_unit_test(a_cancelled_fetch_gives_its_pages_back_and_keeps_what_has_come),
           cmocka_unit_test(a_sequence_that_lost_its_pages_ends_the_fetch),
           cmocka_unit_test(a_page_that_was_computed_meanwhile_is_not_doubled),
@@ -438,5 +438,6 @@ UNIT_MAIN(cmocka_unit_test(what_is_evicted_comes_back_behind_what_is_still_there
           cmocka_unit_test(the_page_that_is_written_to_is_the_sequences_own),
           cmocka_unit_test(what_begins_can_be_cancelled_and_leaves_nothing),
           cmocka_unit_test(a_part_that_does_not_come_ends_the_wait),
-          cmocka_unit_test(a_sequence_that_has_other_pages_does_not_begin), cmocka_unit_test(the_break_even_decides_both_ways),
+          cmocka_unit_test(a_sequence_that_has_other_pages_does_not_begin),
+          cmocka_unit_test(the_break_even_decides_both_ways),
           cmocka_unit_test(a_tier_that_does_not_pay_is_tried_now_and_then))
