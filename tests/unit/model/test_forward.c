@@ -653,7 +653,7 @@ int main(void)
 		cmocka_unit_test(a_page_that_was_dropped_is_not_seen),
 		cmocka_unit_test(logits_are_read_back_where_device_memory_is_not_the_hosts),
 		cmocka_unit_test(batches_that_do_not_hold_together_are_refused),
-	  cmocka_unit_test(chunks_take_rows_at_their_positions_and_a_device_that_turns_for_them),
+		cmocka_unit_test(chunks_take_rows_at_their_positions_and_a_device_that_turns_for_them),
 		cmocka_unit_test(a_failing_operation_ends_the_step),
 		cmocka_unit_test(every_missing_tensor_is_named),
 		cmocka_unit_test(every_wrong_shape_is_named),
