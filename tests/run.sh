@@ -483,13 +483,14 @@ suite_aarch64() {
 		check aarch64-setup meson setup -Dwerror=true --cross-file tests/cross/aarch64.txt -Dcuda=disabled -Dhost_cuda=disabled \
 			-Dserver=disabled "$dir" || return
 	fi
-	check aarch64-build ninja -j "$jobs" -C "$dir" $unit-{backend,fast,narrow} server/kvasir tests/golden/score || return
+	check aarch64-build ninja -j "$jobs" -C "$dir" $unit-{backend,chunks,fast,narrow} server/kvasir tests/golden/score || return
 	[ "$full" = no ] || tests='*'
 	check aarch64-choice qemu-aarch64 -cpu max $dir/$unit-backend
 	check aarch64-choice-old qemu-aarch64 -cpu cortex-a72 $dir/$unit-backend
 	check aarch64-backends under_qemu $dir/$unit-fast "$tests"
 	if [ "$full" = yes ]; then
 		check aarch64-narrow under_qemu $dir/$unit-narrow '*'
+		check aarch64-chunks under_qemu $dir/$unit-chunks '*'
 	else
 		check aarch64-rows under_qemu $dir/$unit-fast '*_depend_on_the_others'
 	fi

@@ -1,8 +1,8 @@
 """What context policies cost where it hurts: a number that is told once, somewhere in a long text, and asked for at its end.
 
-The score of a policy is the share of the number's digits that the answer has right, over several numbers at three depths. Longer texts have one
-depth each, but with KVASIR_FULL=yes, which also asks Qwen2.5-Coder-0.5B (KVASIR_QWEN_MODEL), at up to 30,000 tokens. `pytest -s` prints the
-table.
+The score of a policy is the share of the number's digits that the answer has right, over several numbers at three
+depths; longer texts have one depth each. With KVASIR_FULL=yes they have all, and Qwen2.5-Coder-0.5B (KVASIR_QWEN_MODEL)
+is asked as well, at up to 30,000 tokens, and SmolLM2 beyond its trained length. `pytest -s` prints the table.
 """
 import os
 import random
@@ -105,3 +105,16 @@ def test_so_it_does_in_a_longer_context(n):
         table("Qwen2.5-Coder-0.5B", n, scores)
         assert least > 0.9 * n
         assert scores["full"] > 0.5 and scores["quest"] >= 0.9 * scores["full"], scores
+
+
+@pytest.mark.skipif(not FULL, reason="long; KVASIR_FULL=yes")
+def test_chunks_find_it_beyond_the_trained_length():
+    """Trained on 8,192 tokens: by Dual Chunk Attention it is found at 12,000, and not by positions as they are."""
+    n, found = 12000, {}
+    for scaling in ("dca:2", "none"):
+        with Daemon("--rope-scaling", scaling, "--context", 16384, "--kv-memory", "400M") as d:
+            scores, least = score(d, n, {"full": {"policy": "full"}}, KEYS[:1])
+            table(f"SmolLM2-135M {scaling}", n, scores)
+            assert least > 0.9 * n
+            found[scaling] = scores["full"]
+    assert found["dca:2"] > 0.5 and found["none"] < 0.5 * found["dca:2"], found

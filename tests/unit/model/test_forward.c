@@ -112,6 +112,7 @@ static struct {
 	int live;       /* allocations and weights not given back */
 	int open_steps;
 	bool far_memory; /* pretend that device memory is not the host's */
+	bool turns_nothing; /* it cannot compute dca */
 } fault;
 
 static bool fails_now(void)
@@ -179,6 +180,7 @@ static void far_info(const struct backend *b, struct backend_info *out)
 {
 	fault.real->info(b, out);
 	out->host_memory = !fault.far_memory;
+	out->turns_chunks = out->turns_chunks && !fault.turns_nothing;
 }
 
 static struct backend *faulty_backend(void)
@@ -426,6 +428,42 @@ static void batches_that_do_not_hold_together_are_refused(void **state)
 	bench_close(&t);
 }
 
+/* Where rows stand in block tables says which chunks keys are of; a device that cannot turn for them is named. */
+static void chunks_take_rows_at_their_positions_and_a_device_that_turns_for_them(void **state)
+{
+	(void)state;
+	struct model_spec s = whole_model();
+	struct buf file;
+	struct gguf *g = open_model(&s, &file);
+	struct backend *b = faulty_backend();
+	struct kv_layout layout;
+	struct model *m = NULL;
+	struct rope_choice choice;
+	struct error err;
+	void *kv;
+	float *out;
+	const int32_t position[4] = {64, 65, 66, 67}, table[N_PAGES] = {0, 1, 2, 3, 4, 5, 6, 7}, rows[1] = {3};
+	struct batch_seq seq = {0, 4, 64, table, 5};
+	const struct batch batch = {4, ids, position, 1, &seq, 1, rows};
+	assert_int_equal(rope_choice_parse("dca:4,original=100,chunk=64", &choice, &err), STATUS_OK);
+	fault.turns_nothing = true;
+	assert_int_equal(model_load_stretched(g, b, &choice, &m, &err), STATUS_UNSUPPORTED);
+	assert_string_equal(err.param, "rope-scaling");
+	fault.turns_nothing = false;
+	assert_int_equal(model_load_stretched(g, b, &choice, &m, &err), STATUS_OK);
+	assert_int_equal(kv_layout_init(&layout, N_LAYER, N_HEAD_KV, HEAD_DIM, QUANT_F16), STATUS_OK);
+	assert_int_equal(model_reserve(m, 4, 1, &layout, &err), STATUS_OK);
+	assert_int_equal(b->ops->mem_alloc(b, N_PAGES * layout.page_stride, &kv), STATUS_OK);
+	assert_int_equal(model_forward(m, &batch, kv, &out), STATUS_OK);
+	seq.first_position = 48; /* a page has left it */
+	assert_int_equal(model_forward(m, &batch, kv, &out), STATUS_INVALID);
+	b->ops->mem_free(b, kv, N_PAGES * layout.page_stride);
+	model_destroy(m);
+	b->ops->destroy(b);
+	gguf_close(g);
+	buf_free(&file);
+}
+
 static void a_failing_operation_ends_the_step(void **state)
 {
 	(void)state;
@@ -615,6 +653,7 @@ int main(void)
 		cmocka_unit_test(a_page_that_was_dropped_is_not_seen),
 		cmocka_unit_test(logits_are_read_back_where_device_memory_is_not_the_hosts),
 		cmocka_unit_test(batches_that_do_not_hold_together_are_refused),
+		cmocka_unit_test(chunks_take_rows_at_their_positions_and_a_device_that_turns_for_them),
 		cmocka_unit_test(a_failing_operation_ends_the_step),
 		cmocka_unit_test(every_missing_tensor_is_named),
 		cmocka_unit_test(every_wrong_shape_is_named),
