@@ -737,7 +737,9 @@ static bool note_pages(struct sched *s, struct request *r)
 		struct kv_note *note = &notes[kv->n_notes];
 		note->number = kv->n_notes + kv->n_dropped; /* all that went stood before it */
 		note->keep = request_keeps_page(r, note->number);
-		note->score = r->policy.by_mass ? (float)kv->mass[kv->n_notes] : scores ? scores[kv->n_notes - first] : 0;
+		note->score = scores ? scores[kv->n_notes - first] : 0;
+		if (r->policy.by_mass)
+			note->score = (float)kv->mass[kv->n_notes];
 	}
 	return true;
 }

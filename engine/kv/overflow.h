@@ -27,9 +27,9 @@
  * that have something there are lost (kv_spill.lost) and their requests fail with a sentence; their rows of the step at hand mean
  * nothing, those of others are what they were. What is in host memory goes on.
  *
- * Where it is possible: on devices that have attention_part(), with pages that are not narrow. Of a device whose memory is its own, what lies in
- * host memory is copied to it part by part, the next ones while it computes (backend.h, page_layers() and host_alloc()). One thread, the
- * device's worker, calls this.
+ * Where it is possible: on devices that have attention_part(), with pages that are not narrow. To a device whose memory
+ * is its own, what lies in host memory is copied part by part, the next ones while it computes (backend.h,
+ * page_layers() and host_alloc()). One thread, the device's worker, calls this.
  */
 #pragma once
 
