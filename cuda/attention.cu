@@ -10,7 +10,7 @@ namespace GPU_NS
 enum { MERGE_THREADS = 128 };
 
 /* One row and head: out = (sum of 2^(m_i - M) o_i) / (sum of 2^(m_i - M) l_i), from the first split to the last. */
-__global__ void __launch_bounds__(MERGE_THREADS) merge_parts(struct attention_args a)
+template <bool may_tell> __global__ void __launch_bounds__(MERGE_THREADS) merge_parts(struct attention_args a)
 {
 	enum { AT_ONCE = MERGE_THREADS, PER_THREAD = 256 / MERGE_THREADS };
 	GPU_SHARED(float, scratch, MERGE_THREADS / 32);
@@ -33,9 +33,12 @@ __global__ void __launch_bounds__(MERGE_THREADS) merge_parts(struct attention_ar
 	top = block_max<MERGE_THREADS>(top, scratch);
 
 	const int first_page = first_seen(item.place, a.params) / PAGE_TOKENS, last_page = item.place / PAGE_TOKENS;
-	const bool tells = item.mass != NOBODY || item.look != NOBODY;
+	const bool has_look = may_tell && item.look != NOBODY, has_mass = may_tell && item.mass != NOBODY;
 	const struct page_weight *weights =
-		tells ? a.part_weights + ((item.first_slot + static_cast<size_t>(unseen) * item.stride) * a.n_head + head) * SPLIT_PAGES : NULL;
+		has_look || has_mass
+			? a.part_weights + ((item.first_slot + static_cast<size_t>(unseen) * item.stride) * a.n_head +
+					    head) * SPLIT_PAGES
+			: NULL;
 	const size_t weights_apart = static_cast<size_t>(item.stride) * a.n_head * SPLIT_PAGES;
 	struct look_of_splits look = {};
 
@@ -48,11 +51,10 @@ __global__ void __launch_bounds__(MERGE_THREADS) merge_parts(struct attention_ar
 			const float w = power_of_two(part[0] - top);
 			weight[threadIdx.x] = w;
 			sum_of[threadIdx.x] = part[1] * w;
-			if (item.look != NOBODY) {
+			if (has_look) {
 				const int split = begin + threadIdx.x, page = (split + unseen) * SPLIT_PAGES;
-				const struct look_of_splits mine = look_at_split(page, first_page, last_page, top, [&](int i) {
-					return weights + split * weights_apart + (i - page);
-				});
+				const struct look_of_splits mine = look_at_split(page, first_page, last_page, top,
+										 weights + split * weights_apart, 1);
 				product_of[threadIdx.x] = mine.product;
 				largest_of[threadIdx.x] = mine.largest;
 			}
@@ -60,7 +62,7 @@ __global__ void __launch_bounds__(MERGE_THREADS) merge_parts(struct attention_ar
 		__syncthreads();
 		for (int i = 0; i < n; i++)
 			l += sum_of[i];
-		for (int i = 0; item.look != NOBODY && i < n; i++)
+		for (int i = 0; has_look && i < n; i++)
 			add_splits(look, {product_of[i], largest_of[i]});
 #pragma unroll
 		for (int k = 0; k < PER_THREAD; k++) {
@@ -85,12 +87,11 @@ __global__ void __launch_bounds__(MERGE_THREADS) merge_parts(struct attention_ar
 	}
 	if (a.h.x && head == 0 && threadIdx.x == 0)
 		a.h.scale[item.row] = 1.0f;
-	if (item.look != NOBODY && threadIdx.x == 0)
+	if (has_look && threadIdx.x == 0)
 		add_look(a.looks + item.look, look, l);
-	if (item.mass == NOBODY)
-		return;
-	for (int page = first_page + threadIdx.x; page <= last_page; page += MERGE_THREADS) {
-		const struct page_weight *w = weights + (page / SPLIT_PAGES - unseen) * weights_apart + page % SPLIT_PAGES;
+	for (int page = first_page + threadIdx.x; has_mass && page <= last_page; page += MERGE_THREADS) {
+		const struct page_weight *w =
+			weights + (page / SPLIT_PAGES - unseen) * weights_apart + page % SPLIT_PAGES;
 		const uint32_t share = share_of(ld_global<struct page_weight>(w), top, l);
 		if (share)
 			atomicAdd(a.masses + item.mass + page, static_cast<unsigned long long>(share));
@@ -99,8 +100,11 @@ __global__ void __launch_bounds__(MERGE_THREADS) merge_parts(struct attention_ar
 
 cudaError_t merge(const struct attention_args &a, cudaStream_t stream)
 {
-	GPU_LAUNCH(merge_parts, dim3(static_cast<unsigned>(a.n_merges), static_cast<unsigned>(a.n_head)),
-		   dim3(MERGE_THREADS), 0, stream, a);
+	const dim3 grid(static_cast<unsigned>(a.n_merges), static_cast<unsigned>(a.n_head));
+	if (a.tells)
+		GPU_LAUNCH((merge_parts<true>), grid, dim3(MERGE_THREADS), 0, stream, a);
+	else
+		GPU_LAUNCH((merge_parts<false>), grid, dim3(MERGE_THREADS), 0, stream, a);
 	return cudaGetLastError();
 }
 
@@ -114,7 +118,9 @@ int whole_queries(int head_dim)
 
 size_t whole_state(int head_dim)
 {
-	return static_cast<size_t>(head_dim <= 64 ? WHOLE_STATE<64, 2> : head_dim <= 128 ? WHOLE_STATE<128, 2> : WHOLE_STATE<256, 1>);
+	return static_cast<size_t>(head_dim <= 64    ? WHOLE_STATE<64, 2>
+				   : head_dim <= 128 ? WHOLE_STATE<128, 2>
+						     : WHOLE_STATE<256, 1>);
 }
 
 int part_rows(int n_head, int n_head_kv)

@@ -22,8 +22,7 @@
  */
 #pragma once
 
-#include "cuda/block.cuh"
-#include "cuda/kv_operand.cuh"
+#include "cuda/attention_queries.cuh"
 
 namespace GPU_NS
 {
@@ -34,350 +33,6 @@ cudaError_t merge(const struct attention_args &a, cudaStream_t stream);
 cudaError_t attention_bf16(const struct attention_args &a, cudaStream_t stream);
 cudaError_t attention_int8(const struct attention_args &a, cudaStream_t stream);
 cudaError_t attention_fp8(const struct attention_args &a, cudaStream_t stream);
-
-static constexpr float NO_SCORE = -1e30f, LOG2_E = 1.44269504f;
-enum {
-	SPLIT_PAGES = SPLIT_TOKENS / PAGE_TOKENS,
-	PART_WARPS = 4,
-	WHOLE_WARPS = 8,
-	WHOLE_STAGES = 3
-};
-
-/* What params say, as kernels use it: in powers of two, and no window is one that nothing leaves. */
-struct bounds {
-	float cap;   /* 0: none */
-	float steep; /* 2 / cap, for scores that are not in powers of two */
-	int window;
-};
-
-__device__ __forceinline__ struct bounds bounds_of(const struct attention_params &p)
-{
-	return {p.softcap * LOG2_E, p.softcap > 0 ? __fdiv_rn(2.0f, p.softcap) : 0.0f, p.window > 0 ? p.window : INT32_MAX};
-}
-
-/* cap * tanh(score / cap), by tanh x = 1 - 2 / (1 + e^2x): tanhf() takes registers that there are not. */
-__device__ __forceinline__ float softcapped(float score, const struct bounds &to)
-{
-	return to.cap - __fdividef(2.0f * to.cap, 1.0f + exp2f(score * to.steep));
-}
-
-/* The first position that a row at `position` sees. */
-__device__ __forceinline__ int first_seen(int position, const struct attention_params &p)
-{
-	return p.window > 0 ? max(position + 1 - p.window, 0) : 0;
-}
-
-/* 2^n for an integer n <= 0. */
-__device__ __forceinline__ float power_of_two(float n)
-{
-	return n < -126.0f ? 0.0f : __int_as_float((static_cast<int>(n) + 127) << 23);
-}
-
-/* ---- What rows gave to pages ---- */
-
-/* Of a page that was weighed last: of queries 2t and 2t + 1 of eights, this lane's tokens only. */
-template <int n8> struct page_weights {
-	float sum[n8][2], product[n8][2], largest[n8][2];
-};
-
-/* A page's share of a row's weights, in units of 2^-KV_MASS_BITS; none where it is no number. top, l: the row's largest score and sum. */
-__device__ __forceinline__ uint32_t share_of(const struct page_weight &w, float top, float l)
-{
-	const float share = __fdiv_rn(w.sum * power_of_two(w.max - top), l);
-	return share > 0 ? static_cast<uint32_t>(__float2int_rn(share * (1 << KV_MASS_BITS))) : 0;
-}
-
-/*
- * Of the splits so far, relative to the row's largest score: weights times their logarithms, and the largest. Additions are in one order, by
- * pages and then by splits, in whichever kernel.
- */
-struct look_of_splits {
-	float product, largest;
-};
-
-__device__ __forceinline__ void add_splits(struct look_of_splits &to, const struct look_of_splits &more)
-{
-	to.product = __fadd_rn(to.product, more.product);
-	to.largest = fmaxf(to.largest, more.largest);
-}
-
-/* weight(page) says where a page's are; pages from `page` to the end of the split, of those that the row sees. */
-template <typename Weight>
-__device__ __forceinline__ struct look_of_splits look_at_split(int page, int first_page, int last_page, float top, const Weight &weight)
-{
-	struct look_of_splits look = {0, 0};
-	for (int i = max(page, first_page); i <= min(page + SPLIT_PAGES - 1, last_page); i++) {
-		const struct page_weight w = ld_global<struct page_weight>(weight(i));
-		const float factor = power_of_two(w.max - top);
-		if (factor > 0)
-			add_splits(look, {factor * __fmaf_rn(w.sum, w.max - top, w.product), factor * w.largest});
-	}
-	return look;
-}
-
-/* See struct attention_look. */
-__device__ __forceinline__ void add_look(struct look_sums *to, const struct look_of_splits &look, float l)
-{
-	const float entropy = (log2f(l) - __fdiv_rn(look.product, l)) * 0.69314718f, largest = __fdiv_rn(look.largest, l);
-	atomicAdd(&to->n, 1ull);
-	if (entropy > 0)
-		atomicAdd(&to->entropy, static_cast<unsigned long long>(static_cast<double>(entropy) * (1 << KV_MASS_BITS) + 0.5));
-	if (largest > 0)
-		atomicAdd(&to->largest, static_cast<unsigned long long>(static_cast<double>(largest) * (1 << KV_MASS_BITS) + 0.5));
-}
-
-/* Largest score, sum of weights and weighted sum of values before the first key. */
-template <int blocks, int n8>
-__device__ __forceinline__ void nothing_seen(float (&m)[n8][2], float (&l)[n8][2], float (&o)[blocks][n8][4])
-{
-#pragma unroll
-	for (int k = 0; k < n8; k++) {
-#pragma unroll
-		for (int c = 0; c < 2; c++) {
-			m[k][c] = NO_SCORE;
-			l[k][c] = 0;
-		}
-#pragma unroll
-		for (int b = 0; b < blocks; b++)
-#pragma unroll
-			for (int c = 0; c < 4; c++)
-				o[b][k][c] = 0;
-	}
-}
-
-/* Up to 8 * n8 queries of one KV head, and what a split has given them so far. */
-template <int dim, int n8> struct queries {
-	uint32_t q[n8][dim / 32][4]; /* right operand: query g, elements 8t .. 8t + 7 of a block of 32 */
-	int position[n8][2];	     /* of queries 2t and 2t + 1; -1: there is none */
-	float m[n8][2], l[n8][2];    /* likewise; l has this lane's tokens only until reduce() */
-	float o[dim / 16][n8][4];    /* element g or g + 8 of queries 2t, 2t + 1 */
-
-	/* Query i of the warp is head i % group of row i / group. n: how many there are. */
-	__device__ __forceinline__ void load(const float *from, int n_head, int head_dim, int first_head, int group,
-					     int first_row, int first_position, int first, int n, float scale, int lane)
-	{
-		const int g = lane / 4, t = lane % 4;
-#pragma unroll
-		for (int k = 0; k < n8; k++) {
-			const int i = first + 8 * k + g;
-			const float *x =
-				from + (static_cast<size_t>(first_row + i / group) * n_head + first_head + i % group) *
-					       head_dim;
-#pragma unroll
-			for (int b = 0; b < dim / 32; b++) {
-				float4 lo = {0, 0, 0, 0}, hi = {0, 0, 0, 0};
-				const int d = 32 * b + 8 * t;
-				if (i < n && d < head_dim) {
-					lo = ldg<float4>(x + d);
-					hi = ldg<float4>(x + d + 4);
-				}
-				q[k][b][0] = as_u32(__floats2half2_rn(lo.x * scale, lo.y * scale));
-				q[k][b][1] = as_u32(__floats2half2_rn(lo.z * scale, lo.w * scale));
-				q[k][b][2] = as_u32(__floats2half2_rn(hi.x * scale, hi.y * scale));
-				q[k][b][3] = as_u32(__floats2half2_rn(hi.z * scale, hi.w * scale));
-			}
-#pragma unroll
-			for (int c = 0; c < 2; c++) {
-				const int column = first + 8 * k + 2 * t + c;
-				position[k][c] = column < n ? first_position + column / group : -1;
-			}
-		}
-		clear();
-	}
-
-	__device__ __forceinline__ void clear()
-	{
-		nothing_seen(m, l, o);
-	}
-
-	/*
-	 * Weights of a page's tokens: s[k][c] for token g (c < 2) or g + 8 and query 2t + c % 2 becomes the right
-	 * operand of P V. scaled: weights are multiplied by rest[0] of token g, rest[1] of g + 8. tells: `told` gets what they were.
-	 */
-	template <bool scaled, bool tells>
-	__device__ __forceinline__ void weigh(float (&s)[n8][4], int first_token, int lane, const struct bounds &to,
-					      uint32_t (&p)[n8][2], const float (&rest)[2], struct page_weights<n8> &told)
-	{
-		const int g = lane / 4, t = lane % 4;
-		float factor[n8][2];
-		bool changed = false;
-#pragma unroll
-		for (int k = 0; k < n8; k++)
-#pragma unroll
-			for (int c = 0; c < 2; c++) {
-				if (to.cap > 0) {
-					s[k][c] = softcapped(s[k][c], to);
-					s[k][c + 2] = softcapped(s[k][c + 2], to);
-				}
-				/* How far before the query the token stands. */
-				const int back = position[k][c] - first_token - g;
-				if (back < 0 || back >= to.window)
-					s[k][c] = -INFINITY;
-				if (back < 8 || back - 8 >= to.window)
-					s[k][c + 2] = -INFINITY;
-				float top = fmaxf(s[k][c], s[k][c + 2]);
-				top = fmaxf(top, __shfl_xor_sync(ALL, top, 4));
-				top = fmaxf(top, __shfl_xor_sync(ALL, top, 8));
-				top = fmaxf(top, __shfl_xor_sync(ALL, top, 16));
-				const float next = fmaxf(m[k][c], ceilf(top));
-				factor[k][c] = power_of_two(m[k][c] - next);
-				changed = changed || next != m[k][c];
-				m[k][c] = next;
-			}
-		if (__any_sync(ALL, changed)) {
-#pragma unroll
-			for (int k = 0; k < n8; k++) {
-#pragma unroll
-				for (int c = 0; c < 2; c++)
-					l[k][c] *= factor[k][c];
-#pragma unroll
-				for (int b = 0; b < dim / 16; b++)
-#pragma unroll
-					for (int c = 0; c < 4; c++)
-						o[b][k][c] *= factor[k][c % 2];
-			}
-		}
-#pragma unroll
-		for (int k = 0; k < n8; k++) {
-#pragma unroll
-			for (int c = 0; c < 4; c++) {
-				const bool unseen = s[k][c] == -INFINITY;
-				const float below = s[k][c] - m[k][c % 2];
-				s[k][c] = exp2f(below);
-				l[k][c % 2] += s[k][c];
-				if constexpr (tells) {
-					const float product = s[k][c] > 0 ? __fmul_rn(s[k][c], below) : 0.0f;
-					told.sum[k][c % 2] = c < 2 ? s[k][c] : told.sum[k][c % 2] + s[k][c];
-					told.product[k][c % 2] = c < 2 ? product : __fadd_rn(told.product[k][c % 2], product);
-					told.largest[k][c % 2] = c < 2 ? s[k][c] : fmaxf(told.largest[k][c % 2], s[k][c]);
-				}
-				if (scaled) /* the rest may be no number */
-					s[k][c] = unseen ? 0.0f : s[k][c] * rest[c / 2];
-			}
-			/* From [token g][queries 2t, 2t + 1] to [tokens 2t, 2t + 1][query g]. */
-			const int from = 8 * t + g / 2;
-			const unsigned pick = g % 2 ? 0x7632 : 0x5410;
-#pragma unroll
-			for (int h = 0; h < 2; h++) {
-				const uint32_t pair = as_u32(__floats2half2_rn(s[k][2 * h], s[k][2 * h + 1]));
-				const uint32_t even = __shfl_sync(ALL, pair, from),
-					       odd = __shfl_sync(ALL, pair, from + 4);
-				p[k][h] = __byte_perm(even, odd, pick);
-			}
-		}
-	}
-
-	/* Writes what the page that was weighed last has got; to(i) says where query i's goes. Queries are from `first` to before n. */
-	template <typename To>
-	__device__ __forceinline__ void tell(struct page_weights<n8> &told, int first, int n, int lane, const To &to) const
-	{
-#pragma unroll
-		for (int k = 0; k < n8; k++)
-#pragma unroll
-			for (int c = 0; c < 2; c++) {
-				float sum = told.sum[k][c], product = told.product[k][c], largest = told.largest[k][c];
-				for (int apart = 4; apart < 32; apart *= 2) {
-					sum += __shfl_xor_sync(ALL, sum, apart);
-					product += __shfl_xor_sync(ALL, product, apart);
-					largest = fmaxf(largest, __shfl_xor_sync(ALL, largest, apart));
-				}
-				const int i = first + 8 * k + lane % 4 * 2 + c;
-				if (lane < 4 && i < n)
-					stg<struct page_weight>(to(i), {sum, product, largest, m[k][c]});
-			}
-	}
-
-	/* Narrow keys have scales: of tokens g and g + 8. */
-	__device__ __forceinline__ void scale_scores(float (&s)[n8][4], float scale, float scale8) const
-	{
-#pragma unroll
-		for (int k = 0; k < n8; k++)
-#pragma unroll
-			for (int c = 0; c < 4; c++)
-				s[k][c] *= c < 2 ? scale : scale8;
-	}
-
-	/* key(b) gives block b. */
-	template <typename Key> __device__ __forceinline__ void scores(float (&s)[n8][4], const Key &key) const
-	{
-#pragma unroll
-		for (int k = 0; k < n8; k++)
-#pragma unroll
-			for (int c = 0; c < 4; c++)
-				s[k][c] = 0;
-#pragma unroll
-		for (int b = 0; b < dim / 32; b++) {
-			const struct key_block block = key(b);
-			const uint4 x = block.token[0], y = block.token[1];
-			const uint32_t a[2][4] = {{x.x, y.x, x.y, y.y}, {x.z, y.z, x.w, y.w}};
-#pragma unroll
-			for (int i = 0; i < 2; i++)
-#pragma unroll
-				for (int k = 0; k < n8; k++) {
-					const uint32_t right[2] = {q[k][b][2 * i], q[k][b][2 * i + 1]};
-					mma_f16(s[k], a[i], right);
-				}
-		}
-	}
-
-	/* Block b when not all of it are numbers, which a weight of zero would not hide: each position's queries by
-	 * themselves, with the values that they see. */
-	__device__ __forceinline__ void add_odd_values(int b, const uint32_t (&p)[n8][2], int first_token, int first,
-						       int last, int lane, const uint4 &v)
-	{
-		for (int row = max(first, first_token); row <= last; row++) {
-			const uint4 seen = hide_later(v, first_token, row, lane);
-			const uint32_t a[4] = {seen.x, seen.y, seen.z, seen.w};
-#pragma unroll
-			for (int k = 0; k < n8; k++) {
-				float sum[4] = {o[b][k][0], o[b][k][1], o[b][k][2], o[b][k][3]};
-				mma_f16(sum, a, p[k]);
-#pragma unroll
-				for (int c = 0; c < 4; c++)
-					if (position[k][c % 2] == row)
-						o[b][k][c] = sum[c];
-			}
-		}
-	}
-
-	/* value(b) gives block b of a page's values, whose tokens after `last` do not count; may_be_odd: not all may be numbers. first:
-	 * the first position of a query. */
-	template <bool may_be_odd, typename Value>
-	__device__ __forceinline__ void add_values(const uint32_t (&p)[n8][2], int first_token, int first, int last,
-						   int lane, const Value &value)
-	{
-		const bool hide = first_token + PAGE_TOKENS - 1 > last;
-		const bool some_see_less = may_be_odd && first < last && first_token + PAGE_TOKENS - 1 > first;
-#pragma unroll
-		for (int b = 0; b < dim / 16; b++) {
-			uint4 v = value(b);
-			if (hide)
-				v = hide_later(v, first_token, last, lane);
-			if (some_see_less &&
-			    __any_sync(ALL, odd_pair(v.x) || odd_pair(v.y) || odd_pair(v.z) || odd_pair(v.w))) {
-				add_odd_values(b, p, first_token, first, last, lane, v);
-				continue;
-			}
-			const uint32_t a[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-			for (int k = 0; k < n8; k++)
-				mma_f16(o[b][k], a, p[k]);
-		}
-	}
-
-	/* Makes l whole at the end of a split. */
-	__device__ __forceinline__ void reduce()
-	{
-#pragma unroll
-		for (int k = 0; k < n8; k++)
-#pragma unroll
-			for (int c = 0; c < 2; c++) {
-				l[k][c] += __shfl_xor_sync(ALL, l[k][c], 4);
-				l[k][c] += __shfl_xor_sync(ALL, l[k][c], 8);
-				l[k][c] += __shfl_xor_sync(ALL, l[k][c], 16);
-			}
-	}
-};
 
 /* ---- Parts ---- */
 
@@ -398,9 +53,9 @@ template <int dim, int n8, enum kv_form form> struct split_of_elements {
 	}
 
 	template <bool tells>
-	__device__ __forceinline__ void run(queries<dim, n8> &x, int head_dim, int lane, int first_token, int first, int last,
-					    const struct bounds &to, const struct page_place &page, const struct page_place &next, bool more,
-					    struct page_weights<n8> &told)
+	__device__ __forceinline__ void run(queries<dim, n8> &x, int head_dim, int lane, int first_token, int first,
+					    int last, const struct bounds &to, const struct page_place &page,
+					    const struct page_place &next, bool more, struct page_weights<n8> &told)
 	{
 		const float one[2] = {1.0f, 1.0f};
 		float s[n8][4];
@@ -460,9 +115,9 @@ template <int dim, int n8, enum kv_form form> struct split_of_codes {
 	}
 
 	template <bool tells>
-	__device__ __forceinline__ void run(queries<dim, n8> &x, int head_dim, int lane, int first_token, int first, int last,
-					    const struct bounds &to, const struct page_place &page, const struct page_place &next, bool more,
-					    struct page_weights<n8> &told)
+	__device__ __forceinline__ void run(queries<dim, n8> &x, int head_dim, int lane, int first_token, int first,
+					    int last, const struct bounds &to, const struct page_place &page,
+					    const struct page_place &next, bool more, struct page_weights<n8> &told)
 	{
 		float s[n8][4];
 		uint32_t p[n8][2];
@@ -506,8 +161,8 @@ template <int dim, int n8> struct split_of<dim, n8, PAGES_BF16> : split_of_eleme
 };
 
 /*
- * blockIdx.y: the KV head and, when an item has more than 8 * n8 queries, which of them. exact: head_dim is dim. tells: some items say what they gave
- * to pages, for which the others have no registers.
+ * blockIdx.y: the KV head and, when an item has more than 8 * n8 queries, which of them. exact: head_dim is dim. tells:
+ * some items say what they gave to pages, for which the others have no registers.
  */
 template <int dim, bool exact, int n8, enum kv_form form, bool tells>
 __global__ void __launch_bounds__(32 * PART_WARPS, 2) attend_parts(struct attention_args a)
@@ -535,10 +190,11 @@ __global__ void __launch_bounds__(32 * PART_WARPS, 2) attend_parts(struct attent
 	       a.params.scale * LOG2_E, lane);
 
 	const int my_place = first_page + min(lane, n_pages - 1);
-	const int my_entry = item.chosen != CHOSEN_NONE
-				     ? a.chosen[item.chosen + static_cast<size_t>(head_kv) * (last / PAGE_TOKENS + 1) + my_place]
-			     : a.part_table ? my_place - a.part_first
-					    : a.seq_table[item.seq] + my_place;
+	const int my_entry =
+		item.chosen != CHOSEN_NONE
+			? a.chosen[item.chosen + static_cast<size_t>(head_kv) * (last / PAGE_TOKENS + 1) + my_place]
+		: a.part_table ? my_place - a.part_first
+			       : a.seq_table[item.seq] + my_place;
 	const int32_t my_page = a.part_table ? a.part_table[my_entry] : a.table[my_entry];
 	const int32_t my_slot = !is_plain(form) && a.slots ? a.slots[my_entry] : -1;
 	const auto page_at = [&](int i) {
@@ -551,12 +207,15 @@ __global__ void __launch_bounds__(32 * PART_WARPS, 2) attend_parts(struct attent
 	for (int i = 0; i < n_pages; i++) {
 		const struct page_place next = page_at(min(i + 1, n_pages - 1));
 		struct page_weights<n8> told = {};
-		split.template run<tells>(x, head_dim, lane, (first_page + i) * PAGE_TOKENS, item.first_position, last, to, page, next,
-			  i + 1 < n_pages, told);
+		split.template run<tells>(x, head_dim, lane, (first_page + i) * PAGE_TOKENS, item.first_position, last,
+					  to, page, next, i + 1 < n_pages, told);
 		if (tells && item.tells)
 			x.tell(told, first, n, lane, [&](int query) {
-				return a.part_weights + ((static_cast<size_t>(item.partial) + query / group) * a.n_head + head_kv * group + query % group) *
-								SPLIT_PAGES + (first_page + i) % SPLIT_PAGES;
+				return a.part_weights +
+				       ((static_cast<size_t>(item.partial) + query / group) * a.n_head +
+					head_kv * group + query % group) *
+					       SPLIT_PAGES +
+				       (first_page + i) % SPLIT_PAGES;
 			});
 		page = next;
 	}
@@ -591,19 +250,22 @@ __global__ void __launch_bounds__(32 * PART_WARPS, 2) attend_parts(struct attent
 template <int dim, int n8> static constexpr int WHOLE_STATE = 32 * WHOLE_WARPS * (4 * n8 + dim / 16 * n8 * 4);
 
 /*
- * What a block's queries gave to pages, now that their largest scores and sums are known: a query for each thread, and as many pages at a time
- * as there are threads for.
+ * What a block's queries gave to pages, now that their largest scores and sums are known: a query for each thread, and
+ * as many pages at a time as there are threads for.
  */
 template <int n_queries>
-__device__ void tell_whole(const struct attention_args &a, const struct attention_item &item, const struct page_weight *weights, int group,
-			   int n, int first_page, int n_pages, shared_span<float> top_of, shared_span<float> sum_of)
+__device__ void tell_whole(const struct attention_args &a, const struct attention_item &item,
+			   const struct page_weight *weights, int group, int n, int first_page, int n_pages,
+			   shared_span<float> top_of, shared_span<float> sum_of)
 {
 	const int query = threadIdx.x % n_queries, at_once = 32 * WHOLE_WARPS / n_queries;
 	const struct attention_tells to = a.tells[item.seq];
 	const bool is_one = query < n;
 	const int position = item.first_position + query / group;
-	const int row_first = is_one ? first_seen(position, a.params) / PAGE_TOKENS : n_pages, row_last = position / PAGE_TOKENS;
-	const float top = is_one ? static_cast<float>(top_of[query]) : 0.0f, l = is_one ? static_cast<float>(sum_of[query]) : 1.0f;
+	const int row_first = is_one ? first_seen(position, a.params) / PAGE_TOKENS : n_pages,
+		  row_last = position / PAGE_TOKENS;
+	const float top = is_one ? static_cast<float>(top_of[query]) : 0.0f,
+		    l = is_one ? static_cast<float>(sum_of[query]) : 1.0f;
 	const auto weight = [&](int page) { return weights + static_cast<size_t>(page) * n_queries + query; };
 	if (to.mass != NOBODY) {
 		unsigned long long *mass = a.masses + to.mass;
@@ -620,58 +282,78 @@ __device__ void tell_whole(const struct attention_args &a, const struct attentio
 	if (to.look != NOBODY && is_one && static_cast<int>(threadIdx.x) < n_queries) {
 		struct look_of_splits look = {0, 0};
 		for (int page = row_first / SPLIT_PAGES * SPLIT_PAGES; page <= row_last; page += SPLIT_PAGES)
-			add_splits(look, look_at_split(page, row_first, row_last, top, weight));
+			add_splits(look,
+				   look_at_split(page, row_first, row_last, top, weight(page), n_queries));
 		add_look(a.looks + to.look, look, l);
 	}
 }
 
-template <int dim, bool exact, int n8, enum kv_form form, bool tells>
+/*
+ * ROWS_TELL: some items say what they gave to pages. ROWS_IN_PARTS: they go on with what the part before has left. Both
+ * want registers, so that their weighted values are in memory between splits.
+ */
+enum rows_mode { ROWS_PLAIN, ROWS_TELL, ROWS_IN_PARTS };
+
+template <int dim, bool exact, int n8, enum kv_form form, enum rows_mode mode>
 __global__ void __launch_bounds__(32 * WHOLE_WARPS, 1) attend_whole(struct attention_args a)
 {
+	constexpr bool tells = mode == ROWS_TELL, in_parts = mode == ROWS_IN_PARTS, in_memory = mode != ROWS_PLAIN;
 	enum { QUERIES = WHOLE_WARPS * 8 * n8 };
 	GPU_DYNAMIC_SHARED(uint8_t, stages); /* [WHOLE_STAGES][keys, values] of one page and head, or a narrow block */
 	const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 	const int head_kv = blockIdx.y, head_dim = exact ? dim : a.head_dim, group = a.n_head / a.n_head_kv;
 	const struct attention_item item = a.whole[blockIdx.x];
-	const int32_t *table = a.part_table ? a.part_table : a.table + a.seq_table[item.seq];
-	const int table_from = a.part_table ? a.part_first : 0;
+	const bool far = in_parts && a.part_table;
+	const int32_t *table = far ? a.part_table : a.table + a.seq_table[item.seq];
+	const int table_from = far ? a.part_first : 0;
 	const int32_t *slots = !is_plain(form) && a.slots ? a.slots + a.seq_table[item.seq] : NULL;
 	const int n = item.n_rows * group, first = warp * 8 * n8;
-	const int last = item.first_position + item.n_rows - 1, n_pages = min(last / PAGE_TOKENS + 1, a.part_end);
+	const int last = item.first_position + item.n_rows - 1;
+	const int n_pages = in_parts ? min(last / PAGE_TOKENS + 1, a.part_end) : last / PAGE_TOKENS + 1;
 	/* The last key any query of this warp looks at, or -1. */
 	const int warp_last = first < n ? item.first_position + min(first + 8 * n8 - 1, n - 1) / group : -1;
 	const int warp_first = item.first_position + first / group, warp_sees = first_seen(warp_first, a.params);
 	/* The first page that any query of the block looks at. */
-	const int first_page = max(first_seen(item.first_position, a.params) / PAGE_TOKENS, a.part_first);
+	const int sees_from = first_seen(item.first_position, a.params) / PAGE_TOKENS;
+	const int first_page = in_parts ? max(sees_from, a.part_first) : sees_from;
 	const struct bounds to = bounds_of(a.params);
 	const int bytes = static_cast<int>(head_bytes(head_dim));
 	struct page_weight *weights =
-		tells && item.tells ? a.whole_weights + (static_cast<size_t>(item.partial) + static_cast<size_t>(head_kv) * n_pages) * QUERIES : NULL;
+		tells && item.tells
+			? a.whole_weights +
+				  (static_cast<size_t>(item.partial) + static_cast<size_t>(head_kv) * n_pages) * QUERIES
+			: NULL;
 
 	queries<dim, n8> x;
-	float total_m[n8][2], total_l[n8][2], total_o[dim / 16][n8][4];
+	float total_m[n8][2], total_l[n8][2], total_o[in_memory ? 1 : dim / 16][n8][4];
 	x.load(a.q, a.n_head, head_dim, head_kv * group, group, item.first_row, item.first_position, first, n,
 	       a.params.scale * LOG2_E, lane);
 	nothing_seen(total_m, total_l, total_o);
-	/* f(a number of the sums, its place in the state) */
-	const auto each_total = [&](const auto &f) {
-		float *mine = a.state + (static_cast<size_t>(blockIdx.x) * gridDim.y + head_kv) * WHOLE_STATE<dim, n8> + threadIdx.x;
+	/* This thread's numbers in the state. */
+	const size_t block = static_cast<size_t>(blockIdx.x) * gridDim.y + head_kv;
+	float *state = in_memory ? a.state + block * WHOLE_STATE<dim, n8> + threadIdx.x : NULL;
+	const auto state_m = [&](int k, int c) { return state + (4 * k + c) * 32 * WHOLE_WARPS; };
+	const auto state_l = [&](int k, int c) { return state + (4 * k + 2 + c) * 32 * WHOLE_WARPS; };
+	const auto state_o = [&](int b, int k, int c) {
+		return state + (4 * n8 + 4 * (b * n8 + k) + c) * 32 * WHOLE_WARPS;
+	};
+	if constexpr (in_memory) {
 #pragma unroll
 		for (int k = 0; k < n8; k++) {
 #pragma unroll
-			for (int c = 0; c < 2; c++) {
-				f(total_m[k][c], mine + (4 * k + 2 * c) * 32 * WHOLE_WARPS);
-				f(total_l[k][c], mine + (4 * k + 2 * c + 1) * 32 * WHOLE_WARPS);
+			for (int c = 0; in_parts && c < 2; c++) {
+				total_m[k][c] = a.goes_on ? ld_global<float>(state_m(k, c)) : NO_SCORE;
+				total_l[k][c] = a.goes_on ? ld_global<float>(state_l(k, c)) : 0.0f;
 			}
+			if (in_parts && a.goes_on)
+				continue;
 #pragma unroll
 			for (int b = 0; b < dim / 16; b++)
 #pragma unroll
 				for (int c = 0; c < 4; c++)
-					f(total_o[b][k][c], mine + (4 * n8 + 4 * (b * n8 + k) + c) * 32 * WHOLE_WARPS);
+					stg<float>(state_o(b, k, c), 0.0f);
 		}
-	};
-	if (a.goes_on)
-		each_total([](float &v, const float *at) { v = ld_global<float>(at); });
+	}
 	const auto fold = [&]() {
 		x.reduce();
 #pragma unroll
@@ -688,8 +370,14 @@ __global__ void __launch_bounds__(32 * WHOLE_WARPS, 1) attend_whole(struct atten
 #pragma unroll
 			for (int b = 0; b < dim / 16; b++)
 #pragma unroll
-				for (int c = 0; c < 4; c++)
-					total_o[b][k][c] = total_o[b][k][c] * before[c % 2] + x.o[b][k][c] * now[c % 2];
+				for (int c = 0; c < 4; c++) {
+					const float more = x.o[b][k][c] * now[c % 2];
+					if constexpr (in_memory)
+						stg<float>(state_o(b, k, c),
+							   ld_global<float>(state_o(b, k, c)) * before[c % 2] + more);
+					else
+						total_o[b][k][c] = total_o[b][k][c] * before[c % 2] + more;
+				}
 		}
 		x.clear();
 	};
@@ -697,8 +385,8 @@ __global__ void __launch_bounds__(32 * WHOLE_WARPS, 1) attend_whole(struct atten
 	const auto is_wide = [&](int page) { return is_plain(form) || (slots && slots[page] >= 0); };
 	const auto copy_page = [&](int page) {
 		if (page < n_pages) {
-			const struct page_place from =
-				place_of<form>(a, head_dim, head_kv, table[page - table_from], slots ? slots[page] : -1);
+			const struct page_place from = place_of<form>(a, head_dim, head_kv, table[page - table_from],
+								      slots ? slots[page] : -1);
 			const auto to = stages + page % WHOLE_STAGES * 2 * bytes;
 			if (from.wide) {
 				for (int i = threadIdx.x * 16; i < bytes; i += 32 * WHOLE_WARPS * 16) {
@@ -746,7 +434,8 @@ __global__ void __launch_bounds__(32 * WHOLE_WARPS, 1) attend_whole(struct atten
 		}
 		x.template weigh<!is_plain(form), tells>(s, first_token, lane, to, p, scales.rest, told);
 		if (tells && item.tells)
-			x.tell(told, first, n, lane, [&](int query) { return weights + static_cast<size_t>(page) * QUERIES + query; });
+			x.tell(told, first, n, lane,
+			       [&](int query) { return weights + static_cast<size_t>(page) * QUERIES + query; });
 		if (wide) {
 			x.template add_values<true>(p, first_token, warp_first, last, lane, [&](int block) {
 				return halves_of<form>(load_value(block, head_dim, lane, load_shared{stage + bytes}));
@@ -763,8 +452,14 @@ __global__ void __launch_bounds__(32 * WHOLE_WARPS, 1) attend_whole(struct atten
 	}
 	cp_async_wait<0>();
 	fold();
-	if (!a.is_last) {
-		each_total([](const float &v, float *at) { stg<float>(at, v); });
+	if (in_parts && !a.is_last) {
+#pragma unroll
+		for (int k = 0; k < n8; k++)
+#pragma unroll
+			for (int c = 0; c < 2; c++) {
+				stg<float>(state_m(k, c), total_m[k][c]);
+				stg<float>(state_l(k, c), total_l[k][c]);
+			}
 		return;
 	}
 
@@ -785,7 +480,12 @@ __global__ void __launch_bounds__(32 * WHOLE_WARPS, 1) attend_whole(struct atten
 					const int d = 16 * b + 8 * h + g;
 					if (16 * b + 8 * h >= head_dim)
 						continue;
-					const float v = total_o[b][k][c + 2 * h] / total_l[k][c];
+					float sum;
+					if constexpr (in_memory)
+						sum = ld_global<float>(state_o(b, k, c + 2 * h));
+					else
+						sum = total_o[b][k][c + 2 * h];
+					const float v = sum / total_l[k][c];
 					to[d] = v;
 					if (a.h.x)
 						to_half[d] = __float2half_rn(v);
@@ -811,7 +511,8 @@ __global__ void __launch_bounds__(32 * WHOLE_WARPS, 1) attend_whole(struct atten
 
 /* ---- Launch ---- */
 
-template <int dim, bool exact, enum kv_form form, bool tells = false> static cudaError_t launch(const struct attention_args &a, cudaStream_t stream)
+template <int dim, bool exact, enum kv_form form, bool tells = false>
+static cudaError_t launch(const struct attention_args &a, cudaStream_t stream)
 {
 	cudaError_t e = cudaSuccess;
 	const unsigned heads = static_cast<unsigned>(a.n_head_kv);
@@ -823,16 +524,25 @@ template <int dim, bool exact, enum kv_form form, bool tells = false> static cud
 			GPU_LAUNCH((attend_parts<dim, exact, 1, form, tells>), dim3(blocks, heads * ((group + 7) / 8)),
 				   dim3(32 * PART_WARPS), 0, stream, a);
 		else
-			GPU_LAUNCH((attend_parts<dim, exact, most, form, tells>), dim3(blocks, heads * ((group + 15) / 16)),
-				   dim3(32 * PART_WARPS), 0, stream, a);
+			GPU_LAUNCH((attend_parts<dim, exact, most, form, tells>),
+				   dim3(blocks, heads * ((group + 15) / 16)), dim3(32 * PART_WARPS), 0, stream, a);
 		e = cudaGetLastError();
 		if (e == cudaSuccess && a.n_merges)
 			e = merge(a, stream);
 	}
 	if (e == cudaSuccess && a.n_whole) {
+		constexpr int n8 = dim > 128 ? 1 : 2;
+		constexpr enum rows_mode mode = tells ? ROWS_TELL : ROWS_PLAIN;
 		const size_t shared = WHOLE_STAGES * 2 * head_bytes(a.head_dim);
-		GPU_LAUNCH((attend_whole<dim, exact, (dim > 128 ? 1 : 2), form, tells>),
-			   dim3(static_cast<unsigned>(a.n_whole), heads), dim3(32 * WHOLE_WARPS), shared, stream, a);
+		const dim3 grid(static_cast<unsigned>(a.n_whole), heads), block(32 * WHOLE_WARPS);
+		if constexpr (is_plain(form) && !tells) {
+			if (a.in_parts) {
+				GPU_LAUNCH((attend_whole<dim, exact, n8, form, ROWS_IN_PARTS>), grid, block, shared,
+					   stream, a);
+				return cudaGetLastError();
+			}
+		}
+		GPU_LAUNCH((attend_whole<dim, exact, n8, form, mode>), grid, block, shared, stream, a);
 		e = cudaGetLastError();
 	}
 	return e;

@@ -53,14 +53,16 @@ struct upload {
 };
 
 /*
- * The attention work of a step, which depends on the batch and on the model's heads. Offsets into the upload. Layers without a window, in
- * which rows may choose what they read, and those with one have a division each; it is the same one when no row chooses.
+ * The attention work of a step, which depends on the batch and on the model's heads. Offsets into the upload. Layers
+ * without a window, in which rows may choose what they read, and those with one have a division each; it is the same
+ * one when no row chooses.
  */
 enum { LAYERS_ALL, LAYERS_WINDOW, LAYERS_KINDS };
 
 struct attention_division {
 	size_t parts, whole, merges;
 	int n_parts, n_whole, n_merges;
+	bool takes_turns; /* there is not room for the results of all of it at once */
 };
 
 struct attention_plan {
@@ -108,8 +110,8 @@ struct graphs {
 };
 
 /*
- * Sequences whose first pages are in host memory: see far.cu. The work of each: its items are n_items of each split, by splits, or n_items that
- * take all keys.
+ * Sequences whose first pages are in host memory: see far.cu. The work of each: its items are n_items of each split, by
+ * splits, or n_items that take all keys.
  */
 struct far_plan {
 	int32_t seq;
@@ -123,12 +125,12 @@ enum { FAR_STAGES = 3, FAR_STAGE_PAGES = 128 };
 struct far_stages {
 	struct far_plan *plans; /* [n_plans] of this step, room for cap_plans */
 	int n_plans, cap_plans;
-	size_t in_order; /* offset into the upload: 0, 1, .. */
+	size_t in_order;     /* offset into the upload: 0, 1, .. */
 	cudaStream_t stream; /* NULL: nothing was ever copied */
 	cudaEvent_t copied[FAR_STAGES], used[FAR_STAGES];
 	bool was_used[FAR_STAGES];
 	int next;
-	struct growing memory, state; /* the stages; what a chunk's parts go on with */
+	struct growing memory; /* the stages */
 };
 
 struct cuda_backend {
@@ -156,6 +158,7 @@ struct cuda_backend {
 	size_t token, position, place, row_seq, seq_table, table, slots; /* offsets into it */
 	struct attention_plan plan;
 	struct growing halves_x, halves_scale, partial, rope, scores, chosen;
+	struct growing state; /* of blocks that take rows through all their keys, where it is not in registers */
 	int halves_rows, halves_stride;
 	/* Whose halves halves_x has: made beside the floats by whatever wrote them. NULL: nobody's. */
 	const float *halves_of;
@@ -168,7 +171,10 @@ struct cuda_backend {
 	void *kv;		    /* the slab that the step has written to */
 	struct growing odd, packed; /* odd: a struct odd_values for the step's rows */
 	size_t odd_at;		    /* offset into the upload, where that comes at the end of a step */
-	/* How rows attended: [n_masses] masses beside the table, [n_seqs] struct look_sums. told_bytes 0: nobody asks. Offsets into the upload. */
+	/*
+	 * How rows attended: [n_masses] masses beside the table, [n_seqs] struct look_sums. told_bytes 0: nobody asks.
+	 * Offsets into the upload.
+	 */
 	struct growing told, part_weights, whole_weights;
 	size_t told_bytes, told_at, n_masses, tells;
 	/* What rope.p has, so that one table serves all layers of a step. */
@@ -202,6 +208,25 @@ enum status check(struct cuda_backend *b, cudaError_t e, const char *what);
 /* Memory that graphs point to has moved or gone. */
 void graphs_forget(struct cuda_backend *b);
 
+inline int ceil_div(int a, int b)
+{
+	return (a + b - 1) / b;
+}
+
+inline int min_int(int a, int b)
+{
+	return a < b ? a : b;
+}
+
+/* n rounded up to one of four sizes between powers of two. */
+inline int rounded(int n)
+{
+	int step = 16;
+	while (n > 8 * step)
+		step *= 2;
+	return (n + step - 1) / step * step;
+}
+
 /* ---- step.cu ---- */
 
 /* At least `bytes`; the content is lost when it grows, after all queued work. */
@@ -214,18 +239,36 @@ inline size_t odd_bytes(int32_t n_rows)
 /* Room for halves of n_rows rows of dim. */
 enum status grow_halves(struct cuda_backend *b, int64_t n_rows, int64_t dim);
 void upload_free(struct upload *u);
+/* Room for `bytes` more. What is there already moves along, offsets stay, and all of it is sent again. */
+enum status upload_room(struct cuda_backend *b, size_t bytes);
+/* What was put there since the last time goes to the device. */
+enum status upload_send(struct cuda_backend *b);
 /* Waits for the stream. */
 enum status settle(struct cuda_backend *b, const char *what);
 /* Sends the batch, and the attention plan if the last step's heads are this one's. */
 enum status step_upload(struct cuda_backend *b, const struct batch *batch);
 /* Waits for the step, and takes note of what it has stored that halves cannot hold. BUSY: see backend.h. */
 enum status step_finish(struct cuda_backend *b);
+
+/* ---- plan.cu ---- */
+
+/* For the heads that the plan names. It is not sent. */
+enum status put_plan(struct cuda_backend *b);
 /* The plan for these heads, made and sent if step_upload() has not. */
 enum status plan_attention(struct cuda_backend *b, int n_head, int n_head_kv, int head_dim);
 
 /* The `sample` of backend.h. */
 enum status step_sample(struct cuda_backend *b, float *logits, int32_t n_vocab, int32_t stride,
 			const struct sample_row *rows, int32_t n, int32_t *tokens);
+
+/* Reserves n elements, 16-byte aligned; upload_room() has made room. */
+template <typename T> T *put(struct cuda_backend *b, size_t n, size_t *offset)
+{
+	struct upload *u = &b->upload;
+	*offset = u->used;
+	u->used += (n * sizeof(T) + 15) & ~static_cast<size_t>(15);
+	return reinterpret_cast<T *>(u->host + *offset);
+}
 
 template <typename T> T *uploaded(const struct cuda_backend *b, size_t offset)
 {
@@ -240,18 +283,21 @@ enum status page_pack(struct backend *backend, const void *kv, const struct kv_l
 		      void *host, bool *packed);
 enum status page_unpack(struct backend *backend, void *kv, const struct kv_layout *l, int32_t page, enum kv_form form,
 			const void *host);
-enum status page_bounds(struct backend *backend, const void *kv, const struct kv_layout *l, const int32_t *pages, int32_t n);
-enum status page_norms(struct backend *backend, const void *kv, const struct kv_layout *l, const int32_t *pages, int32_t n, double *sums);
+enum status page_bounds(struct backend *backend, const void *kv, const struct kv_layout *l, const int32_t *pages,
+			int32_t n);
+enum status page_norms(struct backend *backend, const void *kv, const struct kv_layout *l, const int32_t *pages,
+		       int32_t n, double *sums);
 enum status scan(struct backend *backend, const void *p, size_t bytes, uint64_t *sum);
 
 /* ---- far.cu ---- */
 
 enum status host_alloc(struct backend *backend, size_t bytes, void **out);
 void host_free(struct backend *backend, void *p, size_t bytes);
-enum status page_layers(struct backend *backend, const void *kv, const struct kv_layout *l, const int32_t *pages, int32_t n, void *host,
-			size_t layer_stride);
-enum status attention_part(struct backend *backend, const void *kv, const struct kv_layout *l, int32_t layer, const float *q, int32_t n_head,
-			   const struct attention_params *params, const struct attention_part *part, float *out);
+enum status page_layers(struct backend *backend, const void *kv, const struct kv_layout *l, const int32_t *pages,
+			int32_t n, void *host, size_t layer_stride);
+enum status attention_part(struct backend *backend, const void *kv, const struct kv_layout *l, int32_t layer,
+			   const float *q, int32_t n_head, const struct attention_params *params,
+			   const struct attention_part *part, float *out);
 /* Waits for what is still being copied. */
 enum status far_settle(struct cuda_backend *b);
 void far_close(struct cuda_backend *b);

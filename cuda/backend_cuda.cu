@@ -373,6 +373,7 @@ static void destroy(struct backend *backend)
 	cudaFree(b->halves_scale.p);
 	cudaFree(b->partial.p);
 	cudaFree(b->scores.p);
+	cudaFree(b->state.p);
 	cudaFree(b->told.p);
 	cudaFree(b->part_weights.p);
 	cudaFree(b->whole_weights.p);

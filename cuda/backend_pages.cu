@@ -1,4 +1,7 @@
-/* What the backend does with whole pages and with memory as such: copies, narrow forms, norms, bounds, and the measure of its speed. */
+/*
+ * What the backend does with whole pages and with memory as such: copies, narrow forms, norms, bounds, and the measure
+ * of its speed.
+ */
 #include "cuda/operations.cuh"
 
 #include <string.h>
@@ -92,7 +95,8 @@ enum status page_unpack(struct backend *backend, void *kv, const struct kv_layou
 	return check(b, cudaStreamSynchronize(b->stream), "writing a narrow page");
 }
 
-enum status page_bounds(struct backend *backend, const void *kv, const struct kv_layout *l, const int32_t *pages, int32_t n)
+enum status page_bounds(struct backend *backend, const void *kv, const struct kv_layout *l, const int32_t *pages,
+			int32_t n)
 {
 	struct cuda_backend *b = self(backend);
 	struct page_numbers list, slots;
@@ -121,7 +125,8 @@ enum status page_bounds(struct backend *backend, const void *kv, const struct kv
 	return STATUS_OK;
 }
 
-enum status page_norms(struct backend *backend, const void *kv, const struct kv_layout *l, const int32_t *pages, int32_t n, double *sums)
+enum status page_norms(struct backend *backend, const void *kv, const struct kv_layout *l, const int32_t *pages,
+		       int32_t n, double *sums)
 {
 	struct cuda_backend *b = self(backend);
 	struct page_numbers list;
@@ -136,12 +141,14 @@ enum status page_norms(struct backend *backend, const void *kv, const struct kv_
 		const int some = n - at < most ? n - at : most;
 		memcpy(list.page, pages + at, static_cast<size_t>(some) * sizeof *pages);
 		TRY(check(b,
-			  square_sums(static_cast<const uint8_t *>(kv), l->type == QUANT_BF16, list, some, l->n_layer, l->page_stride,
-				      l->page_bytes / n_layer, on_device + static_cast<size_t>(at) * n_layer * 2, b->stream),
+			  square_sums(static_cast<const uint8_t *>(kv), l->type == QUANT_BF16, list, some, l->n_layer,
+				      l->page_stride, l->page_bytes / n_layer,
+				      on_device + static_cast<size_t>(at) * n_layer * 2, b->stream),
 			  "adding up norms"));
 	}
 	TRY(check(b,
-		  cudaMemcpyAsync(sums, on_device, static_cast<size_t>(n) * n_layer * 2 * sizeof *sums, cudaMemcpyDeviceToHost, b->stream),
+		  cudaMemcpyAsync(sums, on_device, static_cast<size_t>(n) * n_layer * 2 * sizeof *sums,
+				  cudaMemcpyDeviceToHost, b->stream),
 		  "reading norms"));
 	return check(b, cudaStreamSynchronize(b->stream), "reading norms");
 }

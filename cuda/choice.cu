@@ -1,9 +1,11 @@
 /*
- * Rows that choose the pages they read (struct page_choice of backend.h): the bounds of pages, what they promise a row's queries, and the
- * choice. What a row and KV head choose becomes a list of entries of its block table, over which attention.cuh runs as over the table of a
- * conversation that has no other pages. Nothing of it passes through the host, so a graph can have it.
+ * Rows that choose the pages they read (struct page_choice of backend.h): the bounds of pages, what they promise a
+ * row's queries, and the choice. What a row and KV head choose becomes a list of entries of its block table, over which
+ * attention.cuh runs as over the table of a conversation that has no other pages. Nothing of it passes through the
+ * host, so a graph can have it.
  *
- * The order among pages is the host's (engine/cpu/choice.c): of equals the earlier, and first those whose bound is no number.
+ * The order among pages is the host's (engine/cpu/choice.c): of equals the earlier, and first those whose bound is no
+ * number.
  */
 #include "cuda/block.cuh"
 #include "cuda/kv_operand.cuh"
@@ -22,9 +24,13 @@ __device__ __forceinline__ int sortable(uint32_t bits)
 	return x < 0 ? x ^ 0x7fff : x;
 }
 
-/* Bits of keys of tokens g and g + 8, 8 of 32 elements, in the type of the layout: of narrow pages what a wide copy would have. */
+/*
+ * Bits of keys of tokens g and g + 8, 8 of 32 elements, in the type of the layout: of narrow pages what a wide copy
+ * would have.
+ */
 template <enum kv_form form>
-__device__ __forceinline__ void keys_as_elements(const struct page_place &page, int block, int head_dim, int lane, uint32_t (&bits)[2][8])
+__device__ __forceinline__ void keys_as_elements(const struct page_place &page, int block, int head_dim, int lane,
+						 uint32_t (&bits)[2][8])
 {
 	if (page.wide) {
 		const struct key_block k = load_key(block, head_dim, lane, load_global{page.keys});
@@ -37,7 +43,8 @@ __device__ __forceinline__ void keys_as_elements(const struct page_place &page, 
 		}
 	} else if constexpr (!is_plain(form)) {
 		const float4 scale = ldg_stream<float4>(page.keys + scale_offset(0, lane / 4));
-		const uint4 k = load_key_codes(block, head_dim, lane, load_global{page.keys + codes_offset(head_dim, 0)});
+		const uint4 k =
+			load_key_codes(block, head_dim, lane, load_global{page.keys + codes_offset(head_dim, 0)});
 		const uint32_t fours[2][2] = {{k.x, k.y}, {k.z, k.w}};
 #pragma unroll
 		for (int i = 0; i < 2; i++)
@@ -52,7 +59,8 @@ __device__ __forceinline__ void keys_as_elements(const struct page_place &page, 
 
 /* A warp has the keys of a layer and head of one page. */
 template <enum kv_form form>
-__global__ void __launch_bounds__(32 * BOUND_WARPS) bound_keys(struct bound_args a, struct page_numbers list, struct page_numbers slots)
+__global__ void __launch_bounds__(32 * BOUND_WARPS)
+	bound_keys(struct bound_args a, struct page_numbers list, struct page_numbers slots)
 {
 	const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, index = blockIdx.x * BOUND_WARPS + warp;
 	if (index >= a.n_layer * a.n_head_kv)
@@ -71,11 +79,15 @@ __global__ void __launch_bounds__(32 * BOUND_WARPS) bound_keys(struct bound_args
 		uint32_t bits[2][8], least[4], greatest[4];
 		keys_as_elements<form>(page, block, head_dim, lane, bits);
 		const auto lower = [](uint32_t p, uint32_t q) {
-			return static_cast<uint32_t>(min(static_cast<int>(static_cast<int16_t>(p)), static_cast<int>(static_cast<int16_t>(q))) & 0xffff) |
+			return static_cast<uint32_t>(min(static_cast<int>(static_cast<int16_t>(p)),
+							 static_cast<int>(static_cast<int16_t>(q))) &
+						     0xffff) |
 			       static_cast<uint32_t>(min(static_cast<int>(p) >> 16, static_cast<int>(q) >> 16)) << 16;
 		};
 		const auto higher = [](uint32_t p, uint32_t q) {
-			return static_cast<uint32_t>(max(static_cast<int>(static_cast<int16_t>(p)), static_cast<int>(static_cast<int16_t>(q))) & 0xffff) |
+			return static_cast<uint32_t>(max(static_cast<int>(static_cast<int16_t>(p)),
+							 static_cast<int>(static_cast<int16_t>(q))) &
+						     0xffff) |
 			       static_cast<uint32_t>(max(static_cast<int>(p) >> 16, static_cast<int>(q) >> 16)) << 16;
 		};
 #pragma unroll
@@ -106,10 +118,11 @@ __global__ void __launch_bounds__(32 * BOUND_WARPS) bound_keys(struct bound_args
 	}
 }
 
-cudaError_t bound_pages(const struct bound_args &a, const struct page_numbers &list, const struct page_numbers &slots, int n,
-			cudaStream_t stream)
+cudaError_t bound_pages(const struct bound_args &a, const struct page_numbers &list, const struct page_numbers &slots,
+			int n, cudaStream_t stream)
 {
-	const dim3 grid(static_cast<unsigned>((a.n_layer * a.n_head_kv + BOUND_WARPS - 1) / BOUND_WARPS), static_cast<unsigned>(n));
+	const dim3 grid(static_cast<unsigned>((a.n_layer * a.n_head_kv + BOUND_WARPS - 1) / BOUND_WARPS),
+			static_cast<unsigned>(n));
 	const dim3 block(32 * BOUND_WARPS);
 	switch (a.place.form) {
 	case KV_FORM_INT8:
@@ -142,12 +155,13 @@ __device__ __forceinline__ float element_at(uint32_t pair, int which, bool bf16)
 }
 
 /*
- * blockIdx.x: the row that chooses, and KV head; blockIdx.y: a run of its pages. A page's bound is the largest of the query heads': for each
- * dimension the larger product of the two, added up in eights of dimensions by SCORE_LANES lanes and over them.
+ * blockIdx.x: the row that chooses, and KV head; blockIdx.y: a run of its pages. A page's bound is the largest of the
+ * query heads': for each dimension the larger product of the two, added up in eights of dimensions by SCORE_LANES lanes
+ * and over them.
  */
 __global__ void __launch_bounds__(SCORE_THREADS) score_pages(struct choice_args a)
 {
-	GPU_SHARED(float, query, SCORE_HEADS * SCORE_DIM);
+	GPU_SHARED(float, query, SCORE_HEADS *SCORE_DIM);
 	const struct chooser who = a.choosers[blockIdx.x / a.n_head_kv];
 	const int head_kv = blockIdx.x % a.n_head_kv, group = a.n_head / a.n_head_kv, head_dim = a.head_dim;
 	const int lane = threadIdx.x % SCORE_LANES, first = who.n_first, end = who.own + 1 - who.n_last;
@@ -176,7 +190,8 @@ __global__ void __launch_bounds__(SCORE_THREADS) score_pages(struct choice_args 
 				if (i >= end || d >= head_dim)
 					continue;
 				const uint4 l = ldg<uint4>(least + d), g = ldg<uint4>(least + head_dim + d);
-				const uint32_t low_pairs[4] = {l.x, l.y, l.z, l.w}, high_pairs[4] = {g.x, g.y, g.z, g.w};
+				const uint32_t low_pairs[4] = {l.x, l.y, l.z, l.w},
+					       high_pairs[4] = {g.x, g.y, g.z, g.w};
 				float low[8], high[8];
 #pragma unroll
 				for (int e = 0; e < 8; e++) {
@@ -190,11 +205,13 @@ __global__ void __launch_bounds__(SCORE_THREADS) score_pages(struct choice_args 
 						continue;
 #pragma unroll
 					for (int four = 0; four < 2; four++) {
-						const float4 f = ld_shared<float4>(query + (h * SCORE_DIM + d + 4 * four));
+						const float4 f =
+							ld_shared<float4>(query + (h * SCORE_DIM + d + 4 * four));
 						const float x[4] = {f.x, f.y, f.z, f.w};
 #pragma unroll
 						for (int e = 0; e < 4; e++)
-							sum[h] += x[e] * (x[e] > 0 ? high[4 * four + e] : low[4 * four + e]);
+							sum[h] += x[e] *
+								  (x[e] > 0 ? high[4 * four + e] : low[4 * four + e]);
 					}
 				}
 			}
@@ -227,7 +244,10 @@ __device__ __forceinline__ uint32_t rank_of(float x)
 	return x != x ? UINT32_MAX : bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
-/* Sums of v over the threads before this one and over all of them. scratch: [CHOOSE_WARPS], free behind the next barrier. */
+/*
+ * Sums of v over the threads before this one and over all of them. scratch: [CHOOSE_WARPS], free behind the next
+ * barrier.
+ */
 struct running {
 	int before, all;
 };
@@ -307,16 +327,30 @@ __global__ void __launch_bounds__(CHOOSE_THREADS) choose_best(struct choice_args
 		to[who.n_pages - who.n_last + i] = who.table + end + i;
 }
 
-cudaError_t choose_pages(const struct choice_args &a, cudaStream_t stream)
+static cudaError_t choose_some(const struct choice_args &a, cudaStream_t stream)
 {
 	const unsigned heads = static_cast<unsigned>(a.n_choosers * a.n_head_kv);
-	const unsigned runs = static_cast<unsigned>((a.most + SCORE_PAGES * SCORE_ROUNDS - 1) / (SCORE_PAGES * SCORE_ROUNDS));
+	const unsigned runs =
+		static_cast<unsigned>((a.most + SCORE_PAGES * SCORE_ROUNDS - 1) / (SCORE_PAGES * SCORE_ROUNDS));
 	GPU_LAUNCH(score_pages, dim3(heads, runs), dim3(SCORE_THREADS), 0, stream, a);
 	const cudaError_t e = cudaGetLastError();
 	if (e != cudaSuccess)
 		return e;
 	GPU_LAUNCH(choose_best, dim3(heads), dim3(CHOOSE_THREADS), 0, stream, a);
 	return cudaGetLastError();
+}
+
+cudaError_t choose_pages(const struct choice_args &a, cudaStream_t stream)
+{
+	cudaError_t e = cudaSuccess;
+	for (int at = 0; at < a.n_choosers && e == cudaSuccess; at += CHOOSERS_AT_ONCE) {
+		struct choice_args some = a;
+		some.choosers += at;
+		some.n_choosers =
+			a.n_choosers - at < CHOOSERS_AT_ONCE ? a.n_choosers - at : static_cast<int>(CHOOSERS_AT_ONCE);
+		e = choose_some(some, stream);
+	}
+	return e;
 }
 
 } // namespace GPU_NS

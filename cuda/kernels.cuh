@@ -169,13 +169,17 @@ struct attention_item {
 	int32_t first_row;
 	int32_t n_rows;
 	int32_t first_position; /* of first_row */
-	int32_t first_split;	/* of a part: which split; of another: which turn it has, see put_whole() in step.cu */
-	/* Of a part, where its first row's partial results are. Of another, where its pages' weights are: [head_kv][page] */
+	int32_t first_split;	/* of a part: which split; of another: which turn it has, see put_whole() in plan.cu */
+	/*
+	 * Of a part, where its first row's partial results are. Of another, where its pages' weights are:
+	 * [head_kv][page]
+	 */
 	int32_t partial;
 	int32_t tells; /* its rows say what they gave to pages */
 	/*
-	 * Of a part whose row has chosen: where the list of its first KV head begins in attention_args.chosen, first_position and splits being
-	 * those of a conversation of nothing else. CHOSEN_NONE: it reads its block table.
+	 * Of a part whose row has chosen: where the list of its first KV head begins in attention_args.chosen,
+	 * first_position and splits being those of a conversation of nothing else. CHOSEN_NONE: it reads its block
+	 * table.
 	 */
 	int32_t chosen;
 };
@@ -191,7 +195,10 @@ struct merge_item {
 	int32_t mass, look; /* as in attention_tells */
 };
 
-/* To whom rows say what they gave: where their sequence's entries begin in attention_args.masses, and which of its looks is theirs; or NOBODY. */
+/*
+ * To whom rows say what they gave: where their sequence's entries begin in attention_args.masses, and which of its
+ * looks is theirs; or NOBODY.
+ */
 struct attention_tells {
 	int32_t mass, look;
 };
@@ -199,8 +206,8 @@ struct attention_tells {
 enum { NOBODY = -1 };
 
 /*
- * What a query gave to the tokens of a page: their weights added up, the weights times their binary logarithms, the largest; weights are
- * relative to 2^max.
+ * What a query gave to the tokens of a page: their weights added up, the weights times their binary logarithms, the
+ * largest; weights are relative to 2^max.
  */
 struct alignas(16) page_weight {
 	float sum, product, largest, max;
@@ -221,7 +228,7 @@ struct attention_args {
 	struct halves h; /* the same in halves, scale 1; x NULL: not wanted */
 	const int32_t *seq_table, *table, *slots; /* as in step_rows */
 	const int32_t *row_place;		  /* its `place` */
-	const int32_t *chosen; /* entries of `table`, by lists; NULL: no row has chosen */
+	const int32_t *chosen;			  /* entries of `table`, by lists; NULL: no row has chosen */
 	const struct attention_item *parts; /* one split of the keys each, their results to be merged */
 	int n_parts;
 	const struct attention_item *whole; /* all keys, by tiles of rows */
@@ -229,19 +236,23 @@ struct attention_args {
 	const struct merge_item *merges;
 	int n_merges;
 	float *partial; /* [slots][n_head][2 + head_dim]: largest score, sum of weights, weighted values */
-	/* NULL: no row tells. Of parts [slots][n_head][SPLIT_TOKENS / KV_PAGE_TOKENS], of others [item's partial][queries of a block] */
+	/*
+	 * NULL: no row tells. Of parts [slots][n_head][SPLIT_TOKENS / KV_PAGE_TOKENS], of others [item's
+	 * partial][queries of a block]
+	 */
 	struct page_weight *part_weights, *whole_weights;
 	const struct attention_tells *tells; /* [n_seqs] */
 	unsigned long long *masses;	     /* beside `table`, in units of 2^-KV_MASS_BITS */
 	struct look_sums *looks;	     /* [n_seqs] */
 	/*
-	 * Of a sequence with far pages, one part: pages [part_first, part_end), part_first being 0 otherwise; items of `whole` go on with `state` if
-	 * they do not begin, and leave it unless this is the last: [block][register][thread].
+	 * Of a sequence with far pages, one part: pages [part_first, part_end) in part_table from part_first on, or if
+	 * that is NULL in the sequence's own. Items of `whole` go on with `state`, unless it is the first, and leave
+	 * it, unless it is the last.
 	 */
-	const int32_t *part_table; /* from part_first on; NULL: the sequence's own */
+	bool in_parts, goes_on, is_last;
+	const int32_t *part_table;
 	int part_first, part_end;
-	bool goes_on, is_last;
-	float *state;
+	float *state; /* of items of `whole` in parts, and of those that tell: [block][register][thread] */
 };
 
 /* Rows of one item of `parts` and of `whole` for a model's heads. */
@@ -265,6 +276,17 @@ struct chooser {
 	int32_t chosen; /* where the list of its first KV head goes: n_pages entries for each */
 };
 
+/*
+ * What kernels leave for each other has room for so much, and more of it is done in turns; on the execution model for
+ * little, so that tests take turns too. PARTIAL_BYTES: of partial results. WEIGHTS_AT_ONCE: pages' weights of whole
+ * items, each of which is 2 KiB at most. CHOOSERS_AT_ONCE: rows of an answer that is computed again may be many.
+ */
+#ifdef KVASIR_HOST_CUDA
+enum { PARTIAL_BYTES = 64 << 10, WEIGHTS_AT_ONCE = 32, CHOOSERS_AT_ONCE = 4 };
+#else
+enum { PARTIAL_BYTES = 256 << 20, WEIGHTS_AT_ONCE = 65536, CHOOSERS_AT_ONCE = 128 };
+#endif
+
 struct choice_args {
 	const uint16_t *bounds; /* of the layer: [n_head_kv][n_pages][least, greatest][head_dim] */
 	bool bf16;
@@ -275,7 +297,7 @@ struct choice_args {
 	const struct chooser *choosers;
 	int n_choosers;
 	int most;	 /* entries of any chooser's table, its own among them */
-	float *scores;	 /* [n_choosers][n_head_kv][most] */
+	float *scores;	 /* [n_choosers, but CHOOSERS_AT_ONCE at most][n_head_kv][most] */
 	int32_t *chosen; /* entries of `table` */
 };
 cudaError_t choose_pages(const struct choice_args &a, cudaStream_t stream);
@@ -320,15 +342,15 @@ struct bound_args {
 	int n_pages;	  /* of the pool */
 };
 /* Bounds of the keys in n full pages, of all layers. slots: their wide copies, or -1. */
-cudaError_t bound_pages(const struct bound_args &a, const struct page_numbers &list, const struct page_numbers &slots, int n,
-			cudaStream_t stream);
+cudaError_t bound_pages(const struct bound_args &a, const struct page_numbers &list, const struct page_numbers &slots,
+			int n, cudaStream_t stream);
 
 /*
- * Sums of squares in whole pages of halves, or of bfloat16s: sums[n][n_layer][2], of a layer's keys and of its values, each added up in the same
- * order whatever else is asked.
+ * Sums of squares in whole pages of halves, or of bfloat16s: sums[n][n_layer][2], of a layer's keys and of its values,
+ * each added up in the same order whatever else is asked.
  */
-cudaError_t square_sums(const uint8_t *kv, bool bf16, const struct page_numbers &list, int n, int n_layer, size_t page_stride,
-			size_t layer_bytes, double *sums, cudaStream_t stream);
+cudaError_t square_sums(const uint8_t *kv, bool bf16, const struct page_numbers &list, int n, int n_layer,
+			size_t page_stride, size_t layer_bytes, double *sums, cudaStream_t stream);
 
 /* Adds the sum of the 64-bit words of [p, p + bytes) to *sum; bytes is a multiple of 4096. */
 cudaError_t scan(const uint8_t *p, size_t bytes, unsigned long long *sum, cudaStream_t stream);

@@ -240,7 +240,8 @@ static enum status do_kv_write(struct cuda_backend *b, void *kv, const struct kv
 }
 
 /* The lists of what this layer's rows read. */
-static enum status choose(struct cuda_backend *b, const struct kv_layout *l, int32_t layer, const float *q, int32_t n_head)
+static enum status choose(struct cuda_backend *b, const struct kv_layout *l, int32_t layer, const float *q,
+			  int32_t n_head)
 {
 	const struct attention_plan *plan = &b->plan;
 	struct choice_args a = {};
@@ -262,26 +263,43 @@ static enum status choose(struct cuda_backend *b, const struct kv_layout *l, int
 	return launched(b, choose_pages(a, b->stream), "choosing pages");
 }
 
-/* Where rows of whole items say what they gave to pages, there is room for some of these at a time. */
-static enum status attention_by_turns(struct cuda_backend *b, struct attention_args a, const struct attention_division *work)
+/* What has not room for its results at once is done in turns; the first item of one has the first place there again. */
+static enum status attention_by_turns(struct cuda_backend *b, struct attention_args a,
+				      const struct attention_division *work)
 {
-	const struct attention_item *whole = reinterpret_cast<const struct attention_item *>(b->upload.host + work->whole);
-	int at = 0;
+	const struct attention_item *parts =
+		reinterpret_cast<const struct attention_item *>(b->upload.host + work->parts);
+	const struct attention_item *whole =
+		reinterpret_cast<const struct attention_item *>(b->upload.host + work->whole);
+	const struct merge_item *merges = reinterpret_cast<const struct merge_item *>(b->upload.host + work->merges);
+	int part = 0, item = 0, merge = 0;
 	do {
-		int n = at;
-		while (n < work->n_whole && whole[n].first_split == whole[at].first_split)
-			n++;
-		a.n_whole = n - at;
+		a.n_parts = a.n_whole = a.n_merges = 0;
+		while (part < work->n_parts && (a.n_parts == 0 || parts[part].partial > parts[part - 1].partial)) {
+			a.n_parts++;
+			part++;
+		}
+		while (merge < work->n_merges &&
+		       (a.n_merges == 0 || merges[merge].first_slot > merges[merge - 1].first_slot)) {
+			a.n_merges++;
+			merge++;
+		}
+		while (item < work->n_whole &&
+		       (a.n_whole == 0 || whole[item].first_split == whole[item - 1].first_split)) {
+			a.n_whole++;
+			item++;
+		}
 		TRY(launched(b, attention(a, b->stream), "attention"));
+		a.parts += a.n_parts;
+		a.merges += a.n_merges;
 		a.whole += a.n_whole;
-		a.n_parts = 0; /* they have no turns */
-		at = n;
-	} while (at < work->n_whole);
+	} while (part < work->n_parts || item < work->n_whole);
 	return STATUS_OK;
 }
 
-enum status attention_args_for(struct cuda_backend *b, struct attention_args *a, const void *kv, const struct kv_layout *l, int32_t layer,
-			       const float *q, int32_t n_head, const struct attention_params *params, float *out)
+enum status attention_args_for(struct cuda_backend *b, struct attention_args *a, const void *kv,
+			       const struct kv_layout *l, int32_t layer, const float *q, int32_t n_head,
+			       const struct attention_params *params, float *out)
 {
 	if (!takes(b, l, n_head))
 		return latch(b, STATUS_UNSUPPORTED);
@@ -301,8 +319,6 @@ enum status attention_args_for(struct cuda_backend *b, struct attention_args *a,
 	a->table = uploaded<int32_t>(b, b->table);
 	a->slots = b->wide ? uploaded<int32_t>(b, b->slots) : NULL;
 	a->partial = static_cast<float *>(b->partial.p);
-	a->part_end = INT32_MAX;
-	a->is_last = true;
 	return STATUS_OK;
 }
 
@@ -330,14 +346,15 @@ static enum status do_attention(struct cuda_backend *b, const void *kv, const st
 	a.n_whole = work->n_whole;
 	a.merges = uploaded<struct merge_item>(b, work->merges);
 	a.n_merges = work->n_merges;
-	if (!b->told_bytes)
-		return launched(b, attention(a, b->stream), "attention");
-	a.part_weights = static_cast<struct page_weight *>(b->part_weights.p);
-	a.whole_weights = static_cast<struct page_weight *>(b->whole_weights.p);
-	a.tells = uploaded<struct attention_tells>(b, b->tells);
-	a.masses = static_cast<unsigned long long *>(b->told.p);
-	a.looks = reinterpret_cast<struct look_sums *>(a.masses + b->n_masses);
-	return attention_by_turns(b, a, work);
+	if (b->told_bytes) {
+		a.state = static_cast<float *>(b->state.p);
+		a.part_weights = static_cast<struct page_weight *>(b->part_weights.p);
+		a.whole_weights = static_cast<struct page_weight *>(b->whole_weights.p);
+		a.tells = uploaded<struct attention_tells>(b, b->tells);
+		a.masses = static_cast<unsigned long long *>(b->told.p);
+		a.looks = reinterpret_cast<struct look_sums *>(a.masses + b->n_masses);
+	}
+	return work->takes_turns ? attention_by_turns(b, a, work) : launched(b, attention(a, b->stream), "attention");
 }
 
 static enum status do_glu(struct cuda_backend *b, enum glu f, float *gate, const float *up, int64_t n, int32_t dim)

@@ -97,8 +97,9 @@ enum status catch_up(struct cuda_backend *b);
 /* The floats at p changed: halves made of them are stale. */
 void wrote(struct cuda_backend *b, const float *p, int64_t n);
 /* What attention of a layer begins with: everything but what is to be done, in a plan that is made. */
-enum status attention_args_for(struct cuda_backend *b, struct attention_args *a, const void *kv, const struct kv_layout *l, int32_t layer,
-			       const float *q, int32_t n_head, const struct attention_params *params, float *out);
+enum status attention_args_for(struct cuda_backend *b, struct attention_args *a, const void *kv,
+			       const struct kv_layout *l, int32_t layer, const float *q, int32_t n_head,
+			       const struct attention_params *params, float *out);
 /* Where the pages of a layer are. */
 struct kv_place kv_place(const struct kv_layout *l, int32_t layer);
 /* What fails within a step fails the step. */

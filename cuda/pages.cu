@@ -1,6 +1,6 @@
 /*
- * Whole pages: copied, made narrow for where they go when they leave the device, and made wide again, and the norms of what they have; and
- * memory read as fast as it can be.
+ * Whole pages: copied, made narrow for where they go when they leave the device, and made wide again, and the norms of
+ * what they have; and memory read as fast as it can be.
  */
 #include "cuda/block.cuh"
 #include "cuda/kv_narrow.cuh"
@@ -159,7 +159,8 @@ cudaError_t fill_wide(enum kv_form form, uint8_t *kv, const struct page_list &li
 
 /* A block has a layer of a page: its keys, then its values. */
 __global__ void __launch_bounds__(PAGE_THREADS)
-	square_sums_of_layers(const uint8_t *kv, bool bf16, struct page_numbers list, size_t page_stride, size_t layer_bytes, double *sums)
+	square_sums_of_layers(const uint8_t *kv, bool bf16, struct page_numbers list, size_t page_stride,
+			      size_t layer_bytes, double *sums)
 {
 	GPU_SHARED(double, scratch, PAGE_THREADS / 32);
 	const uint8_t *layer = kv + static_cast<size_t>(list.page[blockIdx.y]) * page_stride + blockIdx.x * layer_bytes;
@@ -181,11 +182,11 @@ __global__ void __launch_bounds__(PAGE_THREADS)
 	}
 }
 
-cudaError_t square_sums(const uint8_t *kv, bool bf16, const struct page_numbers &list, int n, int n_layer, size_t page_stride,
-			size_t layer_bytes, double *sums, cudaStream_t stream)
+cudaError_t square_sums(const uint8_t *kv, bool bf16, const struct page_numbers &list, int n, int n_layer,
+			size_t page_stride, size_t layer_bytes, double *sums, cudaStream_t stream)
 {
-	GPU_LAUNCH(square_sums_of_layers, dim3(static_cast<unsigned>(n_layer), static_cast<unsigned>(n)), dim3(PAGE_THREADS), 0, stream, kv,
-		   bf16, list, page_stride, layer_bytes, sums);
+	GPU_LAUNCH(square_sums_of_layers, dim3(static_cast<unsigned>(n_layer), static_cast<unsigned>(n)),
+		   dim3(PAGE_THREADS), 0, stream, kv, bf16, list, page_stride, layer_bytes, sums);
 	return cudaGetLastError();
 }
 

@@ -149,7 +149,7 @@ struct kv_order {
 /* Pages that follow each other in a sequence, of one layer. */
 struct kv_far_run {
 	int32_t n_pages;
-	const void *kv;             /* host memory: the slab of a pool whose pages have that layer alone, see kv_layout_of_layer() */
+	const void *kv;             /* host memory: the slab of a pool of pages of that layer: kv_layout_of_layer() */
 	const int32_t *block_table; /* [n_pages] host memory */
 	struct kv_wide *wide;       /* of a narrow pool, that layer of the copies that pages have; NULL: none has any */
 };
@@ -161,8 +161,9 @@ struct kv_far_run {
 struct kv_far {
 	int32_t n_pages;
 	/*
-	 * Pages from `page` on, as many as can be had together, in host memory: in that of host_alloc() they stay until the end of the step, elsewhere
-	 * until the next call, for whichever sequence. False: they cannot be had any more. Then what is computed for the sequence means nothing.
+	 * Pages from `page` on, as many as can be had together, in host memory: in that of host_alloc() they stay until
+	 * the end of the step, elsewhere until the next call, for whichever sequence. False: they cannot be had any
+	 * more. Then what is computed for the sequence means nothing.
 	 */
 	bool (*get)(struct kv_far *far, int32_t layer, int32_t page, struct kv_far_run *out);
 };
@@ -382,7 +383,10 @@ struct backend_ops {
 	void (*mem_free)(struct backend *b, void *p, size_t bytes);
 	enum status (*mem_write)(struct backend *b, void *dst, const void *host, size_t bytes);
 	enum status (*mem_read)(struct backend *b, void *host, const void *src, size_t bytes);
-	/* Host memory that the device reads and writes while it computes, aligned to 4096 bytes. NOMEM. NULL where mem_alloc() gives that. */
+	/*
+	 * Host memory that the device reads and writes while it computes, aligned to 4096 bytes. NOMEM. NULL where
+	 * mem_alloc() gives that.
+	 */
 	enum status (*host_alloc)(struct backend *b, size_t bytes, void **out);
 	void (*host_free)(struct backend *b, void *p, size_t bytes);
 	/* Before anything has to do with KV: its pages are to have elements of that type. UNSUPPORTED. NULL: it has one type only. */
@@ -442,11 +446,12 @@ struct backend_ops {
 	enum status (*attention)(struct backend *b, const void *kv, const struct kv_layout *layout, int32_t layer,
 	                         const float *q, int32_t n_head, const struct attention_params *params, float *out);
 	/*
-	 * The same for the rows of a sequence with far pages, part by part: from the one that is `first` to the one that is `last`, each behind
-	 * the one before it, with no other sequence's in between. Softmax over each is merged into what was before by maxima and sums of
-	 * weights; the last one fills the rows of out. That is attention() over all of them, to the bit where the backend can go on with
-	 * a sum that it has interrupted (all but the reference), or to within rounding. kv is what kv_far's get() gave, host memory, or
-	 * for the last part the pool. On GPUs layouts that are not narrow. NULL where the backend has none.
+	 * The same for the rows of a sequence with far pages, part by part: from the one that is `first` to the one
+	 * that is `last`, each behind the one before it, with no other sequence's in between. Softmax over each is
+	 * merged into what was before by maxima and sums of weights; the last one fills the rows of out. That is
+	 * attention() over all of them, to the bit where the backend can go on with a sum that it has interrupted (all
+	 * but the reference), or to within rounding. kv is what kv_far's get() gave, host memory, or for the last part
+	 * the pool. On GPUs layouts that are not narrow. NULL where the backend has none.
 	 */
 	enum status (*attention_part)(struct backend *b, const void *kv, const struct kv_layout *layout, int32_t layer, const float *q,
 	                              int32_t n_head, const struct attention_params *params, const struct attention_part *part, float *out);
@@ -480,17 +485,17 @@ struct backend_ops {
 	enum status (*page_unpack)(struct backend *b, void *kv, const struct kv_layout *layout, int32_t page, enum kv_form form,
 	                           const void *host);
 	/*
-	 * Copies n whole pages of an exact layout to host memory, by layers: layer l of the i-th to host + l * layer_stride + i * page_bytes /
-	 * n_layer. Waits. NULL where pages are in host memory.
+	 * Copies n whole pages of an exact layout to host memory, by layers: layer l of the i-th to host + l *
+	 * layer_stride + i * page_bytes / n_layer. Waits. NULL where pages are in host memory.
 	 */
-	enum status (*page_layers)(struct backend *b, const void *kv, const struct kv_layout *layout, const int32_t *pages, int32_t n, void *host,
-	                           size_t layer_stride);
+	enum status (*page_layers)(struct backend *b, const void *kv, const struct kv_layout *layout,
+				   const int32_t *pages, int32_t n, void *host, size_t layer_stride);
 	/*
-	 * Sums of squares of a layer's keys and of its values in whole pages of an exact layout: sums[n][n_layer][2], host memory. Waits. Equal pages
-	 * have equal sums. NULL where the host reads pages as well as the device does.
+	 * Sums of squares of a layer's keys and of its values in whole pages of an exact layout: sums[n][n_layer][2],
+	 * host memory. Waits. Equal pages have equal sums. NULL where the host reads pages as well as the device does.
 	 */
-	enum status (*page_norms)(struct backend *b, const void *kv, const struct kv_layout *layout, const int32_t *pages, int32_t n,
-	                          double *sums);
+	enum status (*page_norms)(struct backend *b, const void *kv, const struct kv_layout *layout,
+				  const int32_t *pages, int32_t n, double *sums);
 	enum status (*sync)(struct backend *b);
 	/*
 	 * Reads device memory [p, p + bytes) once, as fast as the device can, and sums its 64-bit words: what a benchmark calls

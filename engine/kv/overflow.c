@@ -288,7 +288,8 @@ void kv_overflow_step(struct kv_overflow *o, struct kv_spill *const *s, int32_t 
 /* ---- Down ---- */
 
 /* Copies a group's pages to where they go; a buffer of the disk's, or NULL: memory. */
-static bool copy_group(struct kv_overflow *o, const struct kv_pool *pool, const int32_t *pages, int32_t slot, char *buffer)
+static bool copy_group(struct kv_overflow *o, const struct kv_pool *pool, const int32_t *pages, int32_t slot,
+		       char *buffer)
 {
 	const struct backend_ops *ops = o->backend->ops;
 	const char *slab = kv_pool_slab(pool);
@@ -296,11 +297,12 @@ static bool copy_group(struct kv_overflow *o, const struct kv_pool *pool, const 
 	char *to = buffer ? buffer : layer_in_ram(o, 0) + (size_t)slot * group;
 	size_t stride = buffer ? overflow_disk_stride(group) : (size_t)o->plan.ram_groups * group;
 	if (ops->page_layers)
-		return ops->page_layers(o->backend, slab, &o->layout, pages, o->plan.group_pages, to, stride) == STATUS_OK;
+		return ops->page_layers(o->backend, slab, &o->layout, pages, o->plan.group_pages, to, stride) ==
+		       STATUS_OK;
 	for (int32_t layer = 0; layer < o->layout.n_layer; layer++, to += stride)
 		for (int32_t p = 0; p < o->plan.group_pages; p++)
-			memcpy(to + (size_t)p * o->piece, slab + (size_t)pages[p] * o->layout.page_stride + (size_t)layer * o->piece,
-			       o->piece);
+			memcpy(to + (size_t)p * o->piece,
+			       slab + (size_t)pages[p] * o->layout.page_stride + (size_t)layer * o->piece, o->piece);
 	return true;
 }
 
@@ -412,7 +414,8 @@ static enum status take_memory(struct kv_overflow *o, struct error *err)
 	void *ram = NULL;
 	const struct backend_ops *ops = o->backend->ops;
 	size_t bytes = o->plan.ram_bytes;
-	if (!make_lists(o) || (bytes > 0 && (ops->host_alloc ? ops->host_alloc : ops->mem_alloc)(o->backend, bytes, &ram) != STATUS_OK))
+	if (!make_lists(o) ||
+	    (bytes > 0 && (ops->host_alloc ? ops->host_alloc : ops->mem_alloc)(o->backend, bytes, &ram) != STATUS_OK))
 		return error_set(err, STATUS_NOMEM, "no memory for conversations larger than the KV cache: they were to have %zu bytes", bytes);
 	o->ram = ram;
 	o->ram_bytes = bytes;

@@ -8,7 +8,8 @@ enum status kv_scorer_init(struct kv_scorer *s, struct backend *b, const struct 
 	struct backend_info info;
 	b->ops->info(b, &info);
 	*s = (struct kv_scorer){.backend = b, .pool = pool, .pairs = info.kv_order.pairs};
-	if (kv_pool_layout(pool)->form != KV_FORM_F16 || !(b->ops->page_norms || (info.kv_order.known && info.host_memory)))
+	if (kv_pool_layout(pool)->form != KV_FORM_F16 ||
+	    !(b->ops->page_norms || (info.kv_order.known && info.host_memory)))
 		return STATUS_UNSUPPORTED;
 	return STATUS_OK;
 }
@@ -76,7 +77,8 @@ const float *kv_score_pages(struct kv_scorer *s, const int32_t *pages, int32_t n
 	const struct backend_ops *ops = s->backend->ops;
 	if (!make_room(s, n))
 		return NULL;
-	bool known = !ops->page_norms || ops->page_norms(s->backend, kv_pool_slab(s->pool), l, pages, n, s->sums) == STATUS_OK;
+	bool known = !ops->page_norms ||
+		     ops->page_norms(s->backend, kv_pool_slab(s->pool), l, pages, n, s->sums) == STATUS_OK;
 	for (int32_t i = 0; i < n; i++) {
 		double *sums = s->sums + (size_t)i * (size_t)l->n_layer * 2;
 		if (!ops->page_norms)

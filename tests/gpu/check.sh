@@ -141,6 +141,13 @@ if [ -x "$sanitizer" ]; then
 		part "compute-sanitizer $tool, tiny Q4_K" 40 "$sanitizer" --tool "$tool" --error-exitcode 1 \
 			"$tools/compare-model" "$work/tiny-Q4_K.gguf" "$device" "$reference" 130 3
 	done
+	# What only context policies, and conversations larger than the pool, ask of a device.
+	for only in choice mass far; do
+		for tool in memcheck racecheck; do
+			part "compute-sanitizer $tool, $only" 40 "$sanitizer" --tool "$tool" --error-exitcode 1 \
+				"$tools/compare-ops" "$device" --only "$only"
+		done
+	done
 	part "compute-sanitizer memcheck, tiny BF16, KV in int8" 40 "$sanitizer" --tool memcheck --error-exitcode 1 \
 		"$tools/compare-model" --kv int8 "$work/tiny-BF16.gguf" "$device" "$reference" 130 3
 else

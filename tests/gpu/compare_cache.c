@@ -19,7 +19,8 @@ static void make_narrow(struct cache *c, enum kv_form form)
 	struct kv_layout *l = &c->layout;
 	struct kv_wide *w = &c->wide;
 	int32_t n = 0;
-	*w = (struct kv_wide){.slot = malloc((size_t)c->n_pages * sizeof *w->slot), .stride = l->page_stride, .bytes = l->page_bytes};
+	*w = (struct kv_wide){
+		.slot = malloc((size_t)c->n_pages * sizeof *w->slot), .stride = l->page_stride, .bytes = l->page_bytes};
 	if (!w->slot)
 		give_up("no memory");
 	for (int32_t i = 0; i < c->n_pages; i++)
@@ -33,7 +34,8 @@ static void make_narrow(struct cache *c, enum kv_form form)
 	c->reference_layout.wide = &c->reference_wide;
 }
 
-struct cache *cache_new(struct pair *p, enum kv_form form, int32_t n_head_kv, int32_t group, int32_t dim, int32_t max_length)
+struct cache *cache_new(struct pair *p, enum kv_form form, int32_t n_head_kv, int32_t group, int32_t dim,
+			int32_t max_length)
 {
 	struct cache *c = calloc(1, sizeof *c);
 	if (!c)
@@ -88,7 +90,7 @@ void add_rows(struct cache *c, int32_t seq, int32_t n)
 	if (c->batch.n_rows + n > MAX_ROWS || at + n > c->pages_per_seq * KV_PAGE_TOKENS)
 		give_up("the test asks for too much");
 	c->seq[c->batch.n_seqs++] = (struct batch_seq){c->batch.n_rows, n, at, c->pages + seq * c->pages_per_seq,
-	                                               (at + n + KV_PAGE_TOKENS - 1) / KV_PAGE_TOKENS};
+						       (at + n + KV_PAGE_TOKENS - 1) / KV_PAGE_TOKENS};
 	for (int32_t i = 0; i < n; i++)
 		c->position[c->batch.n_rows + i] = at + i;
 	c->batch.n_rows += n;

@@ -8,15 +8,15 @@ enum { LAYERS = 2, LAYER = 1, SEQS = 6, MAX_ROWS = 700 };
 /* The same pages on both devices, and the sequences that own them. */
 struct cache {
 	struct pair *p;
-	struct kv_layout layout;           /* of the device; that of the reference differs in the type at most, and in `wide` */
+	struct kv_layout layout; /* of the device; that of the reference differs in the type at most, and in `wide` */
 	struct kv_layout reference_layout;
 	struct kv_wide wide, reference_wide;
-	size_t bytes;                      /* of pages and wide copies */
+	size_t bytes; /* of pages and wide copies */
 	int32_t n_head, n_pages, pages_per_seq;
 	struct attention_params params;
 	void *device, *reference;
-	int32_t *pages;    /* [n_pages] in random order; sequence s has pages_per_seq of them from s * pages_per_seq */
-	int32_t at[SEQS];  /* length so far */
+	int32_t *pages;	  /* [n_pages] in random order; sequence s has pages_per_seq of them from s * pages_per_seq */
+	int32_t at[SEQS]; /* length so far */
 	float freq[128];
 	int32_t token[MAX_ROWS], position[MAX_ROWS];
 	struct batch_seq seq[SEQS];
@@ -24,7 +24,8 @@ struct cache {
 };
 
 /* group: query heads of a KV head. */
-struct cache *cache_new(struct pair *p, enum kv_form form, int32_t n_head_kv, int32_t group, int32_t dim, int32_t max_length);
+struct cache *cache_new(struct pair *p, enum kv_form form, int32_t n_head_kv, int32_t group, int32_t dim,
+			int32_t max_length);
 void cache_free(struct cache *c);
 /* The next step's batch begins, and gets the next n rows of a sequence. */
 void begin_step(struct cache *c);

@@ -1,16 +1,19 @@
 /*
- * Sequences whose first pages are in host memory (struct kv_far): attention over them part by part gives the bits that it gives over the same pages
- * in the pool, whatever the parts, and the other rows of the step do not notice.
+ * Sequences whose first pages are in host memory (struct kv_far): attention over them part by part gives the bits that
+ * it gives over the same pages in the pool, whatever the parts, and the other rows of the step do not notice.
  */
 #include "tests/gpu/compare_cache.h"
 
-/* The first pages of a sequence, last first, where memory is the host's; their places in the pool are filled with what is no number. */
+/*
+ * The first pages of a sequence, last first, where memory is the host's; their places in the pool are filled with what
+ * is no number.
+ */
 struct below {
 	struct kv_layout layout; /* of one layer */
 	void *memory;
 	size_t bytes;
 	int32_t n_pages, *table;
-	struct kv_far far;       /* says that there is something; nobody asks it */
+	struct kv_far far; /* says that there is something; nobody asks it */
 };
 
 static void *host_memory(struct backend *b, size_t bytes)
@@ -46,7 +49,8 @@ static void move_away(struct cache *c, struct below *to, int32_t n)
 	for (int32_t i = 0; i < n; i++) {
 		char *page = (char *)c->device + (size_t)pages[i] * l->page_stride;
 		for (int32_t layer = 0; !b->ops->page_layers && layer < l->n_layer; layer++)
-			memcpy((char *)to->memory + (size_t)layer * stride + (size_t)i * piece, page + (size_t)layer * piece, piece);
+			memcpy((char *)to->memory + (size_t)layer * stride + (size_t)i * piece,
+			       page + (size_t)layer * piece, piece);
 		must(b->ops->mem_write(b, page, junk, l->page_bytes), "mem_write");
 	}
 	free(pages);
@@ -73,30 +77,36 @@ static void attend(struct cache *c, int32_t s, const struct below *below, int32_
 	must(b->ops->step_begin(b, &c->batch), "step_begin");
 	must(b->ops->attention(b, c->device, &c->layout, LAYER, q, c->n_head, &c->params, out), "attention");
 	if (below) {
-		int32_t page = window > 0 && seq->first_position >= window ? (seq->first_position + 1 - window) / KV_PAGE_TOKENS : 0;
+		int32_t page = window > 0 && seq->first_position >= window
+				       ? (seq->first_position + 1 - window) / KV_PAGE_TOKENS
+				       : 0;
 		const void *layer = (const char *)below->memory + LAYER * (below->bytes / LAYERS);
 		page -= page % KV_PART_PAGES;
 		for (; page < below->n_pages; page += part.n_pages, part.first = false) {
 			part.first_page = page;
-			part.n_pages = most - page % most < below->n_pages - page ? most - page % most : below->n_pages - page;
+			part.n_pages =
+				most - page % most < below->n_pages - page ? most - page % most : below->n_pages - page;
 			part.block_table = below->table + page;
-			must(b->ops->attention_part(b, layer, &below->layout, 0, q, c->n_head, &c->params, &part, out), "attention_part");
+			must(b->ops->attention_part(b, layer, &below->layout, 0, q, c->n_head, &c->params, &part, out),
+			     "attention_part");
 		}
 		part.first_page = page > below->n_pages ? page : below->n_pages;
 		part.n_pages = seq->n_pages - part.first_page;
 		part.block_table = seq->block_table + part.first_page;
 		part.last = true;
-		must(b->ops->attention_part(b, c->device, &c->layout, LAYER, q, c->n_head, &c->params, &part, out), "attention_part");
+		must(b->ops->attention_part(b, c->device, &c->layout, LAYER, q, c->n_head, &c->params, &part, out),
+		     "attention_part");
 	}
 	must(b->ops->step_end(b), "step_end");
 }
 
 /* n_tokens of a conversation, the last n_rows of them rows, and one row of others on either side. */
-static void far(struct pair *p, int32_t n_head_kv, int32_t group, int32_t dim, int32_t n_tokens, int32_t n_rows, int32_t n_far, int32_t most,
-                int32_t window, float cap)
+static void far(struct pair *p, int32_t n_head_kv, int32_t group, int32_t dim, int32_t n_tokens, int32_t n_rows,
+		int32_t n_far, int32_t most, int32_t window, float cap)
 {
 	char name[64];
-	snprintf(name, sizeof name, "far %dx%d of %d, %d rows, %d/%d%s", n_head_kv, group, dim, n_rows, n_far, most, window ? ", window" : "");
+	snprintf(name, sizeof name, "far %dx%d of %d, %d rows, %d/%d%s", n_head_kv, group, dim, n_rows, n_far, most,
+		 window ? ", window" : "");
 	row_begin(name);
 	struct cache *c = cache_new(p, KV_FORM_F16, n_head_kv, group, dim, n_tokens);
 	struct below below;
@@ -111,7 +121,8 @@ static void far(struct pair *p, int32_t n_head_kv, int32_t group, int32_t dim, i
 			size_t rows = (size_t)c->batch.n_rows;
 			struct operand k = operand_new(p, rows * width, 1), v = operand_new(p, rows * width, 1);
 			must(p->device->ops->step_begin(p->device, &c->batch), "step_begin");
-			must(p->device->ops->kv_write(p->device, c->device, &c->layout, LAYER, k.device, v.device), "kv_write");
+			must(p->device->ops->kv_write(p->device, c->device, &c->layout, LAYER, k.device, v.device),
+			     "kv_write");
 			must(p->device->ops->step_end(p->device), "step_end");
 			operand_free(&k);
 			operand_free(&v);
@@ -134,7 +145,8 @@ static void far(struct pair *p, int32_t n_head_kv, int32_t group, int32_t dim, i
 		attend(c, 1, &below, most, q.device, out.device);
 		operand_results(&out, &got, &other);
 		for (size_t i = 0; i < n; i++)
-			row_result(!(got[i] == want[i]), 0, "element %zu: %g instead of %g", i, (double)got[i], (double)want[i]);
+			row_result(!(got[i] == want[i]), 0, "element %zu: %g instead of %g", i, (double)got[i],
+				   (double)want[i]);
 		free(got);
 		free(other);
 	}
@@ -165,7 +177,7 @@ void compare_far(struct pair *p)
 	for (int i = 0; i < (p->large ? 6 : 2); i++) {
 		int32_t n_tokens = random_int(p, 300, 1200) * scale, n_rows = i % 2 ? random_int(p, 1, 100) : 1;
 		int32_t parts = random_int(p, 1, (n_tokens - n_rows) / KV_PAGE_TOKENS / part);
-		far(p, random_int(p, 1, 3), random_int(p, 1, 16), 8 * random_int(p, 1, 32), n_tokens, n_rows, parts * part,
-		    random_int(p, 1, parts) * part, i % 3 == 2 ? random_int(p, 20, 900) : 0, 0);
+		far(p, random_int(p, 1, 3), random_int(p, 1, 16), 8 * random_int(p, 1, 32), n_tokens, n_rows,
+		    parts * part, random_int(p, 1, parts) * part, i % 3 == 2 ? random_int(p, 20, 900) : 0, 0);
 	}
 }

@@ -1,6 +1,7 @@
 /*
- * What rows say of their attention: the shares that pages get of it (batch_seq.mass), its entropy and the largest weight (struct
- * attention_look). They agree with the reference, and are the same bits whether rows stand alone or in a chunk, which other kernels compute.
+ * What rows say of their attention: the shares that pages get of it (batch_seq.mass), its entropy and the largest
+ * weight (struct attention_look). They agree with the reference, and are the same bits whether rows stand alone or in a
+ * chunk, which other kernels compute.
  */
 #include "tests/gpu/compare_cache.h"
 
@@ -9,11 +10,16 @@ struct told {
 	struct attention_look look;
 };
 
-/* Rows of sequence 0 from `from` to `to`, at most `chunk` at a time, of operands that begin with `from`; another one, that tells nothing, beside them. */
-static void converse(struct cache *c, struct backend *b, void *kv, struct operand *o, int32_t from, int32_t to, int32_t chunk, struct told *told)
+/*
+ * Rows of sequence 0 from `from` to `to`, at most `chunk` at a time, of operands that begin with `from`; another one,
+ * that tells nothing, beside them.
+ */
+static void converse(struct cache *c, struct backend *b, void *kv, struct operand *o, int32_t from, int32_t to,
+		     int32_t chunk, struct told *told)
 {
 	bool on_device = b == c->p->device;
-	int32_t width = c->layout.n_head_kv * c->layout.head_dim, q_width = c->n_head * c->layout.head_dim, rows[MAX_ROWS];
+	int32_t width = c->layout.n_head_kv * c->layout.head_dim, q_width = c->n_head * c->layout.head_dim,
+		rows[MAX_ROWS];
 	float *at[4];
 	memset(told, 0, sizeof *told);
 	c->at[0] = from;
@@ -49,18 +55,18 @@ static void compare_told(const struct told *got, const struct told *want, int32_
 	}
 	row_result(fabs(sum - n), 1e-4 * n, "the weights of %g rows and heads come to %g", n, sum);
 	double entropy = (double)got->look.entropy / unit, largest = (double)got->look.largest / unit;
-	row_result(fabs(entropy - (double)want->look.entropy / unit), near * n, "entropies come to %g instead of %g", entropy,
-	           (double)want->look.entropy / unit);
-	row_result(fabs(largest - (double)want->look.largest / unit), near * n, "the largest weights come to %g instead of %g", largest,
-	           (double)want->look.largest / unit);
+	row_result(fabs(entropy - (double)want->look.entropy / unit), near * n, "entropies come to %g instead of %g",
+		   entropy, (double)want->look.entropy / unit);
+	row_result(fabs(largest - (double)want->look.largest / unit), near * n,
+		   "the largest weights come to %g instead of %g", largest, (double)want->look.largest / unit);
 }
 
-static void masses(struct pair *p, enum kv_form form, int32_t n_head_kv, int32_t group, int32_t dim, int32_t from, int32_t n_rows, int32_t window,
-                   float cap)
+static void masses(struct pair *p, enum kv_form form, int32_t n_head_kv, int32_t group, int32_t dim, int32_t from,
+		   int32_t n_rows, int32_t window, float cap)
 {
 	char name[64];
-	int used = snprintf(name, sizeof name, "masses %dx%d heads of %d%s%s", n_head_kv, group, dim, form == KV_FORM_F16 ? "" : ", ",
-	                    form == KV_FORM_F16 ? "" : kv_form_name(form));
+	int used = snprintf(name, sizeof name, "masses %dx%d heads of %d%s%s", n_head_kv, group, dim,
+			    form == KV_FORM_F16 ? "" : ", ", form == KV_FORM_F16 ? "" : kv_form_name(form));
 	if (window || cap > 0)
 		snprintf(name + used, sizeof name - (size_t)used, ", window %d, cap %g", window, (double)cap);
 	row_begin(name);
@@ -80,19 +86,21 @@ static void masses(struct pair *p, enum kv_form form, int32_t n_head_kv, int32_t
 		for (int i = 0; i < 2; i++) {
 			struct backend *b = i ? p->reference : p->device;
 			must(b->ops->step_begin(b, &c->batch), "step_begin");
-			must(b->ops->kv_write(b, i ? c->reference : c->device, i ? &c->reference_layout : &c->layout, LAYER,
-			                      i ? k.reference : k.device, i ? v.reference : v.device), "kv_write");
+			must(b->ops->kv_write(b, i ? c->reference : c->device, i ? &c->reference_layout : &c->layout,
+					      LAYER, i ? k.reference : k.device, i ? v.reference : v.device),
+			     "kv_write");
 			must(b->ops->step_end(b), "step_end");
 		}
 		operand_free(&k);
 		operand_free(&v);
 	}
-	struct operand o[] = {operand_new(p, rows * width * (size_t)group, 1), operand_new(p, rows * width, 1), operand_new(p, rows * width, 1),
-	                      operand_new(p, rows * width * (size_t)group, 1)};
+	struct operand o[] = {operand_new(p, rows * width * (size_t)group, 1), operand_new(p, rows * width, 1),
+			      operand_new(p, rows * width, 1), operand_new(p, rows * width * (size_t)group, 1)};
 	converse(c, p->reference, c->reference, o, from, to, n_rows, &want);
 	converse(c, p->device, c->device, o, from, to, n_rows, &got);
 	/* Queries are rounded, to halves or less. */
-	compare_told(&got, &want, pages, (double)n_rows * c->n_head, c->layout.type != c->reference_layout.type || p->group_error > 0 ? 5e-2 : 1e-2);
+	compare_told(&got, &want, pages, (double)n_rows * c->n_head,
+		     c->layout.type != c->reference_layout.type || p->group_error > 0 ? 5e-2 : 1e-2);
 	static const int32_t chunks[] = {1, 3};
 	for (int i = 0; i < 2; i++) {
 		converse(c, p->device, c->device, o, from, to, chunks[i], &again);
@@ -115,7 +123,8 @@ void compare_mass(struct pair *p)
 	masses(p, KV_FORM_F16, 1, 8, 128, from, rows, 0, 0);
 	masses(p, KV_FORM_F16, 2, 4, 64, from, rows, 100, 2);
 	masses(p, KV_FORM_F16, 1, 2, 256, from / 2, rows, 0, 0);
-	masses(p, KV_FORM_F16, random_int(p, 1, 2), random_int(p, 1, 16), 8 * random_int(p, 1, 32), 100, rows, random_int(p, 0, 1) * 33, 0);
+	masses(p, KV_FORM_F16, random_int(p, 1, 2), random_int(p, 1, 16), 8 * random_int(p, 1, 32), 100, rows,
+	       random_int(p, 0, 1) * 33, 0);
 	for (int form = KV_FORM_F16 + 1; form < KV_N_FORMS; form++) {
 		masses(p, (enum kv_form)form, 2, 3, 64, from, rows, 0, 0);
 		masses(p, (enum kv_form)form, 1, 4, 128, from / 2, rows, 50, 0);

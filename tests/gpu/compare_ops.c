@@ -1,14 +1,14 @@
 /*
- * compare-ops: every operation of a device against another's, over random shapes and every format, and one table of how far apart they
- * are. The first wrong number ends it.
+ * compare-ops: every operation of a device against another's, over random shapes and every format, and one table of how
+ * far apart they are. The first wrong number ends it.
  *
  *   compare-ops DEVICE [--reference NAME] [--seed N] [--large] [--threads N] [--only NAME]
  *
  * --only takes one of the tables' parts: rows, products, attention, choice, mass, far.
  *
- * The column "error" is the worst error as a share of what rounding explains. The last line is "N passed, N failed, 0 skipped"; the
- * exit status is 77 when the machine has no such device. --large takes the sizes of real models: seconds on a GPU, hours on an
- * emulated one.
+ * The column "error" is the worst error as a share of what rounding explains. The last line is "N passed, N failed, 0
+ * skipped"; the exit status is 77 when the machine has no such device. --large takes the sizes of real models: seconds
+ * on a GPU, hours on an emulated one.
  */
 #include "tests/gpu/compare.h"
 
@@ -41,8 +41,8 @@ static const struct {
 	const char *name;
 	void (*compare)(struct pair *p);
 } parts[] = {
-	{"rows", compare_rows}, {"products", compare_products}, {"attention", compare_attention}, {"choice", compare_choice}, {"mass", compare_mass},
-	{"far", compare_far},
+	{"rows", compare_rows},	    {"products", compare_products}, {"attention", compare_attention},
+	{"choice", compare_choice}, {"mass", compare_mass},	    {"far", compare_far},
 };
 
 int main(int argc, char **argv)
@@ -65,7 +65,8 @@ int main(int argc, char **argv)
 		} else if (argv[i][0] != '-' && !device) {
 			device = argv[i];
 		} else {
-			fprintf(stderr, "usage: compare-ops DEVICE [--reference NAME] [--seed N] [--large] [--threads N] [--only NAME]\n");
+			fprintf(stderr, "usage: compare-ops DEVICE [--reference NAME] [--seed N] [--large]"
+					" [--threads N] [--only NAME]\n");
 			return 2;
 		}
 	}

@@ -202,7 +202,8 @@ static void parts_give_the_same_bits(void **state)
 			one(devices[d], &shapes[i], &params, 2571, 83, 4 * 16, 32);
 			one(devices[d], &shapes[i], &params, 700, 130, 32, KV_PART_PAGES);
 			one(devices[d], &shapes[i], &params, 2500, 1, KV_PART_PAGES * 19, KV_PART_PAGES * 7);
-			one(devices[d], &shapes[i], &params, 2000, 200, KV_PART_PAGES * 13, KV_PART_PAGES * random_int(&seed, 1, 13));
+			one(devices[d], &shapes[i], &params, 2000, 200, KV_PART_PAGES * 13,
+			    KV_PART_PAGES * random_int(&seed, 1, 13));
 		}
 }
 

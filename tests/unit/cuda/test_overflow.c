@@ -1,6 +1,6 @@
 /*
- * Conversations larger than the page pool on the CUDA backend, its kernels and streams run by the execution model on the CPU: what lies in pinned
- * memory or on disk comes back part by part, and the answer has the bits of one that fits.
+ * Conversations larger than the page pool on the CUDA backend, its kernels and streams run by the execution model on
+ * the CPU: what lies in pinned memory or on disk comes back part by part, and the answer has the bits of one that fits.
  */
 #include "tests/unit/cuda/engine_fixture.h"
 
@@ -8,7 +8,7 @@
 
 enum {
 	CONTEXT = 800,
-	SMALL = 40,      /* pages of the pool */
+	SMALL = 40, /* pages of the pool */
 	N_PROMPT = 700,
 	PAGE_BYTES = 4096,
 	GROUP_BYTES = 16 * 2 * TINY_LAYERS * TINY_KV_HEADS * TINY_HEAD_DIM * KV_PAGE_TOKENS * 2,
@@ -36,7 +36,8 @@ static struct engine *start_small(uint64_t ram_groups, uint64_t disk_groups, con
 	o.kv_overflow_bytes = ram_groups * GROUP_BYTES;
 	if (disk_groups) {
 		o.kv_overflow_dir = dir;
-		o.kv_overflow_disk_bytes = disk_groups * 2 * GROUP_BYTES; /* with what blocks of the file are padded to */
+		o.kv_overflow_disk_bytes =
+			disk_groups * 2 * GROUP_BYTES; /* with what blocks of the file are padded to */
 	}
 	return start_as(&o);
 }
@@ -54,7 +55,8 @@ static void compare(const char *kv_type, uint64_t ram_groups, uint64_t disk_grou
 {
 	char prompt[N_PROMPT + 1];
 	prompt_of(prompt);
-	struct engine *large = start_with("cuda-host", 256, kv_type), *small = start_small(ram_groups, disk_groups, kv_type);
+	struct engine *large = start_with("cuda-host", 256, kv_type),
+		      *small = start_small(ram_groups, disk_groups, kv_type);
 	struct engine_stats stats;
 	struct answer want = ask(large, prompt, 8, 1.5f), brief = ask(large, "a short one", 8, 1.5f);
 	host_cuda_order(7); /* streams take turns by chance */
@@ -74,15 +76,25 @@ static void compare(const char *kv_type, uint64_t ram_groups, uint64_t disk_grou
 	engine_destroy(small);
 }
 
+static bool is_full(void)
+{
+	const char *full = getenv("KVASIR_FULL");
+	return full && strcmp(full, "yes") == 0;
+}
+
 static void pages_in_pinned_memory_give_the_same_bits(void **state)
 {
 	(void)state;
-	compare(NULL, 4, 0, true);
+	compare(NULL, 4, 0, is_full());
 }
 
 static void pages_on_disk_give_the_same_bits(void **state)
 {
 	(void)state;
+	if (!is_full()) {
+		print_message("skipped: seconds; with KVASIR_FULL=yes\n");
+		skip();
+	}
 	compare("bf16", 1, 4, false);
 }
 

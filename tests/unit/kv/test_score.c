@@ -41,7 +41,8 @@ static double write_page(struct backend *b, struct kv_pool *pool, int32_t page, 
 		score += sqrt(vv / kk);
 		assert_int_equal(b->ops->mem_write(b, on_device[0], k, sizeof k), STATUS_OK);
 		assert_int_equal(b->ops->mem_write(b, on_device[1], v, sizeof v), STATUS_OK);
-		assert_int_equal(b->ops->kv_write(b, kv_pool_slab(pool), l, layer, on_device[0], on_device[1]), STATUS_OK);
+		assert_int_equal(b->ops->kv_write(b, kv_pool_slab(pool), l, layer, on_device[0], on_device[1]),
+				 STATUS_OK);
 	}
 	assert_int_equal(b->ops->step_end(b), STATUS_OK);
 	for (int i = 0; i < 2; i++)
