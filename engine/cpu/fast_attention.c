@@ -86,6 +86,8 @@ struct attn_plan {
 	struct scratch chosen;     /* int32_t: page numbers */
 	struct scratch bounds;     /* float: bound_floats() for each thread */
 	int32_t most_pages;        /* in the block table of a chooser */
+	struct scratch probe; /* float: bound_floats() of the probe at hand for each thread, and behind them int32_t
+				 [n_pages] */
 	struct scratch weights;    /* struct block_weights [most_blocks] for each query of an item, of each thread and then of each split */
 	struct scratch state;     /* float [rows of the sequence][n_head][2][head_dim + 2]: weighted sum, maximum and sum of the parts so far */
 };
@@ -112,6 +114,7 @@ void attn_plan_destroy(struct attn_plan *p)
 	scratch_free(&p->chosen);
 	scratch_free(&p->bounds);
 	scratch_free(&p->weights);
+	scratch_free(&p->probe);
 	free(p);
 }
 
@@ -691,6 +694,15 @@ static void run_items(void *arg, int64_t begin, int64_t end, int thread)
 		run_item(c, items + i, i + 1 < end ? items + i + 1 : NULL, thread, scratch);
 }
 
+/* A query's elements above zero, and those below. */
+static void split_query(const float *q, int32_t dim, float *plus, float *minus)
+{
+	for (int32_t d = 0; d < dim; d++) {
+		plus[d] = q[d] > 0 ? q[d] : 0;
+		minus[d] = q[d] > 0 ? 0 : q[d];
+	}
+}
+
 /* Items are (row that chooses, KV head). */
 static void choose_items(void *arg, int64_t begin, int64_t end, int thread)
 {
@@ -716,14 +728,68 @@ static void choose_items(void *arg, int64_t begin, int64_t end, int thread)
 		for (int32_t k = 0; k < j.n; k++)
 			j.bound[k] = -INFINITY;
 		for (int32_t h = 0; h < group; h++, q += dim) {
-			for (int32_t d = 0; d < dim; d++) {
-				plus[d] = q[d] > 0 ? q[d] : 0;
-				minus[d] = q[d] > 0 ? 0 : q[d];
-			}
+			split_query(q, dim, plus, minus);
 			c->f->pages->attn_bound(&j);
 		}
 		choose_pages(choice, a->seq->block_table, a->own, bound, (int32_t *)plan->chosen.p + a->chosen + (int64_t)head_kv * choice->n_pages);
 	}
+}
+
+/* Rows of a sequence that score pages elsewhere. */
+struct probe_call {
+	const struct attention_call *c;
+	const struct batch_seq *seq;
+	const int32_t *at; /* [n_pages] where their bounds are, counted in bounds */
+};
+
+/* Items are (row, KV head). */
+static void probe_items(void *arg, int64_t begin, int64_t end, int thread)
+{
+	const struct probe_call *p = arg;
+	const struct attention_call *c = p->c;
+	const struct kv_layout *l = c->layout;
+	const struct page_probe *probe = p->seq->probe;
+	int32_t dim = l->head_dim, group = c->n_head / l->n_head_kv;
+	float *plus = (float *)c->f->plan->probe.p + (size_t)thread * bound_floats(dim, probe->n_pages),
+	      *minus = plus + dim;
+	for (int64_t i = begin; i < end; i++) {
+		int32_t head_kv = (int32_t)(i % l->n_head_kv);
+		const float *q =
+			c->q +
+			((p->seq->first_row + i / l->n_head_kv) * (int64_t)c->n_head + (int64_t)head_kv * group) * dim;
+		size_t first = ((size_t)c->layer * (size_t)l->n_head_kv + (size_t)head_kv) * 2 * (size_t)dim;
+		const struct bound_job j = {
+			.bounds = (const char *)(probe->bounds + first),
+			.pages = p->at,
+			.n = probe->n_pages,
+			.head_dim = dim,
+			.plus = plus,
+			.minus = minus,
+			.bound = minus + dim,
+		};
+		for (int32_t k = 0; k < j.n; k++)
+			j.bound[k] = -INFINITY;
+		for (int32_t h = 0; h < group; h++, q += dim) {
+			split_query(q, dim, plus, minus);
+			c->f->pages->attn_bound(&j);
+		}
+		probe_add(j.bound, j.n, c->params.scale, probe->score);
+	}
+}
+
+static enum status run_probe(const struct attention_call *c, const struct batch_seq *seq)
+{
+	const struct kv_layout *l = c->layout;
+	int32_t n = seq->probe->n_pages;
+	size_t floats = (size_t)threads_count(c->f->base.threads) * bound_floats(l->head_dim, n);
+	if (!scratch_grow(&c->f->plan->probe, floats * sizeof(float) + (size_t)n * sizeof(int32_t)))
+		return STATUS_NOMEM;
+	int32_t *at = (int32_t *)(void *)((float *)c->f->plan->probe.p + floats);
+	for (int32_t i = 0; i < n; i++)
+		at[i] = i * l->n_layer * l->n_head_kv;
+	struct probe_call p = {c, seq, at};
+	threads_for(c->f->base.threads, (int64_t)seq->n_rows * l->n_head_kv, 1, probe_items, &p);
+	return STATUS_OK;
 }
 
 /* Computes what the cut says. */
@@ -753,6 +819,11 @@ enum status fast_attention(struct backend *b, const void *kv, const struct kv_la
 	struct attention_call c = {f, p, NULL, kv, layout, layer, q, n_head, *params, out};
 	if (p->n_choosers > 0)
 		threads_for(f->base.threads, p->n_choosers * layout->n_head_kv, 1, choose_items, &c);
+	for (int32_t s = 0; s < f->base.batch->n_seqs && params->window == 0; s++) {
+		enum status st = f->base.batch->seq[s].probe ? run_probe(&c, &f->base.batch->seq[s]) : STATUS_OK;
+		if (st != STATUS_OK)
+			return st;
+	}
 	run_cut(&c);
 	return STATUS_OK;
 }
