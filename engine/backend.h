@@ -183,6 +183,18 @@ struct page_choice {
 };
 
 /*
+ * Pages that a sequence has elsewhere, which its rows do not see, and how well they would match them: in layers without
+ * a window each row adds to their scores, for each KV head, the squares of the softmax of their bounds times the scale
+ * (of the KV head's query heads the largest): a head that is undecided says little. In integers, as masses are. A page
+ * whose bound is no number gets nothing.
+ */
+struct page_probe {
+	int32_t n_pages;
+	const uint16_t *bounds; /* [n_pages][n_layer][n_head_kv][least, greatest][head_dim] host memory, elements as in struct kv_bounds */
+	uint64_t *score;        /* [n_pages] in units of 2^-KV_MASS_BITS */
+};
+
+/*
  * One sequence's part of a step. Its rows stand at first_position, first_position + 1, ... as its block table counts, and see all
  * before. Pages that left a sequence leave no hole in its table: what stands there of a row is its position less what was dropped.
  */
@@ -207,6 +219,7 @@ struct batch_seq {
 	 */
 	const float *plus;
 	int32_t n_plus;
+	const struct page_probe *probe; /* NULL, or what its rows score. Not together with far pages, nor in narrow pages */
 	struct kv_far *far;         /* NULL, or where its first pages are, whose places in the table are empty. None of its rows writes there */
 };
 
@@ -372,6 +385,7 @@ struct backend_info {
 	bool chooses_pages; /* has page_bounds(), and takes batches with rows that choose */
 	bool turns_chunks;  /* takes struct rope_chunks */
 	bool adds_to_logits; /* takes batches with batch_seq.plus */
+	bool probes_pages;   /* and with batch_seq.probe */
 };
 
 struct backend_ops {

@@ -3,6 +3,7 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "engine/kv/attic.h"
 #include "engine/kv/merge.h"
 
 enum { DEFAULT_START_TOKENS = 4 };
@@ -117,19 +118,28 @@ static enum status streaming(const struct context_bounds *bounds, const struct e
 	if (asked->recent_size > 0 && asked->recent_size < least)
 		return error_set_param(err, STATUS_INVALID, "kv_cache.recent_size", "kv_cache.recent_size is %" PRId32 ", but a window has %" PRId32 " tokens at least",
 		                       asked->recent_size, least);
-	if (recent == 0 && most < start + least)
+	const int32_t spare = asked->page_in ? KV_PAGE_TOKENS : 0; /* for what comes back, at least */
+	if (recent == 0 && most < start + least + spare)
 		return error_set_param(err, STATUS_INVALID, "kv_cache.max_cache_size",
-		                       "kv_cache.max_cache_size is %" PRId32 ", but it takes %" PRId64 " at least: %" PRId64
-		                       " for start_size and %" PRId32 " for the shortest window",
-		                       asked->max_cache_size ? asked->max_cache_size : most, start + least, start, least);
-	if (recent > 0 && most > 0 && start + recent > most)
+				       "kv_cache.max_cache_size is %" PRId32 ", but it takes %" PRId64
+				       " at least: %" PRId64 " for start_size and %" PRId32 " for the shortest window",
+				       asked->max_cache_size ? asked->max_cache_size : most, start + least + spare,
+				       start, least + spare);
+	if (recent > 0 && most > 0 && start + recent + spare > most)
 		return error_set_param(err, STATUS_INVALID, "kv_cache.recent_size",
 		                       "start_size and recent_size come to %" PRId64 " and %" PRId64 " tokens in whole pages of %d, more than the max_cache_size of %" PRId32,
 		                       start, recent, KV_PAGE_TOKENS, asked->max_cache_size);
+	/* Of what is kept beside the first tokens, a quarter is for those that come back, where it is not said. */
+	int64_t back = 0, rest = recent > 0 ? recent : most - start;
+	if (asked->page_in && recent > 0 && most > 0)
+		back = (most - start - recent) / KV_PAGE_TOKENS;
+	else if (asked->page_in)
+		back = rest / KV_PAGE_TOKENS / 4 > 1 ? rest / KV_PAGE_TOKENS / 4 : 1;
 	if (recent == 0)
-		recent = most - start;
-	int64_t kept = start + recent, acts = asked->trigger_tokens > 0 ? rounded_up(asked->trigger_tokens) : kept;
-	enum status status = check_trigger(bounds, asked, kept, acts, err);
+		recent = rest - back * KV_PAGE_TOKENS;
+	int64_t kept = start + recent, all = kept + back * KV_PAGE_TOKENS, acts = rounded_up(asked->trigger_tokens);
+	enum status status = check_trigger(bounds, asked, acts > 0 ? kept : all,
+					   acts > all || (acts > 0 && acts < kept) ? acts : all, err);
 	if (status == STATUS_OK)
 		status = check_open_triggers(bounds, asked, KV_POLICY_STREAMING, 0, err);
 	if (status != STATUS_OK)
@@ -138,7 +148,8 @@ static enum status streaming(const struct context_bounds *bounds, const struct e
 				   acts_pages(asked, kept / KV_PAGE_TOKENS));
 	/* Where what is kept takes all of it, positions go on as they do without a policy. */
 	kv_policy_keep_within(out, bounds->n_ctx_train);
-	out->trained_tokens = is_open(asked) ? bounds->n_ctx_train : 0;
+	out->trained_tokens = is_open(asked) || back > 0 ? bounds->n_ctx_train : 0;
+	out->back_pages = (int32_t)back;
 	return STATUS_OK;
 }
 
@@ -269,6 +280,15 @@ enum status context_resolve(const struct context_bounds *bounds, const struct en
 	*out = (struct kv_policy){.kind = KV_POLICY_FULL};
 	if (asked->policy && !kv_policy_find(asked->policy, &kind))
 		return error_set_param(err, STATUS_INVALID, "kv_cache.policy", "there is no context policy \"%.32s\"", asked->policy);
+	if (asked->page_in && kind != KV_POLICY_STREAMING)
+		return error_set_param(err, STATUS_INVALID, "kv_cache.page_in",
+				       "kv_cache.page_in has no meaning with the policy \"%s\": what may come back is "
+				       "what \"streaming\" drops",
+				       kv_policy_name(kind));
+	if (asked->page_in && !bounds->can_recall)
+		return error_set_param(err, STATUS_INVALID, "kv_cache.page_in",
+				       "kv_cache.page_in needs a server with --kv-ram and --kv-bounds, on a CPU, whose "
+				       "KV is not narrow");
 	if (kind == KV_POLICY_FULL)
 		return no_sizes(asked, kv_policy_name(kind), err);
 	if (bounds->by_chunks)
@@ -321,6 +341,10 @@ void context_describe(const struct kv_policy *policy, const struct kv_seq *kv, c
 	for (int32_t i = kv->n_gone; i < kv->n_pages; i++)
 		out->fallback_pages += kv_pool_fell_back(pool, kv->pages[i]);
 	out->moved = kv->moved;
+	out->pages_in = policy->back_pages > 0;
+	out->pages_back = kv->n_back;
+	out->pages_below = kv->attic ? kv->attic->n : 0;
+	out->pages_missing = kv->attic ? kv->attic->n_lost : 0;
 	if (policy->kind != KV_POLICY_QUEST)
 		return;
 	int32_t most = policy->most_pages * KV_PAGE_TOKENS;

@@ -14,6 +14,7 @@ struct context_bounds {
 	bool can_weigh;             /* by the attention they get: batch_seq.mass */
 	bool can_choose;            /* they have bounds: struct page_choice */
 	bool can_merge;		    /* they can be merged: merge.h */
+	bool can_recall;	    /* they can go to an attic and come back: attic.h */
 	int32_t n_ctx_train;        /* as far as rows shall look back */
 	bool by_chunks;		    /* pages have to stand in block tables at their positions: struct rope_chunks */
 };

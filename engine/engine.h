@@ -196,6 +196,7 @@ struct engine_context {
 	 */
 	int32_t recent_size;
 	int32_t max_cache_size; /* tokens in all; 0: as much as the others come to, or the engine's. quest: that are read */
+	bool page_in;  /* streaming: what leaves the window goes to host memory, and what the question would match best comes back */
 	bool by_share; /* evict, merge: its KV shrinks by shrink_permille, or more where max_cache_size says so */
 	int32_t shrink_permille;
 	bool by_age;            /* evict: the oldest pages go first, whatever they are worth; */
@@ -443,6 +444,8 @@ struct engine_context_usage {
 	int32_t moved;        /* streaming: by how much the first tokens stand behind their own positions, so that none looks back too far */
 	bool chooses;         /* quest: its rows read a choice of what is resident, ... */
 	int32_t tokens_read;  /* ... the next one so much at most */
+	bool pages_in;         /* page_in: pages that had come back for this answer, those kept in host memory for that, and those lost */
+	int32_t pages_back, pages_below, pages_missing;
 	bool trigger_asked;
 	enum engine_trigger trigger; /* of those that were given, the one that set it off; NONE: it has not acted */
 	int32_t trigger_tokens;	     /* how many tokens the conversation had then */
@@ -625,6 +628,7 @@ struct engine_stats {
 	uint64_t context_requests[ENGINE_MAX_CONTEXT_POLICIES], context_evicted[ENGINE_MAX_CONTEXT_POLICIES];
 	/* And of the ended requests: see struct engine_context_usage. */
 	uint64_t context_merged[ENGINE_MAX_CONTEXT_POLICIES], context_fallback[ENGINE_MAX_CONTEXT_POLICIES];
+	uint64_t attic_kept, attic_back, attic_lost, attic_bytes; /* pages of page_in, and bytes of what bounds their keys */
 	uint64_t context_triggered[ENGINE_TRIGGERS]; /* ended requests that gave triggers, by the one that set the
 							policy off */
 	int32_t parked_pages;            /* KV of idle sessions that is not in the index */

@@ -6,6 +6,7 @@
 
 #include "engine/drift.h"
 #include "engine/event.h"
+#include "engine/kv/attic.h"
 
 int32_t tokens_common_prefix(const int32_t *a, int32_t n_a, const int32_t *b, int32_t n_b)
 {
@@ -115,6 +116,7 @@ void request_destroy(struct request *r)
 	engine_event_free(r->last);
 	free(r->prompt_logprobs);
 	drift_destroy(r->drift);
+	free(r->probe.score);
 	grammar_matcher_destroy(r->matcher);
 	detok_destroy(r->detok);
 	sampler_destroy(r->sampler);
@@ -129,6 +131,16 @@ int32_t request_pending(const struct request *r)
 	return (int32_t)r->tokens.n - r->kv.n_tokens;
 }
 
+/* Tokens of a prompt that choose. */
+enum { PROBE_TOKENS = 16 };
+
+bool request_probes(const struct request *r)
+{
+	int32_t at = r->kv.n_tokens, last = r->n_prompt - 1;
+	return r->policy.back_pages > 0 && !r->has_recalled && r->kv.attic && r->kv.attic->n > 0 &&
+	       at >= last - PROBE_TOKENS && at < last;
+}
+
 int32_t request_reach(const struct request *r)
 {
 	int32_t at = r->kv.n_tokens, pending = request_pending(r), until = kv_policy_next(&r->policy, at) - at;
@@ -138,6 +150,11 @@ int32_t request_reach(const struct request *r)
 	/* Each row of the answer counts once, and by itself. */
 	if (request_waits(r) && at < r->trigger.next && until > r->trigger.next - at)
 		until = r->trigger.next - at;
+	/* What comes back does so for the last row of the prompt, which the answer begins with. */
+	if (r->policy.back_pages > 0 && !r->has_recalled) {
+		int32_t from = r->n_prompt - 1 - PROBE_TOKENS, stop = at < from ? from : r->n_prompt - 1;
+		until = at < stop && until > stop - at ? stop - at : until;
+	}
 	/* It is asked for often enough whether pages run short. */
 	int32_t stretch = r->policy.jump_pages * KV_PAGE_TOKENS;
 	if (request_waits(r) && trigger_waits_for_room(&r->trigger) && until > stretch - at % stretch)

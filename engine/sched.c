@@ -260,6 +260,8 @@ void sched_preempt(struct sched *s, struct request *r, enum engine_room room)
 	r->n_moving = 0;
 	r->look = (struct attention_look){0}; /* all of them come again */
 	trigger_reset_look(&r->trigger);
+	r->has_recalled = false;
+	r->probe.n_pages = 0;
 	to_waiting(s, r);
 	r->usage.n_preempted++;
 	s->n_preemptions++;
@@ -621,6 +623,7 @@ static void add_rows(struct sched *s, struct request *r, int32_t n_rows, int32_t
 		.mass = at >= kv_policy_weighs_from(&r->policy) ? r->kv.mass : NULL,
 		.look = request_looks(r) ? &r->look : NULL,
 		.plus = r->kv.n_buckets > 0 ? r->kv.plus : NULL,
+		.probe = request_probes(r) ? &r->probe : NULL,
 		.n_plus = kv_merge_n_plus(&r->kv),
 		.far = r->spill.n_groups > 0 ? &r->spill.far : NULL,
 	};
@@ -878,6 +881,12 @@ void sched_describe(const struct sched *s, struct engine_stats *out)
 	for (int kind = 0; kind < KV_POLICIES; kind++)
 		out->context_evicted[kind] = s->pages_dropped[kind] * KV_PAGE_TOKENS;
 	out->context_evicted[KV_POLICY_MERGE] = s->n_unmerged; /* its pages were given back, and hardly any token */
+	if (s->attics) {
+		out->attic_kept = s->attics->n_kept;
+		out->attic_back = s->attics->n_back;
+		out->attic_lost = s->attics->n_lost;
+		out->attic_bytes = s->attics->used_bytes;
+	}
 	out->parked_pages = (int32_t)s->parking.n_pages;
 	out->parked = s->parking.n_parked;
 	out->parked_resumed = s->parking.n_resumed;

@@ -40,6 +40,7 @@
 #include "engine/backend.h"
 #include "engine/base/clock.h"
 #include "engine/base/list.h"
+#include "engine/kv/attic.h"
 #include "engine/kv/merge.h"
 #include "engine/kv/overflow.h"
 #include "engine/kv/pool.h"
@@ -82,6 +83,7 @@ struct sched {
 	                  there */
 	struct kv_overflow *overflow; /* room for what large requests have beyond the pool; NULL, as sched_init() leaves it: none */
 	struct kv_scorer *scorer; /* NULL, as sched_init() leaves it: all pages are worth the same */
+	struct kv_attics *attics; /* NULL, as sched_init() leaves it: what a window leaves is gone */
 	struct kv_merger *merger; /* NULL, as sched_init() leaves it: no request merges */
 	struct session_table *sessions;
 	struct parking parking; /* KV of idle sessions that is not the index's */

@@ -418,12 +418,16 @@ static enum status start(struct worker *w, struct error *err)
 	if (merges == STATUS_NOMEM)
 		return error_set(err, merges, "no memory to merge pages");
 	w->sched.merger = merges == STATUS_OK ? kv_page_merger_ops(w->merger) : NULL;
+	bool recalls = e->backend_info.probes_pages && e->backend_info.host_memory && e->layout.form == KV_FORM_F16 &&
+		       kv_attics_init(&w->attics, e->tiers, e->pool);
+	w->sched.attics = recalls ? &w->attics : NULL;
 	w->context = context_bounds_of(o, (struct context_bounds){
 						  .pool_pages = kv_pool_n_pages(e->pool),
 						  .can_score = st == STATUS_OK,
 						  .can_weigh = e->backend_info.weighs_pages,
 						  .can_choose = e->layout.bounds != NULL,
 						  .can_merge = merges == STATUS_OK,
+						  .can_recall = recalls,
 						  .n_ctx_train = e->info.n_ctx_train,
 						  .by_chunks = e->info.rope.chunk > 0,
 					  });

@@ -21,6 +21,7 @@ struct worker {
 	struct census census;
 	struct context_bounds context;
 	struct kv_scorer scorer;
+	struct kv_attics attics;
 	struct kv_page_merger *merger; /* NULL: pages cannot be merged */
 	struct transfers transfers;
 	struct session_watches watches;

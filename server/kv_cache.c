@@ -116,14 +116,18 @@ enum status kv_cache_read(const struct json *body, const struct engine_info *inf
 			TRY(read_aggregation(&member, out, err));
 		else if (!strcmp(key, "trigger"))
 			TRY(read_trigger(&member, out, err));
+		else if (!strcmp(key, "page_in"))
+			TRY(json_read_bool(&member, &out->page_in, err));
 		else if (!strcmp(key, "diagnostics"))
 			TRY(json_read_bool(&member, &out->diagnostics, err));
 		else if (!strcmp(key, "dtype"))
 			TRY(check_dtype(&member, info, err));
 		else
-			return json_fail(&member, STATUS_INVALID, err,
-					 "is not known; the fields of kv_cache are policy, start_size, recent_size, max_cache_size, "
-					 "cache_length_shrink_ratio, aggregation, trigger, diagnostics and dtype.");
+			return json_fail(
+				&member, STATUS_INVALID, err,
+				"is not known; the fields of kv_cache are policy, start_size, recent_size, "
+				"max_cache_size, "
+				"cache_length_shrink_ratio, aggregation, trigger, page_in, diagnostics and dtype.");
 	}
 	return STATUS_OK;
 }
@@ -170,6 +174,9 @@ void kv_cache_write(struct buf *out, const struct engine_context_usage *u, const
 		buf_printf(out, ",\"start_moved\":%d", u->moved);
 	if (u->chooses)
 		buf_printf(out, ",\"tokens_read\":%d", u->tokens_read);
+	if (u->pages_in)
+		buf_printf(out, ",\"page_in\":{\"pages\":%d,\"pages_below\":%d,\"pages_lost\":%d}", u->pages_back,
+			   u->pages_below, u->pages_missing);
 	if (u->trigger_asked && u->trigger != ENGINE_TRIGGER_NONE)
 		buf_printf(out, ",\"trigger\":{\"fired\":\"%s\",\"tokens\":%d}", engine_trigger_name(u->trigger),
 			   u->trigger_tokens);

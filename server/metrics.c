@@ -177,6 +177,10 @@ static void write_context(struct buf *out, const char *model, const struct engin
 	parts(out, "kvasir:context_merged_tokens_total", "counter", "Tokens of ended generations that share their KV with others.", model, "policy", merged, n);
 	parts(out, "kvasir:context_fallback_pages_total", "counter",
 	      "Pages of ended generations that were kept in a wider type for a value that their own cannot hold.", model, "policy", fallback, n);
+	parts(out, "kvasir:context_page_in_total", "counter",
+	      "Pages that left a window and were kept for page_in, that came back, and that were lost before that.",
+	      model, "event",
+	      PARTS({"kept", (double)s->attic_kept}, {"back", (double)s->attic_back}, {"lost", (double)s->attic_lost}));
 	parts(out, "kvasir:context_triggers_total", "counter",
 	      "Ended generations with a trigger of their context policy, by the one that set it off; none: it did not "
 	      "act.",

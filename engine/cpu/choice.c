@@ -66,3 +66,19 @@ void choose_pages(const struct page_choice *c, const int32_t *block_table, int32
 	for (int32_t i = end; i <= own; i++)
 		pages[n++] = block_table[i];
 }
+
+void probe_add(float *bound, int32_t n, float scale, uint64_t *score)
+{
+	float max = -INFINITY;
+	double total = 0;
+	for (int32_t i = 0; i < n; i++) {
+		bound[i] = isfinite(bound[i]) ? bound[i] * scale : -INFINITY;
+		max = bound[i] > max ? bound[i] : max;
+	}
+	if (max == -INFINITY)
+		return;
+	for (int32_t i = 0; i < n; i++)
+		total += bound[i] = expf(bound[i] - max);
+	for (int32_t i = 0; i < n; i++)
+		mass_add(&score[i], bound[i] / total * (bound[i] / total));
+}

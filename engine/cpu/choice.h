@@ -18,6 +18,9 @@ static inline void look_add(struct attention_look *to, double entropy, double la
 	mass_add(&to->largest, largest);
 }
 
+/* What a row of a KV head adds to the scores of n pages with these bounds (struct page_probe), which are lost. */
+void probe_add(float *bound, int32_t n, float scale, uint64_t *score);
+
 /*
  * The least and the greatest of each dimension of 16 keys, elements of two bytes in the given order, NaNs beyond all others: to[0][head_dim] and
  * to[1][head_dim].

@@ -692,6 +692,7 @@ static void info(const struct backend *b, struct backend_info *out)
 		.weighs_pages = true,
 		.turns_chunks = true,
 		.adds_to_logits = true,
+		.probes_pages = true,
 	};
 	const char *detail = f->amx ? f->amx->detail : f->kernels->detail;
 	for (size_t i = 0; i + 1 < sizeof out->detail && detail[i]; i++)

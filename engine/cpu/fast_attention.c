@@ -91,6 +91,8 @@ struct attn_plan {
 	struct scratch chosen;     /* int32_t: page numbers */
 	struct scratch bounds;     /* float: bound_floats() for each thread, or for each choice of a layer where these are fewer */
 	int32_t most_pages;        /* in the block table of a chooser */
+	struct scratch probe; /* float: bound_floats() of the probe at hand for each thread, and behind them int32_t
+				 [n_pages] */
 	struct scratch weights;    /* struct block_weights [most_blocks] for each query of an item, of each thread and then of each split */
 	struct scratch state;     /* float [rows of the sequence][n_head][2][head_dim + 2]: weighted sum, maximum and sum of the parts so far */
 };
@@ -117,6 +119,7 @@ void attn_plan_destroy(struct attn_plan *p)
 	scratch_free(&p->chosen);
 	scratch_free(&p->bounds);
 	scratch_free(&p->weights);
+	scratch_free(&p->probe);
 	free(p);
 }
 
@@ -747,6 +750,15 @@ static void run_items(void *arg, int64_t begin, int64_t end, int thread)
 		run_item(c, items + i, i + 1 < end ? items + i + 1 : NULL, thread, scratch);
 }
 
+/* Elements of queries above zero, and those below. */
+static void split_queries(const float *q, int64_t n, float *plus, float *minus)
+{
+	for (int64_t i = 0; i < n; i++) {
+		plus[i] = q[i] > 0 ? q[i] : 0;
+		minus[i] = q[i] > 0 ? 0 : q[i];
+	}
+}
+
 /* A row that chooses, for a KV head, and what the threads need for it. */
 struct choosing {
 	const struct attn_chooser *a;
@@ -779,10 +791,7 @@ static void bound_piece(const struct attention_call *c, const struct choosing *o
 	int32_t from = choice->n_first + (int32_t)(n * piece / n_pieces), to = choice->n_first + (int32_t)(n * (piece + 1) / n_pieces);
 	float *plus = (float *)plan->bounds.p + (size_t)thread * bound_floats(group, l->head_dim, plan->most_pages), *minus = plus + size;
 	const float *q = c->q + ((int64_t)o->a->row * c->n_head + o->head_kv * group) * l->head_dim;
-	for (int64_t i = 0; i < size; i++) {
-		plus[i] = q[i] > 0 ? q[i] : 0;
-		minus[i] = q[i] > 0 ? 0 : q[i];
-	}
+	split_queries(q, size, plus, minus);
 	c->f->pages->attn_bound(&(struct bound_job){
 	        .bounds = (const char *)l->bounds->slab + kv_bounds_offset(l, c->layer, o->head_kv, 0),
 	        .pages = o->a->seq->block_table + from,
@@ -839,6 +848,57 @@ static void choose_all(const struct attention_call *c)
 	}
 }
 
+/* Rows of a sequence that score pages elsewhere. */
+struct probe_call {
+	const struct attention_call *c;
+	const struct batch_seq *seq;
+	const int32_t *at; /* [n_pages] where their bounds are, counted in bounds */
+};
+
+/* Items are (row, KV head). */
+static void probe_items(void *arg, int64_t begin, int64_t end, int thread)
+{
+	const struct probe_call *p = arg;
+	const struct attention_call *c = p->c;
+	const struct kv_layout *l = c->layout;
+	const struct page_probe *probe = p->seq->probe;
+	int32_t dim = l->head_dim, group = c->n_head / l->n_head_kv;
+	int64_t size = (int64_t)group * dim;
+	float *plus = (float *)c->f->plan->probe.p + (size_t)thread * bound_floats(group, dim, probe->n_pages);
+	for (int64_t i = begin; i < end; i++) {
+		int32_t head_kv = (int32_t)(i % l->n_head_kv);
+		int64_t row = p->seq->first_row + i / l->n_head_kv;
+		const struct bound_job j = {
+			.bounds = (const char *)(probe->bounds + (size_t)(c->layer * l->n_head_kv + head_kv) * 2 * (size_t)dim),
+			.pages = p->at,
+			.n = probe->n_pages,
+			.head_dim = dim,
+			.n_heads = group,
+			.plus = plus,
+			.minus = plus + size,
+			.bound = plus + 2 * size,
+		};
+		split_queries(c->q + (row * c->n_head + (int64_t)head_kv * group) * dim, size, plus, plus + size);
+		c->f->pages->attn_bound(&j);
+		probe_add(j.bound, j.n, c->params.scale, probe->score);
+	}
+}
+
+static enum status run_probe(const struct attention_call *c, const struct batch_seq *seq)
+{
+	const struct kv_layout *l = c->layout;
+	int32_t n = seq->probe->n_pages;
+	size_t floats = (size_t)threads_count(c->f->base.threads) * bound_floats(c->n_head / l->n_head_kv, l->head_dim, n);
+	if (!scratch_grow(&c->f->plan->probe, floats * sizeof(float) + (size_t)n * sizeof(int32_t)))
+		return STATUS_NOMEM;
+	int32_t *at = (int32_t *)(void *)((float *)c->f->plan->probe.p + floats);
+	for (int32_t i = 0; i < n; i++)
+		at[i] = i * l->n_layer * l->n_head_kv;
+	struct probe_call p = {c, seq, at};
+	threads_for(c->f->base.threads, (int64_t)seq->n_rows * l->n_head_kv, 1, probe_items, &p);
+	return STATUS_OK;
+}
+
 /* Computes what the cut says. */
 static void run_cut(const struct attention_call *c)
 {
@@ -868,6 +928,10 @@ enum status fast_attention(struct backend *b, const void *kv, const struct kv_la
 	struct attention_call c = {f, p, NULL, kv, layout, layer, q, n_head, *params, out};
 	if (p->n_choosers > 0)
 		choose_all(&c);
+	for (int32_t i = 0; i < f->base.batch->n_seqs && params->window == 0 && s == STATUS_OK; i++)
+		s = f->base.batch->seq[i].probe ? run_probe(&c, &f->base.batch->seq[i]) : STATUS_OK;
+	if (s != STATUS_OK)
+		return s;
 	run_cut(&c);
 	return STATUS_OK;
 }

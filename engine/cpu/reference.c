@@ -415,6 +415,7 @@ struct attention_job {
 	int32_t n_head;
 	struct attention_params params;
 	float *out;
+	size_t n_probed; /* pages of a probe at most: its scratch is behind all other */
 };
 
 /* The vectors of one query that the keys of its own chunk meet, those of the chunk before, and all others: struct
@@ -577,11 +578,15 @@ static float bound_element(const struct attention_job *j, uint16_t bits)
 	return j->layout->type == QUANT_BF16 ? quant_bf16_to_float(bits) : j->r->half[bits];
 }
 
+static const uint16_t *bounds_of(const struct kv_layout *l, int32_t layer, int32_t head, int32_t page)
+{
+	return (const uint16_t *)(const void *)((const char *)l->bounds->slab + kv_bounds_offset(l, layer, head, page));
+}
+
 /* The largest bound of a page among the `group` query heads of a KV head; NaN when one of its own is. */
-static float page_bound(const struct attention_job *j, const float *q, int32_t group, int32_t head, int32_t page)
+static float page_bound(const struct attention_job *j, const float *q, int32_t group, const uint16_t *least)
 {
 	const struct kv_layout *l = j->layout;
-	const uint16_t *least = (const uint16_t *)(const void *)((const char *)l->bounds->slab + kv_bounds_offset(l, j->layer, head, page));
 	double most = -INFINITY;
 	for (int32_t h = 0; h < group; h++) {
 		double sum = 0;
@@ -603,13 +608,25 @@ static int64_t gather_chosen(const struct attention_job *j, const struct batch_s
 	const struct kv_layout *l = j->layout;
 	int32_t own = place / KV_PAGE_TOKENS;
 	for (int32_t i = seq->choice.n_first; i < own + 1 - seq->choice.n_last; i++)
-		bound[i] = page_bound(j, q, group, head, seq->block_table[i]);
+		bound[i] = page_bound(j, q, group, bounds_of(l, j->layer, head, seq->block_table[i]));
 	choose_pages(&seq->choice, seq->block_table, own, bound, pages);
 	int32_t n = (seq->choice.n_pages - 1) * KV_PAGE_TOKENS + place % KV_PAGE_TOKENS + 1;
 	for (int32_t t = 0; t < n; t++)
 		for (int what = KEY; what <= VALUE; what++)
 			load_vector(j, pages[t / KV_PAGE_TOKENS], what, head, t % KV_PAGE_TOKENS, (what == KEY ? k : v) + (int64_t)t * l->head_dim);
 	return n;
+}
+
+/* What a row adds to the scores of pages elsewhere, q being its queries of the KV head. */
+static void probe_row(const struct attention_job *j, const struct page_probe *p, int32_t head, const float *q,
+		      int32_t group, float *bound)
+{
+	const struct kv_layout *l = j->layout;
+	for (int32_t i = 0; i < p->n_pages; i++) {
+		size_t at = ((size_t)i * (size_t)l->n_layer + (size_t)j->layer) * (size_t)l->n_head_kv + (size_t)head;
+		bound[i] = page_bound(j, q, group, p->bounds + at * 2 * (size_t)l->head_dim);
+	}
+	probe_add(bound, p->n_pages, j->params.scale, p->score);
 }
 
 /* Items are (sequence, KV head): K and V are gathered through the block table once for all rows and query heads. */
@@ -639,6 +656,9 @@ static void attention_items(void *arg, int64_t begin, int64_t end, int thread)
 			int64_t position = (int64_t)seq->first_position + i, first = first_seen(&j->params, position);
 			int64_t at = ((int64_t)(seq->first_row + i) * j->n_head + head * group) * dim, n_read = position + 1 - first;
 			const float *row_k = k + first * dim, *row_v = v + first * dim;
+			if (j->params.window == 0 && seq->probe)
+				probe_row(j, seq->probe, head, j->q + at, group,
+					  base + j->r->scratch_floats - j->n_probed);
 			if (j->params.window == 0 && page_choice_binds(&seq->choice, (int32_t)position)) {
 				n_read = gather_chosen(j, seq, (int32_t)position, head, j->q + at, group, chosen_k, chosen_v, bound, pages);
 				row_k = chosen_k;
@@ -664,8 +684,13 @@ static enum status attention(struct backend *b, const void *kv, const struct kv_
 			return STATUS_INVALID;
 		longest = n > longest && !batch->seq[s].far ? n : longest;
 	}
-	struct attention_job j = {r, kv, l, layer, q, n_head, *params, out};
-	enum status s = grow_scratch(r, attention_floats(l, longest));
+	size_t probed = 0;
+	for (int32_t s = 0; s < batch->n_seqs; s++)
+		probed = batch->seq[s].probe && (size_t)batch->seq[s].probe->n_pages > probed
+				 ? (size_t)batch->seq[s].probe->n_pages
+				 : probed;
+	struct attention_job j = {r, kv, l, layer, q, n_head, *params, out, probed};
+	enum status s = grow_scratch(r, attention_floats(l, longest) + probed);
 	if (s == STATUS_OK)
 		s = turn_queries(&j);
 	if (s != STATUS_OK)
@@ -788,7 +813,7 @@ static enum status attention_part(struct backend *b, const void *kv, const struc
 		for (int64_t i = 0; i < n * (dim + 2); i++)
 			state[i] = i % (dim + 2) == dim ? -INFINITY : 0;
 	}
-	struct part_job j = {{r, kv, l, layer, q, n_head, *params, NULL}, part};
+	struct part_job j = {{r, kv, l, layer, q, n_head, *params, NULL, 0}, part};
 	enum status s = grow_scratch(r, part_floats(l));
 	if (s == STATUS_OK)
 		s = turn_queries(&j.a);
@@ -832,6 +857,7 @@ static void info(const struct backend *b, struct backend_info *out)
 		.weighs_pages = true,
 		.turns_chunks = true,
 		.adds_to_logits = true,
+		.probes_pages = true,
 	};
 }
 

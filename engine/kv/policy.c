@@ -92,7 +92,7 @@ bool kv_policy_same(const struct kv_policy *a, const struct kv_policy *b)
 	       a->most_pages == b->most_pages && a->dropped_permille == b->dropped_permille && a->by_age == b->by_age &&
 	       a->by_mass == b->by_mass && a->acts_pages == b->acts_pages && a->jump_pages == b->jump_pages &&
 	       a->reach_pages == b->reach_pages && a->step_pages == b->step_pages &&
-	       a->trained_tokens == b->trained_tokens;
+	       a->trained_tokens == b->trained_tokens && a->back_pages == b->back_pages;
 }
 
 bool kv_policy_same_but_when(const struct kv_policy *a, const struct kv_policy *b)
@@ -145,7 +145,7 @@ int32_t kv_policy_max_pages(const struct kv_policy *p, int32_t n_tokens)
 	int32_t all = kv_pages_for(n_tokens);
 	if (!drops(p) || all <= p->acts_pages)
 		return all;
-	int32_t late = left_of(p, all) + p->jump_pages;
+	int32_t late = left_of(p, all) + p->jump_pages + p->back_pages;
 	return late > p->acts_pages ? late : p->acts_pages;
 }
 
@@ -181,7 +181,7 @@ int32_t kv_policy_due(const struct kv_policy *p, const struct kv_seq *s)
 	int32_t exact = kv_policy_exact_tokens(p);
 	if (!drops(p) || s->n_tokens < exact || (s->n_tokens - exact) % (p->jump_pages * KV_PAGE_TOKENS) != 0)
 		return 0;
-	int32_t n = kv_seq_places(s) / KV_PAGE_TOKENS - left_of(p, s->n_tokens / KV_PAGE_TOKENS);
+	int32_t n = kv_seq_places(s) / KV_PAGE_TOKENS - s->n_back - left_of(p, s->n_tokens / KV_PAGE_TOKENS);
 	return n > 0 ? n : 0;
 }
 
@@ -194,7 +194,7 @@ static bool goes_before(const struct kv_policy *p, const struct kv_note *a, cons
 
 int32_t kv_policy_next_victim(const struct kv_policy *p, const struct kv_seq *s)
 {
-	int32_t best = p->first_pages, end = kv_seq_places(s) / KV_PAGE_TOKENS - p->last_pages;
+	int32_t best = p->first_pages + s->n_back, end = kv_seq_places(s) / KV_PAGE_TOKENS - p->last_pages;
 	for (int32_t i = best + 1; p->kind == KV_POLICY_EVICT && i < end; i++)
 		if (goes_before(p, &s->notes[i], &s->notes[best]))
 			best = i;

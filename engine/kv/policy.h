@@ -59,6 +59,7 @@ struct kv_policy {
 	int32_t jump_pages;  /* and again each time it has grown by so many */
 	int32_t reach_pages; /* STREAMING: no row looks back so far as this or further; 0: as far as it may be */
 	int32_t step_pages;  /* ... for which the first pages move by multiples of this */
+	int32_t back_pages;  /* STREAMING: so many at most come back from an attic, beside most_pages; 0: what goes is gone */
 	int32_t trained_tokens; /* STREAMING: kv_policy_keep_within() this, once it is known when it acts */
 };
 

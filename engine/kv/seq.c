@@ -3,6 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/kv/attic.h"
+
 int32_t kv_pages_for(int32_t n_tokens)
 {
 	return n_tokens / KV_PAGE_TOKENS + (n_tokens % KV_PAGE_TOKENS != 0);
@@ -118,8 +120,11 @@ void kv_seq_truncate(struct kv_pool *pool, struct kv_seq *s, int32_t n_tokens)
 		set_pages(s, 0, 0);
 	if (s->n_tokens > n_tokens)
 		s->n_tokens = n_tokens;
-	if (s->n_tokens == 0)
-		s->moved = s->n_buckets = s->n_unsound = 0;
+	if (s->n_tokens == 0) {
+		s->moved = s->n_buckets = s->n_unsound = s->n_back = 0;
+		kv_attic_destroy(s->attic);
+		s->attic = NULL;
+	}
 }
 
 void kv_seq_drop(struct kv_pool *pool, struct kv_seq *s, int32_t first, int32_t n)
@@ -142,6 +147,18 @@ void kv_seq_drop(struct kv_pool *pool, struct kv_seq *s, int32_t first, int32_t 
 		s->n_leading = first;
 	s->n_dropped += n;
 	s->dropped_at = s->n_tokens;
+}
+
+bool kv_seq_insert(struct kv_seq *s, int32_t at, int32_t page)
+{
+	if (!reserve(s, s->n_pages + 1))
+		return false;
+	memmove(s->pages + at + 1, s->pages + at, (size_t)(s->n_pages - at) * sizeof *s->pages);
+	s->pages[at] = page;
+	set_n_pages(s, s->n_pages + 1);
+	s->n_dropped--;
+	s->dropped_at = s->n_tokens;
+	return true;
 }
 
 void kv_seq_release(struct kv_pool *pool, struct kv_seq *s)

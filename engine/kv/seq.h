@@ -51,6 +51,8 @@ struct kv_seq {
 	struct kv_bucket *buckets; /* [n_buckets], of its first places, in whole pages; NULL: nothing was merged */
 	float *plus;		   /* [n_buckets, made a multiple of four pages'] as struct batch_seq has it */
 	int32_t n_buckets;
+	struct kv_attic *attic;    /* its own: pages that have left it and may come back (attic.h); NULL: none */
+	int32_t n_back;            /* pages that came back; they stand behind those that a window keeps in front */
 	int32_t n_unsound;	    /* tokens that were left out of them, since they have a value that is no number */
 	struct kv_holder holder;    /* of its references */
 	struct kv_account *account; /* charged with what it holds; NULL: nobody is. Stays, like the holder, when the pages leave */
@@ -107,6 +109,11 @@ void kv_seq_release(struct kv_pool *pool, struct kv_seq *s);
 enum status kv_seq_share(struct kv_pool *pool, struct kv_seq *dst, const struct kv_seq *src, int32_t n_tokens);
 /* Gives back n pages from block table entry `first` on, all of them computed and full. */
 void kv_seq_drop(struct kv_pool *pool, struct kv_seq *s, int32_t first, int32_t n);
+/*
+ * Puts a page back that was dropped, which is full and computed, in front of the block table's entry `at`; takes over its reference, which
+ * is the sequence's holder's. False without memory.
+ */
+bool kv_seq_insert(struct kv_seq *s, int32_t at, int32_t page);
 /* From now on the masses of all its pages are counted, those it has not got yet beginning at none; false without memory. */
 bool kv_seq_weigh(struct kv_seq *s);
 /*

@@ -317,6 +317,17 @@ enum status kv_tier_load_part(struct kv_tier *t, const struct kv_page_name *page
 	return begin_load(t, page, &(struct kv_tier_load){.ticket = ticket, .to = to, .part = part});
 }
 
+bool kv_tier_bring(struct kv_tier *t, const struct kv_page_name *page, int32_t to)
+{
+	int32_t entry = find(t, page);
+	if (entry == NONE || !t->ops->load_now)
+		return false;
+	kv_tier_touch(t, entry);
+	enum kv_tier_end end = t->ops->load_now(t, &(struct kv_tier_load){.entry = entry, .to = to});
+	t->stats.loads[end]++;
+	return end == KV_LOAD_DONE;
+}
+
 enum status kv_tier_read(struct kv_tier *t, const struct kv_page_name *page, void *host, bool *wide, uint64_t ticket)
 {
 	const struct kv_tier_load what = {

@@ -159,6 +159,8 @@ enum status kv_tier_load(struct kv_tier *t, const struct kv_page_name *page, int
 int32_t kv_tier_n_parts(struct kv_tier *t, const struct kv_page_name *page);
 enum status kv_tier_load_part(struct kv_tier *t, const struct kv_page_name *page, int32_t part, int32_t to,
                               uint64_t ticket);
+/* The same at once, where the tier can (host memory): whether the page is there now. A use. */
+bool kv_tier_bring(struct kv_tier *t, const struct kv_page_name *page, int32_t to);
 /* The same to host memory, which has room for any image (image.h); what there is of the page, *wide says once it is reported as done. */
 enum status kv_tier_read(struct kv_tier *t, const struct kv_page_name *page, void *host, bool *wide, uint64_t ticket);
 /* Forgets a load: its page is the caller's again, and is not reported. Unknown tickets are ignored. */

@@ -47,6 +47,8 @@ struct kv_tier_ops {
 	bool (*has_news)(const struct kv_tier *t);
 	/* A page that has no entry may be there all the same: others put some. NULL: none is. */
 	bool (*hopes)(struct kv_tier *t, const struct kv_key *key);
+	/* Does a load at once; NULL: it takes time. */
+	enum kv_tier_end (*load_now)(struct kv_tier *t, const struct kv_tier_load *l);
 	/* Moves loads on; those that end are marked. */
 	void (*advance)(struct kv_tier *t);
 	/* Its entry is about to go. */

@@ -212,6 +212,11 @@ static enum kv_tier_end load(struct ram *r, const struct kv_tier_load *l)
 	return KV_LOAD_DONE;
 }
 
+static enum kv_tier_end load_now(struct kv_tier *t, const struct kv_tier_load *l)
+{
+	return load((struct ram *)t, l);
+}
+
 static void advance(struct kv_tier *t)
 {
 	int n = 0;
@@ -246,7 +251,14 @@ enum status kv_tier_ram_create(const struct kv_tier_device *device, const struct
                                enum kv_form type, struct kv_tier **out, struct error *err)
 {
 	static const struct kv_tier_ops ops = {
-		.put = put, .n_parts = n_parts, .advance = advance, .leave = leave, .stats = stats, .destroy = destroy};
+		.put = put,
+		.n_parts = n_parts,
+		.load_now = load_now,
+		.advance = advance,
+		.leave = leave,
+		.stats = stats,
+		.destroy = destroy,
+	};
 	size_t narrow = kv_codec_bytes(&device->layout, type), wide = device->layout.page_bytes;
 	uint64_t n_units = bytes / UNIT_BYTES;
 	if (n_units > INT32_MAX)

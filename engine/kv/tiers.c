@@ -104,6 +104,34 @@ static void leaving(void *arg, int32_t page, const struct kv_page_name *name)
 	}
 }
 
+uint64_t kv_tiers_host_bytes(const struct kv_tiers *t)
+{
+	struct kv_tier_stats s;
+	if (!t->tier[KV_TIER_RAM])
+		return 0;
+	kv_tier_stats(t->tier[KV_TIER_RAM], &s);
+	return s.cap_bytes;
+}
+
+bool kv_tiers_host_keep(struct kv_tiers *t, const struct kv_page_name *name, int32_t page)
+{
+	if (!t->tier[KV_TIER_RAM] || !kv_tier_takes(t->tier[KV_TIER_RAM], page))
+		return false;
+	enum kv_tier_put put = kv_tier_put(t->tier[KV_TIER_RAM], name, page);
+	return put == KV_PUT_STORED || put == KV_PUT_PRESENT;
+}
+
+bool kv_tiers_host_bring(struct kv_tiers *t, const struct kv_page_name *name, int32_t page)
+{
+	return t->tier[KV_TIER_RAM] && kv_tier_bring(t->tier[KV_TIER_RAM], name, page);
+}
+
+void kv_tiers_host_drop(struct kv_tiers *t, const struct kv_key *key)
+{
+	if (t->tier[KV_TIER_RAM])
+		kv_tier_drop(t->tier[KV_TIER_RAM], key);
+}
+
 void kv_tiers_write_behind(struct kv_tiers *t, const struct kv_seq *seq)
 {
 	for (int32_t i = seq->n_gone; t->behind && i < seq->n_pages; i++) {

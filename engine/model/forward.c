@@ -292,6 +292,15 @@ static enum status attend_far(struct model *m, const struct batch *batch, int32_
 	return ops->attention_part(m->backend, kv, &m->layout, layer, a->q, m->params.n_head, params, &part, a->mixed);
 }
 
+/* Whether attention is to tell something of its rows: in all layers, whatever other rows there are. */
+static bool is_asked(const struct batch *b)
+{
+	for (int32_t i = 0; i < b->n_seqs; i++)
+		if (b->seq[i].mass || b->seq[i].look || b->seq[i].probe)
+			return true;
+	return false;
+}
+
 /* Keys, values and queries of all rows; leaves what attention gives in act.mixed. */
 static enum status attend(struct model *m, const struct batch *batch, void *kv, int32_t layer)
 {
@@ -318,7 +327,7 @@ static enum status attend(struct model *m, const struct batch *batch, void *kv, 
 	params.chunked = rope->chunks.size > 0 ? rope : NULL;
 	TRY(ops->rope(m->backend, a->q, p->n_head, a->k, p->n_head_kv, p->head_dim, rope));
 	TRY(ops->kv_write(m->backend, kv, &m->layout, layer, a->k, a->v));
-	if (layer == p->n_layer - 1 && batch->n_outputs == 0)
+	if (layer == p->n_layer - 1 && batch->n_outputs == 0 && !is_asked(batch))
 		return STATUS_OK; /* the last layer's keys and values were all that was wanted of it */
 	if (batch->arrival && !batch->arrival->wait(batch->arrival, layer))
 		return STATUS_CANCELLED;
@@ -415,6 +424,8 @@ static bool batch_fits(const struct model *m, const struct batch *b)
 		if (m->rope.chunks.size > 0 && (c->n_pages != 0 || b->position[next] != s->first_position))
 			return false;
 		if (c->n_pages != 0 && (!m->layout.bounds || c->n_first < 0 || c->n_last < 1 || c->n_pages < (int64_t)c->n_first + c->n_last))
+			return false;
+		if (s->probe && (s->probe->n_pages < 1 || s->far || m->layout.form != KV_FORM_F16))
 			return false;
 		if (s->plus && (c->n_pages != 0 || s->far || m->layout.form != KV_FORM_F16 ||
 				s->n_plus % (KV_PART_PAGES * KV_PAGE_TOKENS) != 0))

@@ -227,6 +227,34 @@ def test_merge_keeps_a_bound_and_tells_how_many_share(daemon):
     assert daemon.kv()["drift_pages"] == 0
 
 
+@pytest.fixture(scope="module")
+def recalling():
+    with Daemon("--kv-bounds", "--kv-memory", 100 * (PAGE + PAGE // 16), "--kv-ram", 100 * PAGE, "--context", 1500) as d:
+        yield d
+
+
+@cpu_only
+def test_what_left_the_window_comes_back_when_it_is_asked_for(recalling):
+    key = "The number of the heron is 71432. Remember it: the number of the heron is 71432. "
+    text = words(20) + " " + key + words(60, "then ") + "\n\nWhat is the number of the heron? The number of the heron is"
+    plain = {"policy": "streaming", "max_cache_size": 512}
+    lost, found = complete(recalling, text, plain, n=8), complete(recalling, text, {**plain, "page_in": True}, n=8)
+    assert "71432" in complete(recalling, text, n=8)["choices"][0]["text"]
+    assert "71432" not in lost["choices"][0]["text"] and "page_in" not in lost["kv_cache"]
+    kept = found["kv_cache"]
+    assert "71432" in found["choices"][0]["text"], found
+    assert kept["page_in"]["pages"] == 7 and kept["page_in"]["pages_below"] > 20 and kept["page_in"]["pages_lost"] == 0
+    assert kept["tokens_resident"] <= 512 and kept["tokens_resident"] + kept["evicted_tokens"] == kept["tokens_logical"]
+    again = complete(recalling, text, {**plain, "page_in": True}, n=8)
+    assert again["choices"][0]["token_ids"] == found["choices"][0]["token_ids"]
+    kv = recalling.kv()
+    assert kv["page_in"]["kept"] >= kept["page_in"]["pages_below"] and kv["page_in"]["back"] == 14 and kv["page_in"]["bounds_bytes"] == 0
+    assert metric(recalling, "kvasir:context_page_in_total", event="back") == 14
+    assert kv["drift_pages"] == 0
+    # An exact conversation finds nothing of it.
+    assert complete(recalling, text, {}, n=8)["choices"][0]["token_ids"] == complete(recalling, text, n=8)["choices"][0]["token_ids"]
+
+
 def test_a_policy_acts_when_pages_run_short(daemon):
     text = words(50, "short ")
     n_pages = daemon.kv()["pool"]["pages"]
@@ -285,6 +313,9 @@ def test_every_endpoint_takes_it_and_tells(daemon):
         ({"policy": "evict"}, "kv_cache.max_cache_size", "cache_length_shrink_ratio"),
         ({"max_cache_size": 64}, "kv_cache.max_cache_size", "full"),
         ({"policy": "quest", "max_cache_size": 256}, "kv_cache.policy", "--kv-bounds"),
+        ({"policy": "evict", "max_cache_size": 256, "page_in": True}, "kv_cache.page_in", "streaming"),
+        ({"policy": "streaming", "max_cache_size": 256, "page_in": True}, "kv_cache.page_in", "--kv-ram"),
+        ({"policy": "streaming", "max_cache_size": 256, "page_in": 1}, "kv_cache.page_in", ""),
         ({"policy": "merge"}, "kv_cache.max_cache_size", "cache_length_shrink_ratio"),
         ({"policy": "merge", "max_cache_size": 256, "aggregation": "recency"}, "kv_cache.aggregation", "evict"),
         ({"policy": "streaming"}, "kv_cache.max_cache_size", "recent_size"),

@@ -172,11 +172,91 @@ static void chunks_and_threads_change_no_bit_nor_does_adding_nothing(void **stat
 		}
 }
 
+/* Scores of pages that a row does not see. */
+static void pages_elsewhere_are_scored_by_their_bounds(void **state)
+{
+	(void)state;
+	enum { ELSEWHERE = 9, ROWS = 40, FROM = 600 };
+	static uint16_t bounds[ELSEWHERE][1][KV_HEADS][2][DIM];
+	static float low[ELSEWHERE][KV_HEADS][DIM], high[ELSEWHERE][KV_HEADS][DIM];
+	for (size_t d = 0; d < sizeof devices / sizeof *devices; d++)
+		for (size_t y = 0; y < 2; y++) {
+			struct talk *one = open_talk(devices[d], types[y], 1),
+				    *three = open_talk(devices[d], types[y], 3);
+			double want[ELSEWHERE] = {0};
+			if (!one)
+				break;
+			for (int i = 0; i < ELSEWHERE; i++)
+				for (int h = 0; h < KV_HEADS; h++)
+					for (int x = 0; x < DIM; x++) {
+						/* Multiples of 1/8 are exact in both types. */
+						low[i][h][x] = (float)random_int(&seed, -16, 4) / 8;
+						high[i][h][x] = low[i][h][x] + (float)random_int(&seed, 0, 8) / 8;
+						bounds[i][0][h][0][x] = y ? quant_float_to_bf16(low[i][h][x])
+									  : quant_float_to_half(low[i][h][x]);
+						bounds[i][0][h][1][x] = y ? quant_float_to_bf16(high[i][h][x])
+									  : quant_float_to_half(high[i][h][x]);
+					}
+			bounds[4][0][1][0][7] = y ? quant_float_to_bf16(NAN) : quant_float_to_half(NAN);
+			for (int row = FROM; row < FROM + ROWS; row++)
+				for (int h = 0; h < KV_HEADS; h++) {
+					double share[ELSEWHERE], total = 0;
+					for (int i = 0; i < ELSEWHERE; i++) {
+						double most = -INFINITY;
+						for (int g = 0; g < GROUP; g++) {
+							double sum = 0;
+							for (int x = 0; x < DIM; x++) {
+								double e =
+									q[((int64_t)row * HEADS + h * GROUP + g) * DIM +
+									  x];
+								sum += e > 0 ? e * (double)high[i][h][x]
+									     : e * (double)low[i][h][x];
+							}
+							most = sum > most ? sum : most;
+						}
+						share[i] = i == 4 && h == 1 ? 0 : exp(most * (double)one->params.scale);
+						total += share[i];
+					}
+					for (int i = 0; i < ELSEWHERE; i++)
+						want[i] += share[i] / total * (share[i] / total);
+				}
+			uint64_t scores[2][ELSEWHERE] = {{0}};
+			for (int cut = 0; cut < 2; cut++) {
+				struct talk *t = cut ? three : one;
+				const struct page_probe probe = {ELSEWHERE, &bounds[0][0][0][0][0], scores[cut]};
+				for (int32_t at = FROM, n; at < FROM + ROWS; at += n) {
+					struct scattered s;
+					n = cut ? 7 : ROWS;
+					n = n > FROM + ROWS - at ? FROM + ROWS - at : n;
+					scattered_init(&s);
+					scattered_add(&s, table, at, n);
+					s.seq[0].probe = &probe;
+					assert_int_equal(t->b->ops->step_begin(t->b, &s.batch), STATUS_OK);
+					assert_int_equal(t->b->ops->attention(t->b, t->kv, &t->layout, 0,
+									      q + (int64_t)at * HEADS * DIM, HEADS,
+									      &t->params,
+									      t->out + (int64_t)at * HEADS * DIM),
+							 STATUS_OK);
+					assert_int_equal(t->b->ops->step_end(t->b), STATUS_OK);
+				}
+			}
+			assert_memory_equal(scores[0], scores[1], sizeof scores[0]);
+			for (int i = 0; i < ELSEWHERE; i++)
+				if (!(fabs((double)scores[0][i] / (1 << KV_MASS_BITS) - want[i]) <
+				      1e-3 * want[i] + 1e-4))
+					fail_msg("%s: page %d has %g, not %g", devices[d], i,
+						 (double)scores[0][i] / (1 << KV_MASS_BITS), want[i]);
+			close_talk(one);
+			close_talk(three);
+		}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(logits_are_raised_behind_the_cap),
 		cmocka_unit_test(chunks_and_threads_change_no_bit_nor_does_adding_nothing),
+		cmocka_unit_test(pages_elsewhere_are_scored_by_their_bounds),
 	};
 	size_t kv_size = (size_t)N * KV_HEADS * DIM, q_size = (size_t)N * HEADS * DIM;
 	k = malloc(kv_size * sizeof *k);

@@ -279,6 +279,96 @@ static void what_is_merged_is_told(void **state)
 	engine_destroy(e);
 }
 
+static void refused(struct engine *e, struct engine_context c, const char *param, const char *says);
+
+static struct engine_context recalling(int32_t most)
+{
+	struct engine_context c = streaming(4, 0, most);
+	c.page_in = true;
+	return c;
+}
+
+static void what_left_the_window_comes_back_for_the_answer(void **state)
+{
+	(void)state;
+	struct engine_options o = defaults();
+	o.kv_bounds = true;
+	o.kv_ram_bytes = 64 * 4096;
+	struct engine *e = start(&o);
+	struct engine_context c = recalling(512), window = streaming(4, 0, 112);
+	/* With nothing to drop there is nothing to bring back. */
+	struct answer full = run_and_drop_text(e, ask(e, 200, 40, NULL)), a = run_and_drop_text(e, ask(e, 200, 40, &c));
+	same_tokens(&a, &full);
+	assert_true(a.usage.context.pages_in && a.usage.context.pages_below == 0);
+	/* Of 144: a page that stays, 6 of the window, and 2 that come back. */
+	c = recalling(144);
+	a = run_and_drop_text(e, ask(e, 360, 60, &c));
+	const struct engine_context_usage *u = &a.usage.context;
+	assert_int_equal(u->pages_back, 2);
+	assert_int_equal(u->evicted_tokens, (u->pages_below - u->pages_back) * PAGE);
+	assert_int_equal(u->pages_missing, 0);
+	assert_true(u->tokens_resident <= 144 && u->tokens_resident > 112);
+	assert_int_equal(u->tokens_logical, u->tokens_resident + u->evicted_tokens);
+	struct answer plain = run_and_drop_text(e, ask(e, 360, 60, &window)),
+		      again = run_and_drop_text(e, ask(e, 360, 60, &c));
+	assert_memory_not_equal(a.logprobs, plain.logprobs, 60 * sizeof *a.logprobs);
+	same_tokens(&again, &a);
+	/* Short steps, company and a session's turn in between change nothing. */
+	make_session(e, "s");
+	struct engine_request *r = ask(e, 300, 0, &c);
+	strcpy(r->session, "s");
+	run_and_drop_text(e, r);
+	struct engine_stats s;
+	engine_stats(e, &s);
+	assert_true(s.attic_kept > 0 && s.attic_back >= 4 && s.attic_lost == 0 && s.attic_bytes > 0);
+	r = ask(e, 360, 60, &c);
+	strcpy(r->session, "s");
+	again = run_and_drop_text(e, r);
+	assert_int_equal(again.usage.cached_tokens, 300);
+	assert_true(again.usage.context.pages_back == 2);
+	uint64_t id = engine_next_id(e);
+	engine_session_delete(e, id, 0, "s");
+	engine_event_free(reply(e, id));
+	/* Nothing of it is left. */
+	engine_stats(e, &s);
+	assert_true(s.attic_bytes == 0);
+	assert_int_equal(s.parked_pages, 0);
+	assert_at_rest(e);
+	engine_destroy(e);
+	o.step_tokens = 8;
+	o.kv_bytes = 40 * (4096 + 256);
+	e = start(&o);
+	uint64_t ids[3];
+	static struct answer together[3];
+	memset(together, 0, sizeof together);
+	for (int i = 0; i < 3; i++) {
+		r = ask(e, 360, 60, &c);
+		ids[i] = r->id;
+		engine_submit(e, r);
+	}
+	await(e, ids, together, 3);
+	for (int i = 0; i < 3; i++) {
+		same_tokens(&together[i], &a);
+		buf_free(&together[i].text);
+	}
+	engine_destroy(e);
+	/* A tier that is too small loses some; the answer goes on without them. */
+	o = defaults();
+	o.kv_bounds = true;
+	o.kv_ram_bytes = 4 * 4096;
+	e = start(&o);
+	a = run_and_drop_text(e, ask(e, 360, 60, &c));
+	assert_true(a.usage.context.pages_missing > 0 && a.n_tokens == 60);
+	refused(e, (struct engine_context){.policy = "evict", .start_size = -1, .max_cache_size = 128, .page_in = true},
+		"kv_cache.page_in", "streaming");
+	refused(e, recalling(48), "kv_cache.max_cache_size", "64");
+	engine_destroy(e);
+	o.kv_ram_bytes = 0;
+	e = start(&o);
+	refused(e, c, "kv_cache.page_in", "--kv-ram");
+	engine_destroy(e);
+}
+
 static void diagnostics_change_nothing_and_tell_how_far_it_is_from_exact(void **state)
 {
 	(void)state;
@@ -860,6 +950,7 @@ int main(void)
 		cmocka_unit_test(what_is_kept_is_told_to_the_byte),
 		cmocka_unit_test(an_answer_does_not_depend_on_steps_company_or_what_was_known),
 		cmocka_unit_test(a_session_goes_on_as_if_all_were_computed_again),
+		cmocka_unit_test(what_left_the_window_comes_back_for_the_answer),
 		cmocka_unit_test(what_is_merged_is_told),
 		cmocka_unit_test(diagnostics_change_nothing_and_tell_how_far_it_is_from_exact),
 		cmocka_unit_test(divergence_is_symmetric_and_bounded),

@@ -257,6 +257,40 @@ static void a_policy_that_is_set_off_acts_at_the_next_page(void **state)
 	assert_true(kv_policy_same(&window, &same));
 }
 
+/* What came back stands behind the first pages, beside those that the window has. */
+static void what_came_back_is_not_the_windows(void **state)
+{
+	(void)state;
+	struct kv_policy p = kv_policy_streaming(1, 8, 9);
+	struct kv_pool *pool = make_pool(20);
+	struct kv_seq s = KV_SEQ_INIT;
+	p.back_pages = 3;
+	assert_int_equal(kv_policy_max_pages(&p, 100 * PAGE), 12);
+	for (int32_t n = 9; n <= 10; n++) {
+		assert_int_equal(kv_seq_prepare(pool, &s, n * PAGE - s.n_tokens), STATUS_OK);
+		s.n_tokens = n * PAGE;
+		assert_int_equal(kv_policy_due(&p, &s), 1);
+		kv_seq_drop(pool, &s, kv_policy_next_victim(&p, &s), 1);
+	}
+	int32_t back = kv_pool_get(pool, s.holder), second = s.pages[1];
+	assert_true(kv_seq_insert(&s, 1, back));
+	s.n_back = 1;
+	assert_int_equal(s.n_pages, 9);
+	assert_int_equal(s.pages[1], back);
+	assert_int_equal(s.pages[2], second);
+	assert_int_equal(kv_seq_places(&s), 9 * PAGE);
+	assert_int_equal(kv_policy_due(&p, &s), 0);
+	assert_int_equal(kv_seq_prepare(pool, &s, PAGE), STATUS_OK);
+	s.n_tokens += PAGE;
+	assert_int_equal(kv_policy_due(&p, &s), 1);
+	assert_int_equal(kv_policy_next_victim(&p, &s), 2);
+	/* What was there before it came cannot be had again. */
+	kv_seq_truncate(pool, &s, 10 * PAGE - 1);
+	assert_int_equal(s.n_tokens + s.n_back + s.n_pages, 0);
+	kv_seq_release(pool, &s);
+	assert_int_equal(kv_pool_destroy(pool), STATUS_OK);
+}
+
 static void policies_have_names(void **state)
 {
 	(void)state;
@@ -274,4 +308,5 @@ UNIT_MAIN(cmocka_unit_test(pages_leave_the_middle_and_the_table_closes), cmocka_
 	  cmocka_unit_test(quest_keeps_everything_and_is_exact_while_that_is_read),
 	  cmocka_unit_test(streaming_keeps_the_first_pages_and_a_window),
 	  cmocka_unit_test(evict_keeps_what_is_worth_most),
-	  cmocka_unit_test(a_policy_that_is_set_off_acts_at_the_next_page), cmocka_unit_test(policies_have_names))
+	  cmocka_unit_test(a_policy_that_is_set_off_acts_at_the_next_page),
+	  cmocka_unit_test(what_came_back_is_not_the_windows), cmocka_unit_test(policies_have_names))

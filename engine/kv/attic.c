@@ -1,0 +1,118 @@
+#include "engine/kv/attic.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static size_t bounds_elements(const struct kv_layout *l)
+{
+	return kv_bounds_bytes(l) / sizeof(uint16_t);
+}
+
+bool kv_attics_init(struct kv_attics *a, struct kv_tiers *tiers, struct kv_pool *pool)
+{
+	*a = (struct kv_attics){.tiers = tiers, .pool = pool};
+	a->most_bytes = tiers ? kv_tiers_host_bytes(tiers) / KV_ATTIC_SHARE : 0;
+	return a->most_bytes > 0 && kv_pool_layout(pool)->bounds;
+}
+
+/* Chains begin with the hash of a root, so that none has a key behind this one. */
+static void name_page(const struct kv_key *before, uint64_t what, struct kv_page_name *out)
+{
+	*out = (struct kv_page_name){.parent = *before, .n_tokens = KV_PAGE_TOKENS};
+	out->tokens[0] = (int32_t)(what & INT32_MAX);
+	out->tokens[1] = (int32_t)(what >> 31);
+	kv_key_next(before, out->tokens, &out->key);
+}
+
+struct kv_attic *kv_attic_create(struct kv_attics *of)
+{
+	const struct kv_key nobodys = {{0}};
+	struct kv_page_name name;
+	struct kv_attic *a = calloc(1, sizeof *a);
+	if (!a)
+		return NULL;
+	name_page(&nobodys, ++of->serial, &name);
+	a->of = of;
+	a->base = name.key;
+	return a;
+}
+
+void kv_attic_destroy(struct kv_attic *a)
+{
+	struct kv_page_name name;
+	if (!a)
+		return;
+	for (int32_t i = 0; i < a->n; i++) {
+		name_page(&a->base, (uint64_t)a->number[i], &name);
+		kv_tiers_host_drop(a->of->tiers, &name.key);
+	}
+	a->of->used_bytes -= (uint64_t)a->cap * kv_bounds_bytes(kv_pool_layout(a->of->pool));
+	free(a->number);
+	free(a->bounds);
+	free(a);
+}
+
+/* Room for one more. */
+static bool grow(struct kv_attic *a)
+{
+	size_t bytes = kv_bounds_bytes(kv_pool_layout(a->of->pool));
+	if (a->n < a->cap)
+		return true;
+	int32_t cap = a->cap ? a->cap + a->cap / 2 : 4;
+	uint64_t more = (uint64_t)(cap - a->cap) * bytes;
+	if (a->of->used_bytes + more > a->of->most_bytes)
+		return false;
+	int32_t *number = realloc(a->number, (size_t)cap * sizeof *number);
+	if (!number)
+		return false;
+	a->number = number;
+	uint16_t *bounds = realloc(a->bounds, (size_t)cap * bytes);
+	if (!bounds)
+		return false;
+	a->bounds = bounds;
+	a->cap = cap;
+	a->of->used_bytes += more;
+	return true;
+}
+
+static void copy_bounds(struct kv_attic *a, int32_t page)
+{
+	const struct kv_layout *l = kv_pool_layout(a->of->pool);
+	size_t of_head = 2 * (size_t)l->head_dim;
+	uint16_t *to = a->bounds + (size_t)a->n * bounds_elements(l);
+	for (int32_t layer = 0; layer < l->n_layer; layer++)
+		for (int32_t head = 0; head < l->n_head_kv; head++, to += of_head)
+			memcpy(to, (const char *)l->bounds->slab + kv_bounds_offset(l, layer, head, page),
+			       of_head * sizeof *to);
+}
+
+bool kv_attic_put(struct kv_attic *a, int32_t number, int32_t page)
+{
+	struct kv_page_name name;
+	if (a->n > 0 && number <= a->number[a->n - 1])
+		return true;
+	name_page(&a->base, (uint64_t)number, &name);
+	if (!grow(a) || kv_pool_bound(a->of->pool, &page, 1) != STATUS_OK ||
+	    !kv_tiers_host_keep(a->of->tiers, &name, page)) {
+		a->n_lost++;
+		a->of->n_lost++;
+		return false;
+	}
+	copy_bounds(a, page);
+	a->number[a->n++] = number;
+	a->of->n_kept++;
+	return true;
+}
+
+bool kv_attic_bring(struct kv_attic *a, int32_t i, int32_t page)
+{
+	struct kv_page_name name;
+	name_page(&a->base, (uint64_t)a->number[i], &name);
+	if (!kv_tiers_host_bring(a->of->tiers, &name, page)) {
+		a->n_lost++;
+		a->of->n_lost++;
+		return false;
+	}
+	a->of->n_back++;
+	return true;
+}
