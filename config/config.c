@@ -414,9 +414,10 @@ out:
 }
 
 /* Each of these is looked at whenever it matters, by the loop thread, which is the one that reads it again. */
-static const char *const changeable[] = {"strict-model", "cors-origin",   "max-body",      "stream-buffer",
-                                         "header-timeout", "body-timeout", "idle-timeout",  "max-connections-per-address",
-                                         "ws-park-after",  "drain-timeout", "log-level"};
+static const char *const changeable[] = {
+	"strict-model",	  "cors-origin",   "max-body",	   "stream-buffer",
+	"header-timeout", "body-timeout",  "idle-timeout", "max-connections-per-address",
+	"ws-park-after",  "drain-timeout", "log-level"};
 
 static bool can_change(const struct option *o)
 {
@@ -426,7 +427,8 @@ static bool can_change(const struct option *o)
 	return false;
 }
 
-enum status config_reload(struct config *c, int argc, char **argv, char **envp, struct buf *taken, struct buf *later, struct error *err)
+enum status config_reload(struct config *c, int argc, char **argv, char **envp, struct buf *taken, struct buf *later,
+			  struct error *err)
 {
 	struct config next;
 	enum status st = config_init(&next);

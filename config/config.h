@@ -47,11 +47,12 @@ enum status config_read_args(struct config *c, int argc, char **argv, const char
 enum status config_load(struct config *c, int argc, char **argv, char **envp, struct error *err);
 
 /*
- * For a process that runs: reads everything again as config_load() did, from a file that may have changed, and takes over what can
- * change while it runs. Appends the names of these options to `taken` and of others that have changed to `later`, separated by
- * commas. On an error nothing changes.
+ * For a process that runs: reads everything again as config_load() did, from a file that may have changed, and takes
+ * over what can change while it runs. Appends the names of these options to `taken` and of others that have changed to
+ * `later`, separated by commas. On an error nothing changes.
  */
-enum status config_reload(struct config *c, int argc, char **argv, char **envp, struct buf *taken, struct buf *later, struct error *err);
+enum status config_reload(struct config *c, int argc, char **argv, char **envp, struct buf *taken, struct buf *later,
+			  struct error *err);
 
 /* What no single option can tell: values that contradict each other or name something unknown. */
 enum status config_check(const struct config *c, struct error *err);

@@ -392,11 +392,11 @@ bool option_same(const struct option *o, const void *a, const void *b)
 	}
 }
 
-#define SWAP(type, field)                                                                                                          \
-	do {                                                                                                                       \
-		type kept = *field(o, a);                                                                                          \
-		*field(o, a) = *field(o, b);                                                                                       \
-		*field(o, b) = kept;                                                                                               \
+#define SWAP(type, field)                                                                                              \
+	do {                                                                                                           \
+		type kept = *field(o, a);                                                                              \
+		*field(o, a) = *field(o, b);                                                                           \
+		*field(o, b) = kept;                                                                                   \
 	} while (0)
 
 void option_swap(const struct option *o, void *a, void *b)

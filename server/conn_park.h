@@ -5,8 +5,9 @@
  * notices nothing.
  *
  *   AWAKE    has its pair, and all bytes go through that.
- *   PARKED   has none. Our pings and pongs are written here; the client's, and a close frame of either side, need nobody behind the
- *            pair either (frame_check_quiet()). Another frame of the client's, or something to send, makes it QUEUED.
+ *   PARKED   has none. Our pings and pongs are written here; the client's, and a close frame of either side, need
+ *            nobody behind the pair either (frame_check_quiet()). Another frame of the client's, or something to send,
+ *            makes it QUEUED.
  *   QUEUED   is to wake, as soon as there are descriptors and memory. Meanwhile its client is not read any further than what has come,
  *            and what is to be sent waits in its queue. They wake in the order in which they came; after PARK_WAKE_MS in which none
  *            could be woken they are closed with 1013.

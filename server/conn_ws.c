@@ -55,8 +55,8 @@ static void violated(struct conn *c, const struct frame_error *err)
 }
 
 /*
- * Pings and pongs, which are never passed on, and a close frame while there is nobody behind: *used bytes of p[0..n). False: the rest is
- * nobody's any more.
+ * Pings and pongs, which are never passed on, and a close frame while there is nobody behind: *used bytes of p[0..n).
+ * False: the rest is nobody's any more.
  */
 static bool take_quietly(struct conn *c, const uint8_t *p, size_t n, size_t *used)
 {

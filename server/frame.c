@@ -140,7 +140,8 @@ static uint8_t first_byte(const struct frame_check *f, uint8_t next)
 bool frame_check_beats(const struct frame_check *f, uint8_t next)
 {
 	uint8_t first = first_byte(f, next);
-	return !f->closed && (!f->in_payload || f->quiet) && (first == (FIN | FRAME_PING) || first == (FIN | FRAME_PONG));
+	return !f->closed && (!f->in_payload || f->quiet) &&
+	       (first == (FIN | FRAME_PING) || first == (FIN | FRAME_PONG));
 }
 
 bool frame_check_feed(struct frame_check *f, const uint8_t *p, size_t n, size_t *n_held, size_t *used,
@@ -171,7 +172,8 @@ bool frame_check_feed(struct frame_check *f, const uint8_t *p, size_t n, size_t 
 	return true;
 }
 
-bool frame_check_quiet(struct frame_check *f, bool close_too, const uint8_t *p, size_t n, size_t *used, struct frame_error *err)
+bool frame_check_quiet(struct frame_check *f, bool close_too, const uint8_t *p, size_t n, size_t *used,
+		       struct frame_error *err)
 {
 	size_t i = 0;
 	*used = 0;

@@ -2,8 +2,9 @@
  * The rules for WebSocket frames from a client (RFC 6455, section 5), checked on the raw bytes before libwebsockets
  * sees them: every frame masked, no reserved bits or opcodes, the shortest length encoding, small whole control frames,
  * fragments in order, a bounded message, a proper close frame. libwebsockets 4.1.6 accepts unmasked frames and overlong
- * lengths, echoes malformed close codes and refuses some that are fine, drops the connection without a close frame for some of the rest,
- * does not report a peer's pings, and answers only the first of several. So it is given no pings and pongs: see frame_check_quiet().
+ * lengths, echoes malformed close codes and refuses some that are fine, drops the connection without a close frame for
+ * some of the rest, does not report a peer's pings, and answers only the first of several. So it is given no pings and
+ * pongs: see frame_check_quiet().
  *
  * Whether text is UTF-8 is not looked at here: libwebsockets does that. Nothing here allocates; a frame may arrive in
  * any pieces.
@@ -56,16 +57,19 @@ void frame_check_init(struct frame_check *f, uint64_t max);
 /*
  * Looks at p[0..n). True: first f->held[0..*n_held), which earlier calls were given, and then p[0..*used) may be passed
  * on; the rest was the beginning of a header, which is kept, or followed a close frame and is to be thrown away; or, if
- * frame_check_beats() says so, it begins with a ping or pong. False: *err says how to close; nothing may be passed on any more.
+ * frame_check_beats() says so, it begins with a ping or pong. False: *err says how to close; nothing may be passed on
+ * any more.
  */
 bool frame_check_feed(struct frame_check *f, const uint8_t *p, size_t n, size_t *n_held, size_t *used,
 		      struct frame_error *err);
 /*
- * The same for what is not passed on: pings and pongs, and with `close_too`, for a connection with nobody behind it (see conn_park.h), a close
- * frame. *used bytes were theirs; it stops at the first byte of any other frame, for frame_check_feed(), and behind a ping, with f->pinged
- * set. After a ping or close frame f->control[0..f->n_control) is its payload; after the latter f->closed is set.
+ * The same for what is not passed on: pings and pongs, and with `close_too`, for a connection with nobody behind it
+ * (see conn_park.h), a close frame. *used bytes were theirs; it stops at the first byte of any other frame, for
+ * frame_check_feed(), and behind a ping, with f->pinged set. After a ping or close frame f->control[0..f->n_control) is
+ * its payload; after the latter f->closed is set.
  */
-bool frame_check_quiet(struct frame_check *f, bool close_too, const uint8_t *p, size_t n, size_t *used, struct frame_error *err);
+bool frame_check_quiet(struct frame_check *f, bool close_too, const uint8_t *p, size_t n, size_t *used,
+		       struct frame_error *err);
 /* Whether a frame that begins, or has begun, and goes on with this byte is a ping or pong. */
 bool frame_check_beats(const struct frame_check *f, uint8_t next);
 /* No frame, and no message of several, has begun and not ended. */

@@ -131,8 +131,9 @@ static void set_cors(struct http_exchange *x, const struct config *config)
 }
 
 /*
- * Browsers open a WebSocket to anywhere, whatever page asks for it, and leave it to the server to look at the page's origin (RFC 6455,
- * 10.2). Pages of this server are welcome, those that may read its answers as well, and programs, which send no origin.
+ * Browsers open a WebSocket to anywhere, whatever page asks for it, and leave it to the server to look at the page's
+ * origin (RFC 6455, 10.2). Pages of this server are welcome, those that may read its answers as well, and programs,
+ * which send no origin.
  */
 static bool may_open_websocket(struct http_exchange *x, const struct config *config)
 {
@@ -265,7 +266,8 @@ const struct route *routes_dispatch(struct http_exchange *x, void *app)
 	if (method == HTTP_POST && !takes_encoding(x))
 		return NULL;
 	if (found->flags & ROUTE_WEBSOCKET && http_header(x, "upgrade").p && !may_open_websocket(x, a->config)) {
-		failure_set(&f, FAILURE_ORIGIN, NULL, "Pages of this origin may not open a WebSocket here (--cors-origin).");
+		failure_set(&f, FAILURE_ORIGIN, NULL,
+			    "Pages of this origin may not open a WebSocket here (--cors-origin).");
 		reply_failure(x, &f);
 		return NULL;
 	}

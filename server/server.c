@@ -3,7 +3,8 @@
  *   start    the listener opens at once, so that health checks get an answer; the engine loads in its worker
  *   ready    the engine's STATE event has come: the block on stdout, READY=1
  *   failed   it could not load: the daemon stays, readiness says why; restarting it in a circle would not help
- *   reload   SIGHUP: the configuration file, the API keys and the certificate are read again; what cannot be read changes nothing
+ *   reload   SIGHUP: the configuration file, the API keys and the certificate are read again; what cannot be read
+ *            changes nothing
  *   drain    the first signal: readiness fails, new work gets 503, running work ends or is cancelled at the deadline,
  *            WebSockets are closed with 1012, then the loop stops; a second signal ends the process at once
  * All of it runs on the loop thread; the engine only calls uv_async_send().

@@ -17,11 +17,11 @@
 #include "server/ws_server.h"
 
 enum {
-	CLOSE_MS = 5000,  /* how long a close handshake may take */
-	SEND_ROUNDS = 16, /* messages sent before other connections have their turn */
-	RX_CHUNK = 4096,  /* libwebsockets hands over this much of a message at a time */
+	CLOSE_MS = 5000,    /* how long a close handshake may take */
+	SEND_ROUNDS = 16,   /* messages sent before other connections have their turn */
+	RX_CHUNK = 4096,    /* libwebsockets hands over this much of a message at a time */
 	PONGS_BYTES = 2048, /* of pongs that wait at most; then only the latest does */
-	REASON_MAX = 123, /* bytes of a close reason (RFC 6455, 5.5) */
+	REASON_MAX = 123,   /* bytes of a close reason (RFC 6455, 5.5) */
 	/*
 	 * What libwebsockets 4.1.6 holds for a connection that is open: about 5 KiB, of which RX_CHUNK is the buffer of
 	 * frames. It does not tell, so the meter takes this for it.
@@ -85,7 +85,8 @@ static int64_t now_ms(void)
 
 static void measure(struct ws_conn *c)
 {
-	meter_set(c->server->meter, &c->metered, sizeof *c + (c->wsi ? LWS_BYTES : 0) + c->in.cap + c->pongs.cap + c->out.pending);
+	meter_set(c->server->meter, &c->metered,
+		  sizeof *c + (c->wsi ? LWS_BYTES : 0) + c->in.cap + c->pongs.cap + c->out.pending);
 }
 
 static void on_reap(uv_timer_t *handle);
@@ -385,8 +386,8 @@ static void on_destroyed(struct ws_conn *c)
 }
 
 /*
- * The answer to our close frame ends the connection. A close of the peer's own is answered here, behind what was to be sent before, with the
- * same payload: libwebsockets would answer it first, and some codes that are fine with 1002.
+ * The answer to our close frame ends the connection. A close of the peer's own is answered here, behind what was to be
+ * sent before, with the same payload: libwebsockets would answer it first, and some codes that are fine with 1002.
  */
 static int on_peer_closes(struct ws_conn *c)
 {
@@ -472,8 +473,8 @@ void ws_conn_drop(struct ws_conn *c)
 
 bool ws_conn_is_silent(const struct ws_conn *c)
 {
-	return c->linked && !c->throttled && !c->closing && !c->doomed && !c->out.pending && !c->in.len && !c->pongs.len &&
-	       !c->ping_due && !lws_send_pipe_choked(c->wsi);
+	return c->linked && !c->throttled && !c->closing && !c->doomed && !c->out.pending && !c->in.len &&
+	       !c->pongs.len && !c->ping_due && !lws_send_pipe_choked(c->wsi);
 }
 
 void ws_conn_unlink(struct ws_conn *c)

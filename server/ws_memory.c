@@ -7,7 +7,7 @@
 #include "server/loop.h"
 
 enum {
-	BLOCKS = 12,	     /* opening a connection takes 8 */
+	BLOCKS = 12,	    /* opening a connection takes 8 */
 	BLOCK_BYTES = 8192, /* of up to 4 KiB and a header */
 };
 

@@ -26,7 +26,8 @@ struct ws_conn *ws_server_adopt(struct ws_server *s, int fd, struct conn *conn, 
 				int32_t principal);
 /* The peer sent a whole frame of any kind. */
 void ws_conn_alive(struct ws_conn *c);
-/* It sent a ping, which is to be answered: one of several may be the only one that is, if it does not read (RFC 6455, 5.5.3). */
+/* It sent a ping, which is to be answered: one of several may be the only one that is, if it does not read (RFC
+ * 6455, 5.5.3). */
 void ws_conn_pong(struct ws_conn *c, const void *payload, size_t n);
 /* The peer broke the rules: closes with this code, at once. Nothing may be sent through the pair any more. */
 void ws_conn_refuse(struct ws_conn *c, int code, const char *reason);

@@ -15,7 +15,8 @@ function watchKv() {
 	clearTimeout(kvTimer);
 	if (watched?.socket !== socket) watched = null; // what a socket asked for ends with it
 	if (watched?.session === session) return;
-	const say = (session_id, context_events) => socket.send(JSON.stringify({ type: "session.update", session_id, context_events }));
+	const say = (session_id, context_events) =>
+		socket.send(JSON.stringify({ type: "session.update", session_id, context_events }));
 	if (watched) say(watched.session, false);
 	watched = session ? { socket, session } : null;
 	if (watched) say(session, true);
@@ -40,7 +41,8 @@ function onContext(e) {
 /* What an event says, or the session's page. */
 function takeKv(l, { tokens, tokens_logical, policy, kv_cache, pages, pages_by_tier, kv_bytes, running, waiting, expires_in }) {
 	const logical = tokens_logical ?? kv_cache.tokens_logical;
-	l.kv = { tokens, logical, policy: policy ?? kv_cache.policy, pages, places: pages_by_tier, bytes: kv_bytes, running, waiting, expires_in };
+	l.kv = { tokens, logical, policy: policy ?? kv_cache.policy, pages, places: pages_by_tier, bytes: kv_bytes,
+		running, waiting, expires_in };
 	if (l.run?.first) l.run.input ??= Math.max(0, logical - l.run.n);
 }
 
@@ -59,14 +61,19 @@ async function pollKv() {
 	if (!socket) kvTimer = setTimeout(pollKv, liveOf(current).run ? 500 : 4000);
 }
 
-const bytes = n => n >= 2 ** 30 ? (n / 2 ** 30).toFixed(2) + " GiB" : n >= 2 ** 20 ? (n / 2 ** 20).toFixed(1) + " MiB" : (n / 1024).toFixed(0) + " KiB";
+function bytes(n) {
+	if (n >= 2 ** 30) return (n / 2 ** 30).toFixed(2) + " GiB";
+	return n >= 2 ** 20 ? (n / 2 ** 20).toFixed(1) + " MiB" : (n / 1024).toFixed(0) + " KiB";
+}
 
 function facts(node, rows) {
-	node.replaceChildren(...Object.entries(rows).flatMap(([k, v]) => v === "" || v === null ? [] : [element("dt", {}, k), element("dd", {}, String(v))]));
+	const known = Object.entries(rows).filter(([, v]) => v !== "" && v !== null);
+	node.replaceChildren(...known.flatMap(([k, v]) => [element("dt", {}, k), element("dd", {}, String(v))]));
 }
 
 /* Where pages are, the nearest first: the key of pages_by_tier, what it is called, and how strongly it is drawn. */
-const places = [["device", "on the device", 1], ["ram", "in RAM", .55], ["disk", "on disk", .3], ["remote", "on the KV server", .3], ["lost", "to compute again", 0]];
+const places = [["device", "on the device", 1], ["ram", "in RAM", .55], ["disk", "on disk", .3],
+	["remote", "on the KV server", .3], ["lost", "to compute again", 0]];
 
 /*
  * What the picture shows of a conversation: how many tokens of it the cache has; of those where the prompt's found part ends, and the
@@ -78,7 +85,8 @@ function kvState(l) {
 	const estimate = run ? (run.input ?? before) + run.n : before, gone = kv ? kv.logical - kv.tokens : 0;
 	const below = n("ram") + n("disk") + n("remote"), all = (n("device") + below + n("lost")) * pageTokens;
 	/* Of an idle session the server counts the tokens on the device; its pages, wherever they are, tell of the others. */
-	const there = kv && !kv.running && below + n("lost") ? Math.max(kv.logical, Math.min(all, before || all)) : kv?.logical ?? 0;
+	const away = kv && !kv.running && below + n("lost") > 0;
+	const there = away ? Math.max(kv.logical, Math.min(all, before || all)) : kv?.logical ?? 0;
 	const logical = kv && watched ? there : Math.max(there, estimate);
 	const input = run ? run.input ?? (run.n ? logical - run.n : logical) : u?.input ?? 0;
 	const cached = Math.min(run ? before : u?.cached ?? 0, input);
@@ -94,20 +102,27 @@ function kvState(l) {
  * context policy let go of for good a dot: behind the first page under `streaming`, anywhere (drawn at the end) under `evict`.
  */
 function drawMap(l, s) {
-	const canvas = $("kv-map"), width = canvas.clientWidth || 240, pages = Math.max(1, Math.ceil((context || 2048) / pageTokens));
-	const columns = pages > 4096 ? 64 : pages > 1024 ? 48 : pages > 512 ? 32 : pages > 256 ? 24 : 16, gap = columns > 40 ? 1 : 2, cell = (width + gap) / columns;
-	const shown = Math.min(pages, columns * Math.ceil(420 / cell)), rows = Math.ceil(shown / columns), ratio = devicePixelRatio || 1;
+	const canvas = $("kv-map"), width = canvas.clientWidth || 240, ratio = devicePixelRatio || 1;
+	const pages = Math.max(1, Math.ceil((context || 2048) / pageTokens));
+	const columns = pages > 4096 ? 64 : pages > 1024 ? 48 : pages > 512 ? 32 : pages > 256 ? 24 : 16;
+	const gap = columns > 40 ? 1 : 2, cell = (width + gap) / columns;
+	const shown = Math.min(pages, columns * Math.ceil(420 / cell)), rows = Math.ceil(shown / columns);
 	canvas.style.height = rows * cell + "px";
 	canvas.width = Math.round(width * ratio);
 	canvas.height = Math.round(rows * cell * ratio);
-	const g = canvas.getContext("2d"), style = getComputedStyle(document.documentElement), color = n => style.getPropertyValue("--" + n);
+	const g = canvas.getContext("2d"), style = getComputedStyle(document.documentElement);
 	g.scale(ratio, ratio);
-	const colors = { hit: color("hit"), new: color("new"), gen: color("gen"), empty: color("empty"), soft: color("soft") };
+	const colors = Object.fromEntries(["hit", "new", "gen", "empty", "soft"].map(n => [n, style.getPropertyValue("--" + n)]));
 	const kept = Math.ceil(s.tokens / pageTokens), dots = Math.min(Math.round(s.gone / pageTokens), Math.max(0, shown - kept));
 	const from = l.kv?.policy === "streaming" ? 1 : kept; // the first dot
 	for (let i = 0; i < shown; i++) {
 		const x = (i % columns) * cell, y = Math.floor(i / columns) * cell, size = cell - gap;
-		const box = (part, c) => { g.fillStyle = c; g.beginPath(); g.roundRect(x, y, Math.max(1, size * part), size, Math.min(3, size / 4)); g.fill(); };
+		const box = (part, c) => {
+			g.fillStyle = c;
+			g.beginPath();
+			g.roundRect(x, y, Math.max(1, size * part), size, Math.min(3, size / 4));
+			g.fill();
+		};
 		box(1, colors.empty);
 		if (i >= from && i < from + dots) {
 			g.fillStyle = colors.soft;
@@ -119,7 +134,8 @@ function drawMap(l, s) {
 		const page = i < from ? i : i - dots, first = page * pageTokens; // of what is kept
 		if (first >= s.tokens) continue;
 		const at = i < from || !dots ? first : first + s.gone; // of the conversation
-		const c = at + pageTokens <= s.cached ? colors.hit : at < s.input ? colors.new : colors.gen, strength = s.order[page] ?? 1;
+		const c = at + pageTokens <= s.cached ? colors.hit : at < s.input ? colors.new : colors.gen;
+		const strength = s.order[page] ?? 1;
 		g.globalAlpha = strength;
 		box(Math.min(1, (s.tokens - first) / pageTokens), c);
 		g.globalAlpha = 1;
@@ -157,7 +173,8 @@ function drawKv() {
 		"let go of": s.gone ? n(s.gone) + " tokens" : null,
 		pages: kv ? n(there.reduce((sum, p) => sum + p[3], 0)) : "–",
 		...Object.fromEntries(there.filter(p => p[3]).map(p => [p[1], n(p[3])])), size: kv ? bytes(kv.bytes) : "–",
-		state: s.larger ? "larger than the cache" : run ? "writing" : kv?.running ? "running" : kv?.waiting ? "waiting" : kv ? "idle" : "–",
+		state: s.larger ? "larger than the cache" : run ? "writing" : kv?.running ? "running" : kv?.waiting ? "waiting"
+			: kv ? "idle" : "–",
 		"left the device": l.moved.down + l.moved.lost ? n(l.moved.down + l.moved.lost) + " pages" : null,
 		"came back": l.moved.up ? n(l.moved.up) + " pages" : null,
 		summary: l.summary ? summaryText(l.summary) : null,

@@ -7,7 +7,8 @@ const $ = id => document.getElementById(id);
 const STORE = "kvasir.conversations", SETTINGS = "kvasir.settings", KEEP = 200;
 
 /* ---- What is kept in the browser ---- */
-const defaults = { system: "", temperature: 0.7, topP: 1, limit: 1024, seed: "", policy: "", kept: "", summary: "", theme: "", kv: matchMedia("(min-width: 75rem)").matches };
+const defaults = { system: "", temperature: 0.7, topP: 1, limit: 1024, seed: "", policy: "", kept: "", summary: "", theme: "",
+	kv: matchMedia("(min-width: 75rem)").matches };
 const settings = { ...defaults, ...read(SETTINGS) };
 let key = sessionStorage.getItem("kvasir.key") ?? "";
 let conversations = read(STORE)?.list ?? [];
@@ -46,7 +47,8 @@ function newConversation() {
  */
 const live = new Map(), unmoved = () => ({ down: 0, up: 0, lost: 0 });
 function liveOf(c) {
-	if (!live.has(c.id)) live.set(c.id, { run: null, response: null, session: null, kv: null, moved: unmoved(), summary: null, usage: null, facts: null });
+	if (!live.has(c.id)) live.set(c.id, { run: null, response: null, session: null, kv: null, moved: unmoved(), summary: null,
+		usage: null, facts: null });
 	return live.get(c.id);
 }
 
@@ -274,7 +276,8 @@ async function askSocket(c) {
 	const l = liveOf(c), ws = await connect();
 	await ensureSession(c);
 	if (!l.run) return;
-	const body = { type: "response.create", stream_id: c.id, model, store: false, max_output_tokens: settings.limit, ...sampling(), ...longTalk() };
+	const body = { type: "response.create", stream_id: c.id, model, store: false, max_output_tokens: settings.limit,
+		...sampling(), ...longTalk() };
 	if (settings.summary) body.context_management = [{ type: "compaction", compact_threshold: settings.summary }];
 	if (l.session) body.session_id = l.session;
 	if (settings.system) body.instructions = settings.system;
@@ -496,8 +499,8 @@ function grow() {
 }
 
 /* ---- Settings ---- */
-const fields = { system: "system", temperature: "temperature", "top-p": "topP", limit: "limit", seed: "seed", policy: "policy", "kept-tokens": "kept", summary: "summary",
-	theme: "theme" };
+const fields = { system: "system", temperature: "temperature", "top-p": "topP", limit: "limit", seed: "seed", policy: "policy",
+	"kept-tokens": "kept", summary: "summary", theme: "theme" };
 
 function showSettings() {
 	for (const [id, name] of Object.entries(fields)) $(id).value = settings[name];

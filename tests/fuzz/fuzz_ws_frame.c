@@ -1,7 +1,8 @@
 /*
  * Any bytes as a client's WebSocket frames. However they are cut, the verdict is the same, and so is what is passed
- * on; and a plain reader of that finds nothing but masked frames in order, of bounded size, no pings and pongs among them. Whether closes are
- * taken quietly (frame_check_quiet()) changes nothing about the verdict. The first byte of the input decides about the cuts.
+ * on; and a plain reader of that finds nothing but masked frames in order, of bounded size, no pings and pongs among
+ * them. Whether closes are taken quietly (frame_check_quiet()) changes nothing about the verdict. The first byte of the
+ * input decides about the cuts.
  */
 #include <stdbool.h>
 #include <stdint.h>
@@ -21,10 +22,11 @@ static void expect(int holds)
 }
 
 /*
- * Takes in steps, as a connection does; the close code or 0, what was passed on to out[size], and how much of the input that was with what
- * was not: pings and pongs, and after `alone` bytes, when nobody is behind, closes.
+ * Takes in steps, as a connection does; the close code or 0, what was passed on to out[size], and how much of the input
+ * that was with what was not: pings and pongs, and after `alone` bytes, when nobody is behind, closes.
  */
-static int run(const uint8_t *p, size_t n, size_t step, size_t alone, uint8_t *out, size_t *n_out, uint64_t *frames, uint64_t *pings)
+static int run(const uint8_t *p, size_t n, size_t step, size_t alone, uint8_t *out, size_t *n_out, uint64_t *frames,
+	       uint64_t *pings)
 {
 	struct frame_check f;
 	struct frame_error err = {0};

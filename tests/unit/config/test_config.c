@@ -321,8 +321,8 @@ static void a_running_process_takes_over_what_can_change(void **state)
 #define TEST(f) cmocka_unit_test_setup_teardown(f, set_up, tear_down)
 
 UNIT_MAIN(TEST(the_defaults_are_sound), TEST(a_later_source_wins), TEST(a_named_file_wins_over_the_variable),
-          TEST(a_file_sets_every_kind), TEST(errors_in_a_file_name_the_line),
-          TEST(errors_in_the_environment_name_the_variable), TEST(an_empty_text_is_not_set), TEST(contradictions_are_found),
-          TEST(origins_are_what_browsers_send), TEST(keys_are_what_a_header_can_carry),
-          TEST(actions_are_told_from_values), TEST(the_dump_is_a_configuration_file_without_secrets),
-          TEST(a_running_process_takes_over_what_can_change))
+	  TEST(a_file_sets_every_kind), TEST(errors_in_a_file_name_the_line),
+	  TEST(errors_in_the_environment_name_the_variable), TEST(an_empty_text_is_not_set),
+	  TEST(contradictions_are_found), TEST(origins_are_what_browsers_send), TEST(keys_are_what_a_header_can_carry),
+	  TEST(actions_are_told_from_values), TEST(the_dump_is_a_configuration_file_without_secrets),
+	  TEST(a_running_process_takes_over_what_can_change))

@@ -155,7 +155,8 @@ static void a_websocket_is_not_for_pages_of_others(void **state)
 	}
 	/* What it may not open it may not read either; but a request without an upgrade is the browser's affair. */
 	s->config.cors_origin = (char *)"";
-	struct http_exchange *x = http_fake_request(s, HTTP_GET, "/v1/models", "Host: here:8080\nOrigin: https://any.example\n", NULL);
+	struct http_exchange *x =
+		http_fake_request(s, HTTP_GET, "/v1/models", "Host: here:8080\nOrigin: https://any.example\n", NULL);
 	assert_int_equal(http_fake_status(x), 200);
 }
 
@@ -274,7 +275,7 @@ static void work_waits_for_the_model(void **state)
 #define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 UNIT_MAIN(T(v1_and_a_trailing_slash_are_optional), T(errors_have_four_keys), T(a_wrong_method_names_the_right_ones),
 	  T(head_works_wherever_get_does), T(preflight_allows_what_it_is_asked_for),
-	  T(every_answer_carries_the_cors_header), T(a_websocket_is_not_for_pages_of_others), T(keys_are_asked_for_when_there_is_one), T(keys_are_compared_whole),
-	  T(a_body_that_is_no_json_is_a_400), T(the_transport_gets_error_bodies_of_the_same_form),
-	  T(a_draining_server_sends_clients_elsewhere), T(the_drain_deadline_ends_what_runs),
-	  T(work_waits_for_the_model))
+	  T(every_answer_carries_the_cors_header), T(a_websocket_is_not_for_pages_of_others),
+	  T(keys_are_asked_for_when_there_is_one), T(keys_are_compared_whole), T(a_body_that_is_no_json_is_a_400),
+	  T(the_transport_gets_error_bodies_of_the_same_form), T(a_draining_server_sends_clients_elsewhere),
+	  T(the_drain_deadline_ends_what_runs), T(work_waits_for_the_model))

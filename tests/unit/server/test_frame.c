@@ -73,7 +73,8 @@ static bool take(struct frame_check *f, const uint8_t *p, size_t n, struct frame
 	return true;
 }
 
-/* The close code that the wire's content earns, in one piece and byte by byte; 0 when it is in order. *frames are counted. */
+/* The close code that the wire's content earns, in one piece and byte by byte; 0 when it is in order. *frames are
+ * counted. */
 static int verdict(uint64_t *frames)
 {
 	int codes[2] = {0, 0};
@@ -416,7 +417,8 @@ static void test_control_frames_are_written(void **state)
 	assert_int_equal(frame_put_close(out, 1000, reason), 2 + 2 + 121);
 }
 
-UNIT_MAIN(cmocka_unit_test(test_messages_pass), cmocka_unit_test(test_fragments_pass_and_control_frames_between_are_told),
+UNIT_MAIN(cmocka_unit_test(test_messages_pass),
+	  cmocka_unit_test(test_fragments_pass_and_control_frames_between_are_told),
 	  cmocka_unit_test(test_fragments_must_be_in_order), cmocka_unit_test(test_frames_must_be_masked),
 	  cmocka_unit_test(test_reserved_bits_and_opcodes_are_refused), cmocka_unit_test(test_binary_is_refused),
 	  cmocka_unit_test(test_control_frames_are_small_and_whole), cmocka_unit_test(test_messages_are_bounded),

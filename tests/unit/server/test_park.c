@@ -320,7 +320,8 @@ static void pings_and_closes_do_not_wake(void **state)
 	w.host.max_pairs = 0;
 	say_frame(fd, 0x89, "a ping", 6);
 	say_frame(fd, 0x89, "", 0);
-	assert_string_equal(heard(fd), "\x8a\x06" "a ping\x8a");
+	assert_string_equal(heard(fd), "\x8a\x06"
+				       "a ping\x8a");
 	assert_int_equal(w.host.n_parked, 1);
 	say_frame(fd, 0x88, "\x0f\xa1" "bye", 5);
 	assert_string_equal(heard(fd), "\x88\x05\x0f\xa1" "byeEND");
@@ -500,7 +501,8 @@ static void descriptors_are_shared_out(void **state)
 }
 
 #define W(f) cmocka_unit_test_setup_teardown(f, set_up, tear_down)
-UNIT_MAIN(W(silence_parks), W(heartbeats_are_silence), W(anything_else_keeps_it_awake), W(zero_means_never), W(each_cause_wakes),
-	  W(pings_and_closes_do_not_wake), W(without_room_it_waits_and_then_gives_up), W(a_library_that_does_not_answer_is_given_up),
-	  W(it_may_end_at_any_point_of_waking), W(those_that_are_silent_make_room),
-	  cmocka_unit_test(the_answer_is_swallowed_however_it_is_cut), cmocka_unit_test(descriptors_are_shared_out))
+UNIT_MAIN(W(silence_parks), W(heartbeats_are_silence), W(anything_else_keeps_it_awake), W(zero_means_never),
+	  W(each_cause_wakes), W(pings_and_closes_do_not_wake), W(without_room_it_waits_and_then_gives_up),
+	  W(a_library_that_does_not_answer_is_given_up), W(it_may_end_at_any_point_of_waking),
+	  W(those_that_are_silent_make_room), cmocka_unit_test(the_answer_is_swallowed_however_it_is_cut),
+	  cmocka_unit_test(descriptors_are_shared_out))
