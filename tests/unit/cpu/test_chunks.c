@@ -232,10 +232,15 @@ static void compare(const char *device, const struct shape *s, enum kv_form form
 	if (!t)
 		return;
 	converse(t, s->n, 130, true);
-	for (int64_t e = 0; e < (int64_t)s->n * t->n_head * s->dim; e++)
-		off = fmax(off, fabs((double)t->out[e] - r->out[e]));
-	for (int32_t p = 0; p < PAGES; p++)
-		mass = fmax(mass, fabs((double)t->mass[p] - (double)r->mass[p]) / (1.0 + (double)r->mass[p]));
+	for (int64_t e = 0; e < (int64_t)s->n * t->n_head * s->dim; e++) {
+		double d = fabs((double)t->out[e] - r->out[e]);
+		assert_true(d == d);
+		off = d > off ? d : off;
+	}
+	for (int32_t p = 0; p < PAGES; p++) {
+		double d = fabs((double)t->mass[p] - (double)r->mass[p]) / (1.0 + (double)r->mass[p]);
+		mass = d > mass ? d : mass;
+	}
 	if (off >= (t->layout.type == QUANT_BF16 ? 4e-2 : 6e-3) || mass >= 2e-2)
 		fail_msg("%s, %d tokens, %s: outputs %g, masses %g apart", device, s->n, kv_form_name(form), off, mass);
 	close_talk(t);
