@@ -2,15 +2,8 @@
 
 #include <stdlib.h>
 
-#include "engine/drift.h"
 #include "engine/promotion.h"
 
-/*
- * How long a step should take: a client that leaves, a cancel and a new request wait for at most a step, and with
- * somebody decoding a step is also the time between two of their tokens.
- */
-static const double STEP_SECONDS = 0.25, STEP_SECONDS_DECODING = 0.1;
-enum { MIN_PROMPT_ROWS = 32 };
 /* In the order of requests that nobody waits for. */
 #define BACKGROUND (UINT64_C(1) << 63)
 
@@ -58,11 +51,6 @@ void sched_free(struct sched *s)
 
 /* ---- The lists ---- */
 
-static struct request *entry(struct list *l)
-{
-	return list_entry(l, struct request, link);
-}
-
 /* Requests run in the order in which they arrived. */
 static bool arrived_after(const struct request *a, const struct request *b)
 {
@@ -79,7 +67,7 @@ static bool comes_after(const struct request *a, const struct request *b)
 static void insert(struct list *head, struct request *r, bool (*after)(const struct request *a, const struct request *b))
 {
 	struct list *before = head->prev;
-	while (before != head && after(entry(before), r))
+	while (before != head && after(sched_entry(before), r))
 		before = before->prev;
 	list_insert_between(&r->link, before, before->next);
 }
@@ -210,8 +198,8 @@ struct request *sched_find(const struct sched *s, uint64_t id)
 	const struct list *heads[] = {&s->running, &s->waiting};
 	for (size_t i = 0; i < 2; i++) {
 		list_each(l, next, (struct list *)heads[i]) {
-			if (entry(l)->id == id)
-				return entry(l);
+			if (sched_entry(l)->id == id)
+				return sched_entry(l);
 		}
 	}
 	return NULL;
@@ -223,9 +211,9 @@ struct request *sched_find(const struct sched *s, uint64_t id)
 static bool drop_last_hold(struct sched *s, const struct request *r)
 {
 	for (struct list *l = s->waiting.prev; l != &s->waiting; l = l->prev) {
-		if (entry(l) != r && entry(l)->kv.n_pages > 0) {
-			kv_seq_release(s->pool, &entry(l)->kv);
-			entry(l)->fetched = false;
+		if (sched_entry(l) != r && sched_entry(l)->kv.n_pages > 0) {
+			kv_seq_release(s->pool, &sched_entry(l)->kv);
+			sched_entry(l)->fetched = false;
 			s->n_holds_dropped++;
 			return true;
 		}
@@ -284,22 +272,21 @@ static bool keeps_cap(const struct request *r, int64_t n)
 static struct request *youngest_of(const struct sched *s, const struct tenant *t)
 {
 	struct list *l = s->running.prev;
-	while (entry(l)->tenant != t)
+	while (sched_entry(l)->tenant != t)
 		l = l->prev;
-	return entry(l);
+	return sched_entry(l);
 }
 
 bool sched_find_page(struct sched *s, struct request *r, bool allowed)
 {
 	if (allowed && reclaim_one(s, r, EVICT_FOR_DECODE))
 		return true;
-	struct request *youngest = allowed ? entry(s->running.prev) : youngest_of(s, r->tenant);
+	struct request *youngest = allowed ? sched_entry(s->running.prev) : youngest_of(s, r->tenant);
 	sched_preempt(s, youngest, allowed ? ENGINE_ROOM_DECODE : ENGINE_ROOM_CAP);
 	return youngest != r;
 }
 
-/* Makes the next n positions of a running request writable. As sched_find_page(). */
-static bool make_room(struct sched *s, struct request *r, int32_t n)
+bool sched_make_room(struct sched *s, struct request *r, int32_t n)
 {
 	for (;;) {
 		int64_t more = more_pages(r, n);
@@ -365,18 +352,13 @@ static bool reserve_below(struct sched *s, struct request *r)
 	return true;
 }
 
-/* What the next step may compute of it. */
-static int32_t reach_of(const struct sched *s, const struct request *r)
+int32_t sched_reach(const struct sched *s, const struct request *r)
 {
 	int32_t n = request_reach(r);
 	return r->is_large && n > large_bounds(s).step_rows ? large_bounds(s).step_rows : n;
 }
 
-/*
- * Pages of a large request leave the pool until it has no more there than it may, its next rows among them. False when there is no more room below,
- * for one that came to more than was reserved for it. When copying fails it is lost (struct kv_spill), and stays as it is.
- */
-static bool make_way(struct sched *s, struct request *r)
+bool sched_make_way(struct sched *s, struct request *r)
 {
 	if (large_bounds(s).step_rows > 0 && !r->is_large)
 		r->is_large = !fits_pool(s, r, (int32_t)r->tokens.n < r->max_total ? (int32_t)r->tokens.n + 1 : r->max_total);
@@ -384,7 +366,7 @@ static bool make_way(struct sched *s, struct request *r)
 		return true;
 	const struct kv_overflow_plan *plan = kv_overflow_now(s->overflow);
 	int32_t last_full = r->kv.n_tokens / KV_PAGE_TOKENS - 1;
-	while (kv_pages_for(r->kv.n_tokens + reach_of(s, r)) - r->kv.n_gone > plan->resident_pages &&
+	while (kv_pages_for(r->kv.n_tokens + sched_reach(s, r)) - r->kv.n_gone > plan->resident_pages &&
 	       r->kv.n_gone + plan->group_pages <= last_full) {
 		if (!kv_overflow_reserve(s->overflow, &r->spill, r->spill.n_groups + 1))
 			return false;
@@ -458,7 +440,7 @@ static enum admission admit(struct sched *s, struct request *r)
 		return WAITS_FOR_MEMORY;
 	}
 	attach_kv(s, r);
-	if (!make_way(s, r)) {
+	if (!sched_make_way(s, r)) {
 		why = WAITS_FOR_ROOM_BELOW;
 		goto wait;
 	}
@@ -467,7 +449,7 @@ static enum admission admit(struct sched *s, struct request *r)
 		r->n_indexed = r->kv.n_tokens / KV_PAGE_TOKENS;
 		sched_let_go(s, r);
 	}
-	int32_t reach = reach_of(s, r);
+	int32_t reach = sched_reach(s, r);
 	r->kv.goes_on = reach < request_reach(r);
 	int32_t need = kv_seq_pages_needed(s->pool, &r->kv, reach);
 	if (!keeps_cap(r, more_pages(r, reach) + r->tenant->n_running)) {
@@ -516,8 +498,8 @@ static const struct request *awaited_by(struct sched *s, const struct request *r
 	if (s->awaited && s->awaited->id == r->awaits_id)
 		return s->awaited;
 	list_each(l, next, &s->running) {
-		if (entry(l)->id == r->awaits_id)
-			return s->awaited = entry(l);
+		if (sched_entry(l)->id == r->awaits_id)
+			return s->awaited = sched_entry(l);
 	}
 	return NULL;
 }
@@ -536,7 +518,7 @@ static bool awaits_other(struct sched *s, struct request *r)
 	r->awaits_id = 0;
 	int32_t n = request_known(r), best = 0;
 	list_each(l, next, &s->running) {
-		const struct request *q = entry(l);
+		const struct request *q = sched_entry(l);
 		if (q->state != REQUEST_PREFILL || memcmp(&q->chain.root, &r->chain.root, sizeof r->chain.root) != 0)
 			continue;
 		int32_t common = tokens_common_prefix(r->tokens.ids, n, q->tokens.ids, request_exact(q));
@@ -557,28 +539,28 @@ static bool awaits_other(struct sched *s, struct request *r)
 /* The oldest tells: work in the background is younger than all other. */
 static bool runs_for_somebody(const struct sched *s)
 {
-	return !list_empty(&s->running) && !entry(s->running.next)->background;
+	return !list_empty(&s->running) && !sched_entry(s->running.next)->background;
 }
 
 /* Whether something runs in the background that gives way to r. */
 static bool can_set_back(const struct sched *s, const struct request *r)
 {
-	return !r->background && !list_empty(&s->running) && entry(s->running.prev)->background;
+	return !r->background && !list_empty(&s->running) && sched_entry(s->running.prev)->background;
 }
 
 static void set_back(struct sched *s)
 {
-	sched_preempt(s, entry(s->running.prev), ENGINE_ROOM_PROMPT);
+	sched_preempt(s, sched_entry(s->running.prev), ENGINE_ROOM_PROMPT);
 }
 
-static void admit_waiting(struct sched *s)
+void sched_admit(struct sched *s)
 {
 	s->pass++;
 	s->awaited = NULL;
 	if (s->tiers && kv_tiers_busy(s->tiers))
 		promotion_advance(s);
 	list_each(l, next, &s->waiting) {
-		struct request *r = entry(l);
+		struct request *r = sched_entry(l);
 		if ((s->n_running >= s->max_running && !can_set_back(s, r)) || (r->background && runs_for_somebody(s)))
 			return;
 		if (r->tenant->blocked_pass == s->pass || (r->session && r->session->running) || awaits_other(s, r) ||
@@ -598,219 +580,6 @@ static void admit_waiting(struct sched *s)
 		if (a == WAITS_FOR_CAP)
 			r->tenant->blocked_pass = s->pass;
 	}
-}
-
-/* ---- The step ---- */
-
-/* Adds the next n_rows positions of a request to the batch. */
-static void add_rows(struct sched *s, struct request *r, int32_t n_rows, int32_t n_outputs)
-{
-	struct batch *b = &s->batch;
-	int32_t first = b->n_rows, at = r->kv.n_tokens;
-	for (int32_t i = 0; i < n_rows; i++) {
-		s->token[first + i] = r->tokens.ids[at + i];
-		s->position[first + i] = at + i;
-	}
-	for (int32_t i = 0; i < n_outputs; i++)
-		s->output_row[b->n_outputs + i] = first + n_rows - n_outputs + i;
-	s->seq[b->n_seqs] = (struct batch_seq){
-		.first_row = first,
-		.n_rows = n_rows,
-		.first_position = kv_seq_places(&r->kv),
-		.block_table = r->kv.pages,
-		.n_pages = r->kv.n_pages,
-		.choice = request_choice(r),
-		.mass = at >= kv_policy_weighs_from(&r->policy) ? r->kv.mass : NULL,
-		.look = request_looks(r) ? &r->look : NULL,
-		.plus = r->kv.n_buckets > 0 ? r->kv.plus : NULL,
-		.probe = request_probes(r) ? &r->probe : NULL,
-		.n_plus = kv_merge_n_plus(&r->kv),
-		.far = r->spill.n_groups > 0 ? &r->spill.far : NULL,
-	};
-	if (s->seq[b->n_seqs].far)
-		s->seq[b->n_seqs].look = NULL; /* attention by parts tells nothing */
-	s->part[b->n_seqs] = (struct step_part){r, n_rows, b->n_outputs, n_outputs, false, false};
-	if (r->fetch.under_way)
-		promotion_announce(s, r);
-	b->n_rows += n_rows;
-	b->n_outputs += n_outputs;
-	b->n_seqs++;
-}
-
-/* Adds its first positions that have moved, as many as there are and `room` rows at most; whether they are all of them, and a row is left. */
-static bool add_moved_rows(struct sched *s, struct request *r, int32_t room)
-{
-	struct batch *b = &s->batch;
-	int32_t first = b->n_rows, at = r->policy.first_pages * KV_PAGE_TOKENS - r->n_moving, n = r->n_moving < room ? r->n_moving : room;
-	for (int32_t i = 0; i < n; i++) {
-		s->token[first + i] = r->tokens.ids[at + i];
-		s->position[first + i] = r->kv.moved + at + i;
-	}
-	s->seq[b->n_seqs] = (struct batch_seq){first, n, at, r->kv.pages, r->policy.first_pages};
-	s->part[b->n_seqs] = (struct step_part){r, n, b->n_outputs, 0, false, true};
-	b->n_rows += n;
-	b->n_seqs++;
-	r->n_moving_now = n;
-	return n == r->n_moving && n < room;
-}
-
-void sched_moved(const struct step_part *part)
-{
-	part->request->n_moving -= part->n_rows;
-}
-
-static int32_t step_budget(const struct sched *s, bool decoding)
-{
-	if (s->rows_per_s <= 0)
-		return s->step_tokens < 64 ? s->step_tokens : 64;
-	double rows = s->rows_per_s * (decoding ? STEP_SECONDS_DECODING : STEP_SECONDS);
-	int32_t floor = s->batch.n_rows + MIN_PROMPT_ROWS;
-	if (rows < floor)
-		rows = floor;
-	return rows < s->step_tokens ? (int32_t)rows : s->step_tokens;
-}
-
-/* A prompt's share of the step: as many rows as given, or what its outputs leave room for. */
-static void add_prompt_rows(struct sched *s, struct request *r, int32_t n_rows)
-{
-	int32_t room = s->max_outputs - s->batch.n_outputs;
-	bool all_outputs = r->prompt_logprobs && !r->prompt_done;
-	if (all_outputs && n_rows > room)
-		n_rows = room;
-	if (n_rows > reach_of(s, r))
-		n_rows = reach_of(s, r);
-	/* Its next piece begins with a page. */
-	if (r->is_large && n_rows < request_pending(r))
-		n_rows -= (r->kv.n_tokens + n_rows) % KV_PAGE_TOKENS;
-	if (n_rows <= 0 || room <= 0)
-		return;
-	bool completes = n_rows == request_pending(r);
-	/* A prompt that only warms the cache needs no logits at its end. */
-	bool wants_last = completes && r->max_total > r->n_prompt;
-	add_rows(s, r, n_rows, all_outputs ? n_rows : wants_last ? 1 : 0);
-}
-
-/* Whether a running request stands back in this step. */
-static bool stands_back(const struct request *r, bool large_rest)
-{
-	return large_rest && r->spill.n_groups > 0;
-}
-
-static void add_prompts(struct sched *s, bool decoding, bool large_rest)
-{
-	int32_t n_prompts = 0;
-	list_each(l, next, &s->running)
-		n_prompts += entry(l)->state == REQUEST_PREFILL && !stands_back(entry(l), large_rest);
-	if (n_prompts == 0)
-		return;
-	int32_t left = step_budget(s, decoding) - s->batch.n_rows;
-	list_each(l, next, &s->running) {
-		struct request *r = entry(l);
-		if (r->state != REQUEST_PREFILL || left <= 0 || r->n_moving != r->n_moving_now || stands_back(r, large_rest))
-			continue;
-		/* Equal shares, so that a short prompt behind a long one does not wait for all of it; what one leaves goes on. */
-		int32_t share = (left + n_prompts - 1) / n_prompts;
-		if (share < MIN_PROMPT_ROWS)
-			share = left < MIN_PROMPT_ROWS ? left : MIN_PROMPT_ROWS;
-		/* All that is below the pool is read for it, however many they are. */
-		if (r->spill.n_groups > 0)
-			share = s->step_tokens - s->batch.n_rows;
-		int32_t before = s->batch.n_rows;
-		add_prompt_rows(s, r, share);
-		left -= s->batch.n_rows - before;
-		n_prompts--;
-	}
-}
-
-/* Its policy acts where it is time for that, and there is room for what follows up to the next time. As make_room(). */
-static bool go_on(struct sched *s, struct request *r)
-{
-	if (!make_way(s, r)) {
-		sched_preempt(s, r, ENGINE_ROOM_DECODE);
-		return false;
-	}
-	if (!sched_act(s, r, reach_of(s, r)))
-		return false;
-	bool paged = r->policy.kind == KV_POLICY_FULL && !r->is_large; /* its prompt has its pages since it was admitted */
-	r->kv.goes_on = r->state == REQUEST_PREFILL && reach_of(s, r) < request_reach(r);
-	if (!(r->state == REQUEST_PREFILL && paged) && !make_room(s, r, r->state == REQUEST_DECODE ? 1 : reach_of(s, r)))
-		return false;
-	if (r->kv.n_tokens < kv_policy_weighs_from(&r->policy) || kv_seq_weigh(&r->kv))
-		return true;
-	sched_preempt(s, r, ENGINE_ROOM_DECODE);
-	return false;
-}
-
-/* Whether the next row of an answer is to be computed without its policy first. */
-static bool wants_exact(const struct request *r)
-{
-	struct page_choice choice = request_choice(r);
-	return r->drift && page_choice_binds(&choice, r->kv.n_tokens) && drift_wants(r->drift, r->kv.n_tokens, r->kv.n_tokens - choice.from);
-}
-
-/* A part becomes one that reads everything and tells nothing. */
-static void make_exact(struct step_part *part, struct batch_seq *seq)
-{
-	part->exact = true;
-	seq->choice = (struct page_choice){0};
-	seq->look = NULL;
-}
-
-/* Large requests stand back while others are owed time. */
-static bool others_are_owed(const struct sched *s)
-{
-	bool others = false;
-	list_each(l, next, (struct list *)&s->running)
-		others = others || entry(l)->spill.n_groups == 0;
-	return s->owed_ns > 0 && others;
-}
-
-/* Tells the room below the pool what the step will read of it. */
-static void announce_spills(struct sched *s)
-{
-	int32_t n = 0;
-	for (int32_t i = 0; i < s->batch.n_seqs; i++) {
-		if (s->batch.seq[i].far)
-			s->spill[n++] = &s->part[i].request->spill;
-	}
-	if (n > 0)
-		kv_overflow_step(s->overflow, s->spill, n);
-}
-
-bool sched_build(struct sched *s)
-{
-	struct batch *b = &s->batch;
-	int32_t n_seen = 0;
-	b->n_rows = b->n_seqs = b->n_outputs = 0;
-	b->arrival = NULL;
-	admit_waiting(s);
-	bool large_rest = others_are_owed(s);
-	/* Oldest first: whoever has to give way is younger and so not in the batch yet. */
-	for (struct list *l = s->running.next; l != &s->running;) {
-		struct request *r = entry(l);
-		struct list *older = l->prev;
-		if (!stands_back(r, large_rest) && !go_on(s, r)) {
-			l = older->next;
-			continue;
-		}
-		l = l->next;
-		r->n_moving_now = 0;
-		/* All behind it may have a row. */
-		int32_t room = s->step_tokens - b->n_rows - (s->n_running - ++n_seen);
-		bool ready = r->n_moving == 0 || add_moved_rows(s, r, room);
-		if (r->state != REQUEST_DECODE || !ready || stands_back(r, large_rest))
-			continue;
-		add_rows(s, r, 1, 1);
-		if (wants_exact(r))
-			make_exact(&s->part[b->n_seqs - 1], &s->seq[b->n_seqs - 1]);
-	}
-	add_prompts(s, b->n_rows > 0, large_rest);
-	if (b->n_rows == 0 && large_rest) {
-		s->owed_ns = 0; /* they have no use for it */
-		return sched_build(s);
-	}
-	announce_spills(s);
-	return b->n_rows > 0;
 }
 
 bool sched_arrived(struct sched *s, bool computed)
@@ -891,18 +660,4 @@ void sched_describe(const struct sched *s, struct engine_stats *out)
 	out->parked = s->parking.n_parked;
 	out->parked_resumed = s->parking.n_resumed;
 	out->parked_dropped = s->parking.n_dropped;
-}
-
-void sched_measure(struct sched *s, int32_t n_rows, bool has_prompt_rows, int64_t step_ns)
-{
-	bool large = false;
-	for (int32_t i = 0; i < s->batch.n_seqs; i++)
-		large = large || s->batch.seq[i].far;
-	s->owed_ns = large ? step_ns : s->owed_ns > step_ns ? s->owed_ns - step_ns : 0;
-	if (large || !has_prompt_rows || n_rows < MIN_PROMPT_ROWS || step_ns <= 0)
-		return;
-	double now = n_rows / (step_ns * 1e-9);
-	s->rows_per_s = s->rows_per_s > 0 ? 0.7 * s->rows_per_s + 0.3 * now : now;
-	if (s->tiers)
-		kv_tiers_prefill_rate(s->tiers, s->rows_per_s);
 }

@@ -1,9 +1,19 @@
-/* What the two files of the scheduler share: sched.c has the lists, memory, admission and the step, sched_policy.c what
- * context policies do. */
+/*
+ * What the files of the scheduler share: sched.c has the lists, memory and admission, sched_step.c what the next step
+ * computes, sched_policy.c what context policies do.
+ */
 #pragma once
 
 #include "engine/sched.h"
 
+/* The request that an element of s->waiting or s->running belongs to. */
+static inline struct request *sched_entry(struct list *l)
+{
+	return list_entry(l, struct request, link);
+}
+
+/* Admits those that wait, as far as there is room. */
+void sched_admit(struct sched *s);
 /* Sets a running request back: what it has falls to the index, and it waits again. */
 void sched_preempt(struct sched *s, struct request *r, enum engine_room room);
 /*
@@ -18,3 +28,14 @@ bool sched_find_page(struct sched *s, struct request *r, bool allowed);
  * As sched_find_page().
  */
 bool sched_act(struct sched *s, struct request *r, int32_t n);
+
+/* Makes the next n positions of a running request writable. As sched_find_page(). */
+bool sched_make_room(struct sched *s, struct request *r, int32_t n);
+/*
+ * Pages of a large request leave the pool until it has no more there than it may, its next rows among them. False when
+ * there is no more room below, for one that came to more than was reserved for it. When copying fails it is lost
+ * (struct kv_spill), and stays as it is.
+ */
+bool sched_make_way(struct sched *s, struct request *r);
+/* What the next step may compute of a request. */
+int32_t sched_reach(const struct sched *s, const struct request *r);
