@@ -323,7 +323,7 @@ bool kv_tier_bring(struct kv_tier *t, const struct kv_page_name *page, int32_t t
 	if (entry == NONE || !t->ops->load_now)
 		return false;
 	kv_tier_touch(t, entry);
-	enum kv_tier_end end = t->ops->load_now(t, &(struct kv_tier_load){.entry = entry, .to = to});
+	enum kv_tier_end end = t->ops->load_now(t, &(struct kv_tier_load){.entry = entry, .part = KV_WHOLE, .to = to});
 	t->stats.loads[end]++;
 	return end == KV_LOAD_DONE;
 }
