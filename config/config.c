@@ -16,11 +16,26 @@
 #include "engine/base/log.h"
 
 /* STRING rows carry their default in def_text, the others in def. */
-#define ROW_STRING(field, name, def, min, max, help)  {OPTION_STRING, name, offsetof(struct config, field), def, 0, 0, 0, 0, help}
-#define ROW_BOOL(field, name, def, min, max, help)    {OPTION_BOOL, name, offsetof(struct config, field), NULL, 0, def, min, max, help}
-#define ROW_INT(field, name, def, min, max, help)     {OPTION_INT, name, offsetof(struct config, field), NULL, 0, def, min, max, help}
-#define ROW_BYTES(field, name, def, min, max, help)   {OPTION_BYTES, name, offsetof(struct config, field), NULL, 0, def, min, max, help}
-#define ROW_SECONDS(field, name, def, min, max, help) {OPTION_SECONDS, name, offsetof(struct config, field), NULL, 0, def, min, max, help}
+#define ROW_STRING(field, name, def, min, max, help)                                                                   \
+	{                                                                                                              \
+		OPTION_STRING, name, offsetof(struct config, field), def, 0, 0, 0, 0, help                             \
+	}
+#define ROW_BOOL(field, name, def, min, max, help)                                                                     \
+	{                                                                                                              \
+		OPTION_BOOL, name, offsetof(struct config, field), NULL, 0, def, min, max, help                        \
+	}
+#define ROW_INT(field, name, def, min, max, help)                                                                      \
+	{                                                                                                              \
+		OPTION_INT, name, offsetof(struct config, field), NULL, 0, def, min, max, help                         \
+	}
+#define ROW_BYTES(field, name, def, min, max, help)                                                                    \
+	{                                                                                                              \
+		OPTION_BYTES, name, offsetof(struct config, field), NULL, 0, def, min, max, help                       \
+	}
+#define ROW_SECONDS(field, name, def, min, max, help)                                                                  \
+	{                                                                                                              \
+		OPTION_SECONDS, name, offsetof(struct config, field), NULL, 0, def, min, max, help                     \
+	}
 
 static const struct option rows[] = {
 #define OPT(kind, field, name, def, min, max, help) ROW_##kind(field, name, def, min, max, help),
@@ -84,8 +99,8 @@ static enum status read_text(const char *path, struct buf *out, struct error *er
 		out->len += (size_t)n;
 		out->data[out->len] = '\0';
 		if (out->len > CONFIG_FILE_MAX) {
-			st = error_set(err, STATUS_LIMIT, "%s: larger than a configuration file may be (%d bytes)", path,
-			               CONFIG_FILE_MAX);
+			st = error_set(err, STATUS_LIMIT, "%s: larger than a configuration file may be (%d bytes)",
+			               path, CONFIG_FILE_MAX);
 			break;
 		}
 	}
@@ -176,7 +191,8 @@ enum status config_read_file(struct config *c, const char *path, struct error *e
 		if (!o) {
 			const char *nearest = option_nearest(table, name);
 			st = error_set(err, STATUS_INVALID, "%s: unknown option \"%.60s\"%s%s%s", where, key,
-			               nearest ? "; did you mean \"" : "", nearest ? nearest : "", nearest ? "\"?" : "");
+			               nearest ? "; did you mean \"" : "", nearest ? nearest : "",
+			               nearest ? "\"?" : "");
 			goto out;
 		}
 		if (json_is_null(value))
@@ -196,7 +212,8 @@ out:
 enum status config_read_file(struct config *c, const char *path, struct error *err)
 {
 	(void)c;
-	return error_set(err, STATUS_UNSUPPORTED, "%s: this build reads no configuration files (it has no JSON library)", path);
+	return error_set(err, STATUS_UNSUPPORTED,
+	                 "%s: this build reads no configuration files (it has no JSON library)", path);
 }
 
 #endif
@@ -237,7 +254,8 @@ enum status config_dir_size(const char *option, const char *value, size_t *dir_n
 	const char *colon = strrchr(value, ':');
 	if (!colon || colon == value || option_set(&size, bytes, str_from(colon + 1), "", NULL) != STATUS_OK)
 		return error_set_param(err, STATUS_INVALID, option,
-		                       "%s: \"%.200s\" does not fit; expected DIR:SIZE, such as /var/cache/kvasir:20G", option, value);
+		                       "%s: \"%.200s\" does not fit; expected DIR:SIZE, such as /var/cache/kvasir:20G",
+		                       option, value);
 	*dir_n = (size_t)(colon - value);
 	return STATUS_OK;
 }
@@ -263,7 +281,8 @@ static bool is_origin(struct str s)
 		return false;
 	for (size_t i = 0; i < s.n; i++) {
 		char c = s.p[i];
-		bool plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' || c == '.';
+		bool plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' ||
+		             c == '.';
 		if (!plain && (i < scheme ? c != '+' : i >= scheme + 3 && (!c || !strchr("_:[]", c))))
 			return false;
 	}
@@ -278,7 +297,8 @@ static enum status check_origins(const char *list, struct error *err)
 		struct str origin = {p, strcspn(p, ", ")};
 		if (!is_origin(origin))
 			return error_set_param(err, STATUS_INVALID, "cors-origin",
-			                       "cors-origin: \"%.*s\" is no origin; expected * alone, or origins such as https://chat.example and http://localhost:3000",
+			                       "cors-origin: \"%.*s\" is no origin; expected * alone, or origins such "
+			                       "as https://chat.example and http://localhost:3000",
 			                       (int)(origin.n < 100 ? origin.n : 100), origin.p);
 		p += origin.n;
 	}
@@ -290,31 +310,38 @@ enum status config_check(const struct config *c, struct error *err)
 	enum log_level level;
 	if (!log_level_parse(c->log_level, &level))
 		return error_set_param(err, STATUS_INVALID, "log-level",
-		                       "log-level: \"%.40s\" does not fit; expected debug, info, warn, error or off", c->log_level);
+		                       "log-level: \"%.40s\" does not fit; expected debug, info, warn, error or off",
+		                       c->log_level);
 	size_t dir_n;
 	int64_t bytes;
 	if (c->transfer_key && strlen(c->transfer_key) < 16)
-		return error_set(err, STATUS_INVALID, "transfer-key: expected a secret of at least 16 characters, such as `openssl rand -hex 32` gives");
+		return error_set(err, STATUS_INVALID,
+		                 "transfer-key: expected a secret of at least 16 characters, such as `openssl rand "
+		                 "-hex 32` gives");
 	if (c->kv_disk && config_dir_size("kv-disk", c->kv_disk, &dir_n, &bytes, err) != STATUS_OK)
 		return STATUS_INVALID;
-	if (c->kv_overflow_disk && config_dir_size("kv-overflow-disk", c->kv_overflow_disk, &dir_n, &bytes, err) != STATUS_OK)
+	if (c->kv_overflow_disk &&
+	    config_dir_size("kv-overflow-disk", c->kv_overflow_disk, &dir_n, &bytes, err) != STATUS_OK)
 		return STATUS_INVALID;
 	if (c->cors_origin && check_origins(c->cors_origin, err) != STATUS_OK)
 		return STATUS_INVALID;
 	if (c->api_key && !config_key_fits_header(str_from(c->api_key)))
 		return error_set_param(err, STATUS_INVALID, "api-key",
-		                       "api-key: a header cannot carry it: there is a line break or another control character in it, or a space at its end");
+		                       "api-key: a header cannot carry it: there is a line break or another control "
+		                       "character in it, or a space at its end");
 	if (!*c->host)
-		return error_set_param(err, STATUS_INVALID, "host", "host: expected an address such as 127.0.0.1 or 0.0.0.0");
+		return error_set_param(err, STATUS_INVALID, "host",
+		                       "host: expected an address such as 127.0.0.1 or 0.0.0.0");
 	if (c->step_tokens < c->max_running)
 		return error_set_param(err, STATUS_INVALID, "step-tokens",
 		                       "step-tokens (%lld) is less than max-running (%lld): a step must have a row for "
 		                       "each running generation",
 		                       (long long)c->step_tokens, (long long)c->max_running);
 	if (c->session_heartbeat > c->session_ttl)
-		return error_set_param(err, STATUS_INVALID, "session-heartbeat",
-		                       "session-heartbeat (%g s) is longer than session-ttl (%g s), so it could never matter",
-		                       (double)c->session_heartbeat / 1000, (double)c->session_ttl / 1000);
+		return error_set_param(
+			err, STATUS_INVALID, "session-heartbeat",
+			"session-heartbeat (%g s) is longer than session-ttl (%g s), so it could never matter",
+			(double)c->session_heartbeat / 1000, (double)c->session_ttl / 1000);
 	return STATUS_OK;
 }
 
@@ -337,7 +364,10 @@ static enum status split_args(struct config *c, int argc, char **argv, char **re
 	static const struct {
 		const char *name;
 		enum config_action action;
-	} actions[] = {{"--help", CONFIG_HELP}, {"-h", CONFIG_HELP}, {"--check", CONFIG_CHECK}, {"--print-config", CONFIG_PRINT}};
+	} actions[] = {{"--help", CONFIG_HELP},
+	               {"-h", CONFIG_HELP},
+	               {"--check", CONFIG_CHECK},
+	               {"--print-config", CONFIG_PRINT}};
 	int n = 0;
 	rest[n++] = argv[0];
 	for (int i = 1; i < argc; i++) {
@@ -354,7 +384,8 @@ static enum status split_args(struct config *c, int argc, char **argv, char **re
 			*file = argv[i] + 9;
 		} else if (strcmp(argv[i], "--config") == 0) {
 			if (++i == argc)
-				return error_set(err, STATUS_INVALID, "--config needs a value; expected the path of a JSON file");
+				return error_set(err, STATUS_INVALID,
+				                 "--config needs a value; expected the path of a JSON file");
 			*file = argv[i];
 		} else {
 			const struct option *o = strncmp(argv[i], "--", 2) == 0 && !strchr(argv[i], '=')

@@ -31,7 +31,9 @@ struct config {
 enum status config_init(struct config *c);
 void config_free(struct config *c);
 
-/* Each layer on top of what is there. A file that cannot be read or holds an unknown or ill-typed option is an error. */
+/*
+ * Each layer on top of what is there. A file that cannot be read or holds an unknown or ill-typed option is an error.
+ */
 enum status config_read_file(struct config *c, const char *path, struct error *err);
 enum status config_read_env(struct config *c, char **envp, struct error *err);
 /*
@@ -57,9 +59,15 @@ enum status config_reload(struct config *c, int argc, char **argv, char **envp, 
 /* What no single option can tell: values that contradict each other or name something unknown. */
 enum status config_check(const struct config *c, struct error *err);
 
-/* The value of an option of the form "DIR:SIZE" in its parts: *dir_n bytes of it name the directory. INVALID for any other form. */
+/*
+ * The value of an option of the form "DIR:SIZE" in its parts: *dir_n bytes of it name the directory. INVALID for any
+ * other form.
+ */
 enum status config_dir_size(const char *option, const char *value, size_t *dir_n, int64_t *bytes, struct error *err);
-/* Whether an HTTP header can carry an API key: no control character, and no space at either end, which would be cut off. */
+/*
+ * Whether an HTTP header can carry an API key: no control character, and no space at either end, which would be cut
+ * off.
+ */
 bool config_key_fits_header(struct str key);
 
 /* Appends the options with their defaults and help, one a line, for --help. */

@@ -317,8 +317,8 @@ enum status option_set(const struct option *o, void *base, struct str text, cons
 static enum status unknown(struct option_table t, struct str name, struct error *err)
 {
 	const char *nearest = option_nearest(t, name);
-	return error_set(err, STATUS_INVALID, "unknown option --%.*s%s%s%s", STR_ARG(name), nearest ? "; did you mean --" : "",
-	                 nearest ? nearest : "", nearest ? "?" : "");
+	return error_set(err, STATUS_INVALID, "unknown option --%.*s%s%s%s", STR_ARG(name),
+	                 nearest ? "; did you mean --" : "", nearest ? nearest : "", nearest ? "?" : "");
 }
 
 /* One argument that begins with "--"; *i moves on when it takes the next one as its value. */
@@ -363,7 +363,8 @@ enum status option_read_args(struct option_table t, void *base, int argc, char *
 			if (st != STATUS_OK)
 				return st;
 		} else if (options && argv[i][0] == '-' && argv[i][1]) {
-			return error_set(err, STATUS_INVALID, "unknown option %s; options begin with two dashes", argv[i]);
+			return error_set(err, STATUS_INVALID, "unknown option %s; options begin with two dashes",
+			                 argv[i]);
 		} else if (n < max_positional) {
 			positional[n++] = argv[i];
 		} else {

@@ -33,8 +33,14 @@ struct option {
 };
 
 /* Rows of a table for `type`: the field must have the type its kind names. */
-#define OPTION_ROW_STRING(type, field, name, def, help) {OPTION_STRING, name, offsetof(type, field), def, 0, 0, 0, 0, help}
-#define OPTION_ROW_BOOL(type, field, name, help)        {OPTION_BOOL, name, offsetof(type, field), NULL, 0, 0, 0, 1, help}
+#define OPTION_ROW_STRING(type, field, name, def, help)                                                                \
+	{                                                                                                              \
+		OPTION_STRING, name, offsetof(type, field), def, 0, 0, 0, 0, help                                      \
+	}
+#define OPTION_ROW_BOOL(type, field, name, help)                                                                       \
+	{                                                                                                              \
+		OPTION_BOOL, name, offsetof(type, field), NULL, 0, 0, 0, 1, help                                       \
+	}
 #define OPTION_ROW_INT(type, field, name, def, min, max, help)                                                         \
 	{OPTION_INT, name, offsetof(type, field), NULL, 0, def, min, max, help}
 #define OPTION_ROW_BYTES(type, field, name, def, min, max, help)                                                       \
@@ -61,8 +67,9 @@ const char *option_nearest(struct option_table t, struct str name);
 void option_expected(const struct option *o, struct buf *out);
 
 /*
- * Sets a field from text. INVALID when the kind or the bounds do not fit; the field then keeps its value, and the message
- * reads `WHERE: NAME: "TEXT" does not fit; expected ...`, where `where` ("kvasir.json:3", "KVASIR_PORT", "") is the source.
+ * Sets a field from text. INVALID when the kind or the bounds do not fit; the field then keeps its value, and the
+ * message reads `WHERE: NAME: "TEXT" does not fit; expected ...`, where `where` ("kvasir.json:3", "KVASIR_PORT", "") is
+ * the source.
  */
 enum status option_set(const struct option *o, void *base, struct str text, const char *where, struct error *err);
 /* The message of option_set() for a value that the source itself knows to be of a wrong type. */

@@ -1,6 +1,6 @@
 /*
- * Attention: the parts' results added up, what shapes there are, and the kernels of attention.cuh for pages in f16; those for other
- * pages are in files of their own, so that they compile beside each other.
+ * Attention: the parts' results added up, what shapes there are, and the kernels of attention.cuh for pages in f16;
+ * those for other pages are in files of their own, so that they compile beside each other.
  */
 #include "cuda/attention.cuh"
 

@@ -37,8 +37,9 @@ cudaError_t attention_fp8(const struct attention_args &a, cudaStream_t stream);
 /* ---- Parts ---- */
 
 /*
- * The pages of a split, one after the other: run(first_token, this page, the next one, there is a next one). In each of these, keys of the
- * next page are on their way while a page is computed, unless that takes more registers than there are.
+ * The pages of a split, one after the other: run(first_token, this page, the next one, there is a next one). In each of
+ * these, keys of the next page are on their way while a page is computed, unless that takes more registers than there
+ * are.
  */
 template <int dim, int n8, enum kv_form form> struct split_of_elements {
 	static constexpr bool ahead = dim <= 128;
@@ -65,8 +66,8 @@ template <int dim, int n8, enum kv_form form> struct split_of_elements {
 		};
 		/* As they are multiplied and no sooner: until then they are on their way. */
 		const auto key_at = [&](int block) {
-			return halves_of<form>(
-				ahead ? key[ahead ? block : 0] : load_key(block, head_dim, lane, load_global{page.keys}));
+			return halves_of<form>(ahead ? key[ahead ? block : 0]
+		                                     : load_key(block, head_dim, lane, load_global{page.keys}));
 		};
 		if constexpr (ahead) {
 			uint4 value[dim / 16];

@@ -27,7 +27,8 @@ struct bounds {
 
 __device__ __forceinline__ struct bounds bounds_of(const struct attention_params &p)
 {
-	return {p.softcap * LOG2_E, p.softcap > 0 ? __fdiv_rn(2.0f, p.softcap) : 0.0f, p.window > 0 ? p.window : INT32_MAX};
+	return {p.softcap * LOG2_E, p.softcap > 0 ? __fdiv_rn(2.0f, p.softcap) : 0.0f,
+	        p.window > 0 ? p.window : INT32_MAX};
 }
 
 /* cap * tanh(score / cap), by tanh x = 1 - 2 / (1 + e^2x): tanhf() takes registers that there are not. */
@@ -312,8 +313,10 @@ template <int dim, int n8> struct queries {
 		}
 	}
 
-	/* Block b when not all of it are numbers, which a weight of zero would not hide: each position's queries by
-	 * themselves, with the values that they see. */
+	/*
+	 * Block b when not all of it are numbers, which a weight of zero would not hide: each position's queries by
+	 * themselves, with the values that they see.
+	 */
 	__device__ __forceinline__ void add_odd_values(int b, const uint32_t (&p)[n8][2], int first_token, int first,
 						       int last, int lane, const uint4 &v)
 	{
@@ -332,8 +335,10 @@ template <int dim, int n8> struct queries {
 		}
 	}
 
-	/* value(b) gives block b of a page's values, whose tokens after `last` do not count; may_be_odd: not all may be numbers. first:
-	 * the first position of a query. */
+	/*
+	 * value(b) gives block b of a page's values, whose tokens after `last` do not count; may_be_odd: not all may be
+	 * numbers. first: the first position of a query.
+	 */
 	template <bool may_be_odd, typename Value>
 	__device__ __forceinline__ void add_values(const uint32_t (&p)[n8][2], int first_token, int first, int last,
 						   int lane, const Value &value)

@@ -44,12 +44,15 @@ struct growing {
 	size_t bytes;
 };
 
-/* Small arrays of the host's for kernels: put together in pinned memory, then sent by one copy. Offsets are valid in
- * both. */
+/*
+ * Small arrays of the host's for kernels: put together in pinned memory, then sent by one copy. Offsets are valid in
+ * both.
+ */
 struct upload {
 	uint8_t *host, *device;
 	size_t capacity, used, sent;
-	bool in_flight; /* something was sent since the stream was last waited for: the host's bytes may still be read */
+	/* something was sent since the stream was last waited for: the host's bytes may still be read */
+	bool in_flight;
 };
 
 /*
@@ -142,8 +145,10 @@ struct cuda_backend {
 	char failure[192]; /* what failed last */
 	struct allocation *allocations;
 
-	/* Loading: two buffers take turns, so that copying from the file overlaps copying to the device. Freed by
-	 * reserve(). */
+	/*
+	 * Loading: two buffers take turns, so that copying from the file overlaps copying to the device. Freed by
+	 * reserve().
+	 */
 	struct {
 		uint8_t *host[2], *device[2];
 		size_t bytes;
@@ -164,7 +169,10 @@ struct cuda_backend {
 	const float *halves_of;
 	int halves_n, halves_dim;
 	enum quant_type kv_type; /* QUANT_F16 or QUANT_BF16 */
-	/* From reserve(): the layout of the pool, and of it the wide copies of a narrow one and who wants to know of its values, or NULL. */
+	/*
+	 * From reserve(): the layout of the pool, and of it the wide copies of a narrow one and who wants to know of
+	 * its values, or NULL.
+	 */
 	struct kv_layout layout;
 	struct kv_wide *wide;
 	struct kv_watch *watch;
@@ -277,10 +285,10 @@ template <typename T> T *uploaded(const struct cuda_backend *b, size_t offset)
 
 /* ---- backend_pages.cu: what backend.h has for pages, and its scan ---- */
 
-enum status page_copy(struct backend *backend, void *kv, const struct kv_layout *l, const int32_t *from, const int32_t *to,
-		      int32_t n);
-enum status page_pack(struct backend *backend, const void *kv, const struct kv_layout *l, int32_t page, enum kv_form form,
-		      void *host, bool *packed);
+enum status page_copy(struct backend *backend, void *kv, const struct kv_layout *l, const int32_t *from,
+                      const int32_t *to, int32_t n);
+enum status page_pack(struct backend *backend, const void *kv, const struct kv_layout *l, int32_t page,
+                      enum kv_form form, void *host, bool *packed);
 enum status page_unpack(struct backend *backend, void *kv, const struct kv_layout *l, int32_t page, enum kv_form form,
 			const void *host);
 enum status page_bounds(struct backend *backend, const void *kv, const struct kv_layout *l, const int32_t *pages,

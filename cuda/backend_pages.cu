@@ -26,8 +26,8 @@ static enum status copy_some(struct cuda_backend *b, void *kv, size_t bytes, int
 	return STATUS_OK;
 }
 
-enum status page_copy(struct backend *backend, void *kv, const struct kv_layout *l, const int32_t *from, const int32_t *to,
-		      int32_t n)
+enum status page_copy(struct backend *backend, void *kv, const struct kv_layout *l, const int32_t *from,
+                      const int32_t *to, int32_t n)
 {
 	struct cuda_backend *b = self(backend);
 	const struct kv_wide *w = l->wide;
@@ -57,8 +57,8 @@ static enum status packed_room(struct cuda_backend *b, const struct kv_layout *l
 	return grow(b, &b->packed, *bytes + sizeof(uint32_t));
 }
 
-enum status page_pack(struct backend *backend, const void *kv, const struct kv_layout *l, int32_t page, enum kv_form form,
-		      void *host, bool *packed)
+enum status page_pack(struct backend *backend, const void *kv, const struct kv_layout *l, int32_t page,
+                      enum kv_form form, void *host, bool *packed)
 {
 	struct cuda_backend *b = self(backend);
 	size_t bytes;
@@ -72,8 +72,10 @@ enum status page_pack(struct backend *backend, const void *kv, const struct kv_l
 		  pack_page(form, static_cast<const uint8_t *>(kv) + static_cast<size_t>(page) * l->page_stride,
 			    l->type == QUANT_BF16, l->n_layer, l->n_head_kv, l->head_dim, on_device, flag, b->stream),
 		  "narrowing a page"));
-	TRY(check(b, cudaMemcpyAsync(&odd, flag, sizeof odd, cudaMemcpyDeviceToHost, b->stream), "reading a narrow page"));
-	TRY(check(b, cudaMemcpyAsync(host, on_device, bytes, cudaMemcpyDeviceToHost, b->stream), "reading a narrow page"));
+	TRY(check(b, cudaMemcpyAsync(&odd, flag, sizeof odd, cudaMemcpyDeviceToHost, b->stream),
+	          "reading a narrow page"));
+	TRY(check(b, cudaMemcpyAsync(host, on_device, bytes, cudaMemcpyDeviceToHost, b->stream),
+	          "reading a narrow page"));
 	TRY(check(b, cudaStreamSynchronize(b->stream), "reading a narrow page"));
 	*packed = odd == 0;
 	return STATUS_OK;
@@ -86,7 +88,8 @@ enum status page_unpack(struct backend *backend, void *kv, const struct kv_layou
 	size_t bytes;
 	TRY(catch_up(b));
 	TRY(packed_room(b, l, form, &bytes));
-	TRY(check(b, cudaMemcpyAsync(b->packed.p, host, bytes, cudaMemcpyHostToDevice, b->stream), "writing a narrow page"));
+	TRY(check(b, cudaMemcpyAsync(b->packed.p, host, bytes, cudaMemcpyHostToDevice, b->stream),
+	          "writing a narrow page"));
 	TRY(check(b,
 		  unpack_page(form, static_cast<const uint8_t *>(b->packed.p), l->n_layer, l->n_head_kv, l->head_dim,
 			      static_cast<uint8_t *>(kv) + static_cast<size_t>(page) * l->page_stride,
@@ -162,7 +165,8 @@ enum status scan(struct backend *backend, const void *p, size_t bytes, uint64_t 
 	unsigned long long *on_device = static_cast<unsigned long long *>(b->packed.p);
 	TRY(check(b, cudaMemsetAsync(on_device, 0, sizeof total, b->stream), "reading memory"));
 	TRY(check(b, scan(static_cast<const uint8_t *>(p), bytes, on_device, b->stream), "reading memory"));
-	TRY(check(b, cudaMemcpyAsync(&total, on_device, sizeof total, cudaMemcpyDeviceToHost, b->stream), "reading memory"));
+	TRY(check(b, cudaMemcpyAsync(&total, on_device, sizeof total, cudaMemcpyDeviceToHost, b->stream),
+	          "reading memory"));
 	TRY(check(b, cudaStreamSynchronize(b->stream), "reading memory"));
 	*sum = total;
 	return STATUS_OK;

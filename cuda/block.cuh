@@ -9,7 +9,9 @@ namespace GPU_NS
 /* The lanes of a warp. */
 static constexpr unsigned ALL = 0xffffffffu;
 
-/* Folds a value of each of a block's `threads` threads, for every thread: within warps, then over warps in their order. */
+/*
+ * Folds a value of each of a block's `threads` threads, for every thread: within warps, then over warps in their order.
+ */
 template <int threads, class T, class Combine>
 __device__ __forceinline__ T block_fold(T v, shared_span<T> scratch, Combine combine)
 {

@@ -105,8 +105,10 @@ struct step_rows {
 
 enum { ROPE_MAX_PAIRS = 128 };
 
-/* table[n_rows][pairs] = cosine and sine of each row's angles, times magnitude. inv_freq: host memory, at most
- * ROPE_MAX_PAIRS. */
+/*
+ * table[n_rows][pairs] = cosine and sine of each row's angles, times magnitude. inv_freq: host memory, at most
+ * ROPE_MAX_PAIRS.
+ */
 cudaError_t rope_table(const float *inv_freq, float magnitude, int pairs, const int32_t *position, int n_rows,
 		       float2 *table, cudaStream_t stream);
 
@@ -120,7 +122,8 @@ struct rope_args {
 };
 
 /*
- * What kernels call pages of bfloat16s, to tell them from those of halves: backend.h has them as KV_FORM_F16 with another element type.
+ * What kernels call pages of bfloat16s, to tell them from those of halves: backend.h has them as KV_FORM_F16 with
+ * another element type.
  */
 static constexpr enum kv_form PAGES_BF16 = KV_N_FORMS;
 
@@ -314,20 +317,21 @@ struct page_list {
 cudaError_t copy_pages(uint8_t *kv, size_t page_bytes, const struct page_list &list, int n, cudaStream_t stream);
 
 /*
- * A page of halves, or of bfloat16s, and its narrow form as kv_codec_pack() (engine/kv/tier_codec.h) has it. packed: [vectors] scales, then [vectors][head_dim] codes;
- * *odd becomes nonzero when the page has values without such a form, and is not touched otherwise.
+ * A page of halves, or of bfloat16s, and its narrow form as kv_codec_pack() (engine/kv/tier_codec.h) has it. packed:
+ * [vectors] scales, then [vectors][head_dim] codes; *odd becomes nonzero when the page has values without such a form,
+ * and is not touched otherwise.
  */
 cudaError_t pack_page(enum kv_form form, const uint8_t *page, bool bf16, int n_layer, int n_head_kv, int head_dim,
 		      uint8_t *packed, uint32_t *odd, cudaStream_t stream);
-cudaError_t unpack_page(enum kv_form form, const uint8_t *packed, int n_layer, int n_head_kv, int head_dim, uint8_t *page,
-			bool bf16, cudaStream_t stream);
+cudaError_t unpack_page(enum kv_form form, const uint8_t *packed, int n_layer, int n_head_kv, int head_dim,
+                        uint8_t *page, bool bf16, cudaStream_t stream);
 
 /*
- * Fills wide copies of narrow pages from them: from[i] is the page's, to[i] its copy's offset in the slab. layer_bytes, wide_layer_bytes: of a
- * layer in either.
+ * Fills wide copies of narrow pages from them: from[i] is the page's, to[i] its copy's offset in the slab. layer_bytes,
+ * wide_layer_bytes: of a layer in either.
  */
-cudaError_t fill_wide(enum kv_form form, uint8_t *kv, const struct page_list &list, int n, int n_layer, int n_head_kv, int head_dim,
-		      size_t layer_bytes, size_t wide_layer_bytes, cudaStream_t stream);
+cudaError_t fill_wide(enum kv_form form, uint8_t *kv, const struct page_list &list, int n, int n_layer, int n_head_kv,
+                      int head_dim, size_t layer_bytes, size_t wide_layer_bytes, cudaStream_t stream);
 
 struct page_numbers {
 	int32_t page[2 * PAGE_LIST_MAX];

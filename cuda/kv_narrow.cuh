@@ -1,6 +1,6 @@
 /*
- * Codes of narrow KV: backend.h says what they stand for, engine/cpu/narrow.h and engine/kv/tier_codec.c have the same arithmetic
- * for the host. fp8_e4m3 is the E4M3 of OCP's 8-bit floating point specification (OFP8, 2023).
+ * Codes of narrow KV: backend.h says what they stand for, engine/cpu/narrow.h and engine/kv/tier_codec.c have the same
+ * arithmetic for the host. fp8_e4m3 is the E4M3 of OCP's 8-bit floating point specification (OFP8, 2023).
  */
 #pragma once
 

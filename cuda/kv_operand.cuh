@@ -1,4 +1,7 @@
-/* From pages to what attention multiplies: where a page is, its keys and values as left operands, and what of it does not count. */
+/*
+ * From pages to what attention multiplies: where a page is, its keys and values as left operands, and what of it does
+ * not count.
+ */
 #pragma once
 
 #include "cuda/block.cuh"
@@ -15,8 +18,8 @@ struct page_place {
 };
 
 template <enum kv_form form>
-__device__ __forceinline__ struct page_place place_of(const struct attention_args &a, int head_dim, int head_kv, int32_t page,
-						      int32_t slot)
+__device__ __forceinline__ struct page_place place_of(const struct attention_args &a, int head_dim, int head_kv,
+                                                      int32_t page, int32_t slot)
 {
 	if (!is_plain(form) && slot < 0) {
 		const uint8_t *block = a.kv + static_cast<size_t>(page) * a.place.page_stride + a.place.layer_offset +
@@ -50,8 +53,8 @@ struct load_shared {
 };
 
 /*
- * Keys and values of a page as left operands, from memory or from shared memory: load(byte offset, V()) gives a vector V.
- * Loops are over blocks of head_dim rounded up to a template's size.
+ * Keys and values of a page as left operands, from memory or from shared memory: load(byte offset, V()) gives a vector
+ * V. Loops are over blocks of head_dim rounded up to a template's size.
  */
 struct key_block {
 	uint4 token[2]; /* tokens g and g + 8, 8 of 32 elements */
@@ -83,7 +86,10 @@ __device__ __forceinline__ uint4 load_value(int block, int head_dim, int lane, c
 	return v;
 }
 
-/* Two elements of a plain page, or of a wide copy, as halves. Bfloat16s are held where halves end, and are halves exactly from 2^-14 on. */
+/*
+ * Two elements of a plain page, or of a wide copy, as halves. Bfloat16s are held where halves end, and are halves
+ * exactly from 2^-14 on.
+ */
 template <enum kv_form form> __device__ __forceinline__ uint32_t halves_of(uint32_t pair)
 {
 	if constexpr (form == PAGES_BF16)

@@ -10,9 +10,11 @@
  *   values  transposed, [d / 16][lane][8]: elements d = g and g + 8 of tokens 2t, 2t + 1, 2t + 8, 2t + 9 in the
  * operand's own order. When head_dim / 8 is odd, the last block is [lane][4] and has d = g only.
  *
- * These are KV_OPERAND_KEYS and KV_OPERAND_VALUES of backend.h; engine/kv/tier_codec.c has the same formulas for the host.
+ * These are KV_OPERAND_KEYS and KV_OPERAND_VALUES of backend.h; engine/kv/tier_codec.c has the same formulas for the
+ * host.
  *
- * Narrow: for each layer and head a block, a code where f16 has a half, so that a lane's 16 bytes are two of those loads:
+ * Narrow: for each layer and head a block, a code where f16 has a half, so that a lane's 16 bytes are two of those
+ * loads:
  *
  *   scales  [g][4] floats: of the keys of tokens g and g + 8, and of their values
  *   keys    [d / 32][g][t][16]: elements 8t .. 8t + 7 of token g, then of token g + 8; in the last block there are as

@@ -200,7 +200,12 @@ static enum status do_rope(struct cuda_backend *b, float *q, int32_t n_head, flo
 struct kv_place kv_place(const struct kv_layout *l, int32_t layer)
 {
 	const size_t per_layer = l->page_bytes / static_cast<size_t>(l->n_layer);
-	struct kv_place p = {l->type == QUANT_BF16 ? PAGES_BF16 : l->form, l->page_stride, static_cast<size_t>(layer) * per_layer, 0, 0, 0};
+	struct kv_place p = {l->type == QUANT_BF16 ? PAGES_BF16 : l->form,
+	                     l->page_stride,
+	                     static_cast<size_t>(layer) * per_layer,
+	                     0,
+	                     0,
+	                     0};
 	if (l->wide) {
 		p.wide_offset = l->wide->offset;
 		p.wide_stride = l->wide->stride;
@@ -327,8 +332,10 @@ static enum status do_attention(struct cuda_backend *b, const void *kv, const st
 {
 	struct attention_args a;
 	TRY(begin(b));
-	/* Products take whole units of 256: what lies beyond a narrower row must be zeros, which only to_halves()
-	 * writes. */
+	/*
+	 * Products take whole units of 256: what lies beyond a narrower row must be zeros, which only to_halves()
+	 * writes.
+	 */
 	if (n_head * l->head_dim % 256 == 0)
 		claim_halves(b, out, b->batch->n_rows, static_cast<int64_t>(n_head) * l->head_dim);
 	else

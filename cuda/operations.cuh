@@ -111,8 +111,10 @@ enum status latch(struct cuda_backend *b, enum status s);
 void graph_begin(struct cuda_backend *b);
 /* An operation of the open step: done, recorded, or found in the record that is replayed. */
 enum status graph_submit(struct cuda_backend *b, const struct operation *o);
-/* Something a graph cannot have comes next in the step: what was put off is done, and the rest of the step is done as
- * it comes. */
+/*
+ * Something a graph cannot have comes next in the step: what was put off is done, and the rest of the step is done as
+ * it comes.
+ */
 enum status graph_leave(struct cuda_backend *b);
 /* At step_end(): launches what was recorded or replayed. */
 enum status graph_end(struct cuda_backend *b);

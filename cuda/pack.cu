@@ -16,8 +16,10 @@ __device__ __forceinline__ uint32_t half_bits(float x)
 	return __half_as_ushort(__float2half_rn(y));
 }
 
-/* One warp packs a unit. rows: the raw rows of `first_tile` and those after it, n_rows of them in the matrix from
- * there. */
+/*
+ * One warp packs a unit. rows: the raw rows of `first_tile` and those after it, n_rows of them in the matrix from
+ * there.
+ */
 template <enum quant_type type>
 __global__ void __launch_bounds__(32 * PACK_WARPS, 4)
 	pack_units(const uint8_t *rows, size_t row_bytes, int n_rows, int n_in, int n_units, int n_tiles, uint8_t *out)
@@ -167,8 +169,10 @@ __global__ void __launch_bounds__(EMBED_THREADS)
 		to[k] = raw<type>::value(row, k) * scale;
 }
 
-/* A matrix that products read as well is kept in the packed form alone: a thread takes the part of a product that it
- * owns. */
+/*
+ * A matrix that products read as well is kept in the packed form alone: a thread takes the part of a product that it
+ * owns.
+ */
 template <enum quant_type type>
 __global__ void __launch_bounds__(EMBED_THREADS)
 	embed_packed(const uint8_t *data, int n_units, const int32_t *token, int n_in, float scale,

@@ -44,8 +44,8 @@ __device__ __forceinline__ float element_of(uint16_t bits, bool bf16)
 }
 
 template <enum kv_form form>
-__global__ void __launch_bounds__(PAGE_THREADS)
-	pack_vectors(const uint8_t *page, bool bf16, int n_head_kv, int head_dim, float *scales, uint8_t *codes, uint32_t *odd)
+__global__ void __launch_bounds__(PAGE_THREADS) pack_vectors(const uint8_t *page, bool bf16, int n_head_kv,
+                                                             int head_dim, float *scales, uint8_t *codes, uint32_t *odd)
 {
 	const int token = threadIdx.x / VECTOR_LANES, lane = threadIdx.x % VECTOR_LANES;
 	const bool is_value = blockIdx.x / n_head_kv % 2;
@@ -103,8 +103,8 @@ cudaError_t pack_page(enum kv_form form, const uint8_t *page, bool bf16, int n_l
 	return cudaGetLastError();
 }
 
-cudaError_t unpack_page(enum kv_form form, const uint8_t *packed, int n_layer, int n_head_kv, int head_dim, uint8_t *page,
-			bool bf16, cudaStream_t stream)
+cudaError_t unpack_page(enum kv_form form, const uint8_t *packed, int n_layer, int n_head_kv, int head_dim,
+                        uint8_t *page, bool bf16, cudaStream_t stream)
 {
 	const unsigned n_blocks = static_cast<unsigned>(2 * n_layer * n_head_kv);
 	const float *scales = reinterpret_cast<const float *>(packed);
@@ -122,8 +122,8 @@ cudaError_t unpack_page(enum kv_form form, const uint8_t *packed, int n_layer, i
 
 /* A block has a layer and head, keys and values, of one page. */
 template <enum kv_form form>
-__global__ void __launch_bounds__(PAGE_THREADS)
-	widen_blocks(uint8_t *kv, struct page_list list, int n_head_kv, int head_dim, size_t layer_bytes, size_t wide_layer_bytes)
+__global__ void __launch_bounds__(PAGE_THREADS) widen_blocks(uint8_t *kv, struct page_list list, int n_head_kv,
+                                                             int head_dim, size_t layer_bytes, size_t wide_layer_bytes)
 {
 	const int layer = blockIdx.x / n_head_kv, head = blockIdx.x % n_head_kv;
 	const uint8_t *block = kv + list.from[blockIdx.y] + layer * layer_bytes + head * narrow_bytes(head_dim);
@@ -135,20 +135,21 @@ __global__ void __launch_bounds__(PAGE_THREADS)
 					     : key_code_offset(head_dim, token, d / 8 * 8) + d % 8;
 		const uint32_t code = ld_global<uint8_t>(block + codes_offset(head_dim, is_value) + code_at) ^
 				      (page_code_flip<form> & 0xffu);
-		const float x = __fmul_rn(ld_global<float>(block + scale_offset(is_value, token)), value_of<form>(code));
+		const float x =
+			__fmul_rn(ld_global<float>(block + scale_offset(is_value, token)), value_of<form>(code));
 		stg<uint16_t>(wide + head_offset(n_head_kv, head_dim, is_value, head) +
 				      element_offset(is_value, head_dim, token, d),
 			      __half_as_ushort(__float2half_rn(x)));
 	}
 }
 
-cudaError_t fill_wide(enum kv_form form, uint8_t *kv, const struct page_list &list, int n, int n_layer, int n_head_kv, int head_dim,
-		      size_t layer_bytes, size_t wide_layer_bytes, cudaStream_t stream)
+cudaError_t fill_wide(enum kv_form form, uint8_t *kv, const struct page_list &list, int n, int n_layer, int n_head_kv,
+                      int head_dim, size_t layer_bytes, size_t wide_layer_bytes, cudaStream_t stream)
 {
 	const dim3 grid(static_cast<unsigned>(n_layer * n_head_kv), static_cast<unsigned>(n)), block(PAGE_THREADS);
 	if (form == KV_FORM_INT8)
-		GPU_LAUNCH((widen_blocks<KV_FORM_INT8>), grid, block, 0, stream, kv, list, n_head_kv, head_dim, layer_bytes,
-			   wide_layer_bytes);
+		GPU_LAUNCH((widen_blocks<KV_FORM_INT8>), grid, block, 0, stream, kv, list, n_head_kv, head_dim,
+		           layer_bytes, wide_layer_bytes);
 	else
 		GPU_LAUNCH((widen_blocks<KV_FORM_FP8_E4M3>), grid, block, 0, stream, kv, list, n_head_kv, head_dim,
 			   layer_bytes, wide_layer_bytes);

@@ -84,8 +84,10 @@ __global__ void __launch_bounds__(32 * SEGMENTS, n8 > (packed_of<type>::low_bits
 			b[n][4] = v1.x, b[n][5] = v1.y, b[n][6] = v1.z, b[n][7] = v1.w;
 		}
 	};
-	/* The next unit's weights are on their way while one is computed; and so is a whole unit of activations, if
-	 * they are few. */
+	/*
+	 * The next unit's weights are on their way while one is computed; and so is a whole unit of activations, if
+	 * they are few.
+	 */
 	constexpr bool rows_ahead = n8 == 1;
 	typename form::low low[form::steps], next_low[form::steps];
 	typename form::meta meta, next_meta;
@@ -178,8 +180,10 @@ __global__ void __launch_bounds__(MANY_THREADS, 1)
 
 	float sum[2][n8][4] = {}, total[2][n8][4] = {};
 
-	/* A row's 16-byte chunks trade places with their neighbours in odd rows, so that eight lanes never meet in a
-	 * bank. */
+	/*
+	 * A row's 16-byte chunks trade places with their neighbours in odd rows, so that eight lanes never meet in a
+	 * bank.
+	 */
 	const auto copy_stage = [&](int step) {
 		if (step < n_steps)
 			for (int i = threadIdx.x; i < block_rows * 8; i += MANY_THREADS) {

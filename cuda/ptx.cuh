@@ -84,7 +84,10 @@ __device__ __forceinline__ unsigned gpu_shared_address(const void *p)
 
 template <typename T> __device__ __forceinline__ void ldmatrix_x1(uint32_t (&r)[1], T *row)
 {
-	asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];" : "=r"(r[0]) : "r"(gpu_shared_address(row)) : "memory");
+	asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];"
+	             : "=r"(r[0])
+	             : "r"(gpu_shared_address(row))
+	             : "memory");
 }
 
 template <typename T> __device__ __forceinline__ void ldmatrix_x2(uint32_t (&r)[2], T *row)
@@ -123,14 +126,16 @@ template <typename T> __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t
 __device__ __forceinline__ void mma_f16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2])
 {
 #if __CUDA_ARCH__ >= 800
-	asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+	asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+	             "{%0,%1,%2,%3};"
 	             : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
 	             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 #else
 	for (int half = 0; half < 2; half++)
-		asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
-		             : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-		             : "r"(a[2 * half]), "r"(a[2 * half + 1]), "r"(b[half]));
+		asm volatile(
+			"mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+			: "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+			: "r"(a[2 * half]), "r"(a[2 * half + 1]), "r"(b[half]));
 #endif
 }
 
@@ -144,23 +149,30 @@ __device__ __forceinline__ float gpu_bf16_high(uint32_t pair)
 	return __uint_as_float(pair & 0xffff0000u);
 }
 
-/* Turing has no bf16: the four lanes that hold a row of A, and the two fours that hold the columns of B, pass their parts around. */
+/*
+ * Turing has no bf16: the four lanes that hold a row of A, and the two fours that hold the columns of B, pass their
+ * parts around.
+ */
 __device__ __forceinline__ void mma_bf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2])
 {
 #if __CUDA_ARCH__ >= 800
-	asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+	asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+	             "{%0,%1,%2,%3};"
 	             : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
 	             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 #else
 	const int lane = threadIdx.x & 31, row = lane & ~3, column = (lane & 3) * 8;
 	for (int k = 0; k < 4; k++)
 		for (int half = 0; half < 2; half++) {
-			uint32_t top = __shfl_sync(~0u, a[2 * half], row + k), bottom = __shfl_sync(~0u, a[2 * half + 1], row + k);
-			uint32_t left = __shfl_sync(~0u, b[half], column + k), right = __shfl_sync(~0u, b[half], column + 4 + k);
+			uint32_t top = __shfl_sync(~0u, a[2 * half], row + k),
+				 bottom = __shfl_sync(~0u, a[2 * half + 1], row + k);
+			uint32_t left = __shfl_sync(~0u, b[half], column + k),
+				 right = __shfl_sync(~0u, b[half], column + 4 + k);
 			d[0] += gpu_bf16_low(top) * gpu_bf16_low(left) + gpu_bf16_high(top) * gpu_bf16_high(left);
 			d[1] += gpu_bf16_low(top) * gpu_bf16_low(right) + gpu_bf16_high(top) * gpu_bf16_high(right);
 			d[2] += gpu_bf16_low(bottom) * gpu_bf16_low(left) + gpu_bf16_high(bottom) * gpu_bf16_high(left);
-			d[3] += gpu_bf16_low(bottom) * gpu_bf16_low(right) + gpu_bf16_high(bottom) * gpu_bf16_high(right);
+			d[3] += gpu_bf16_low(bottom) * gpu_bf16_low(right) +
+			        gpu_bf16_high(bottom) * gpu_bf16_high(right);
 		}
 #endif
 }
@@ -168,9 +180,10 @@ __device__ __forceinline__ void mma_bf16(float (&d)[4], const uint32_t (&a)[4], 
 __device__ __forceinline__ void mma_s8(int (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2])
 {
 #if __CUDA_ARCH__ >= 800
-	asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-	             : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
-	             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+	asm volatile(
+		"mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+		: "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+		: "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 #else
 	for (int quarter = 0; quarter < 4; quarter++) {
 		const int row = quarter & 1; /* the upper or the lower eight rows */

@@ -123,7 +123,8 @@ __global__ void __launch_bounds__(WIDE_THREADS)
 
 cudaError_t rms_norm_add(const float *x, int n, int dim, const float *gain, float eps, float *out, cudaStream_t stream)
 {
-	GPU_LAUNCH(add_norm_rows, dim3(static_cast<unsigned>(n)), dim3(WIDE_THREADS), 0, stream, x, dim, gain, eps, out);
+	GPU_LAUNCH(add_norm_rows, dim3(static_cast<unsigned>(n)), dim3(WIDE_THREADS), 0, stream, x, dim, gain, eps,
+	           out);
 	return cudaGetLastError();
 }
 

@@ -135,8 +135,10 @@ __device__ __forceinline__ int find_digit(const struct sample_shared &s, double 
 	return place < 0 ? -1 : DIGITS - 1 - place;
 }
 
-/* Keeps the best of x[n]: `target` of them, or, by_mass, so many that they hold `share` of the sum. The others become
- * `dropped`. */
+/*
+ * Keeps the best of x[n]: `target` of them, or, by_mass, so many that they hold `share` of the sum. The others become
+ * `dropped`.
+ */
 __device__ __forceinline__ void select_best(float *x, int n, mass_sum target, double share, bool by_mass, float dropped,
 					    const struct sample_shared &s)
 {

@@ -128,7 +128,8 @@ enum status weight_create(struct backend *backend, const struct weight_desc *d, 
 		weight_destroy(backend, reinterpret_cast<struct weight *>(m));
 		if (s == STATUS_NOMEM)
 			return error_set(err, s, "no device memory for matrix \"%s\" (%zu bytes)", d->name, bytes);
-		return error_set(err, s, "matrix \"%s\" (%zu bytes) could not be loaded: %s", d->name, bytes, b->failure);
+		return error_set(err, s, "matrix \"%s\" (%zu bytes) could not be loaded: %s", d->name, bytes,
+		                 b->failure);
 	}
 	*out = reinterpret_cast<struct weight *>(m);
 	return STATUS_OK;

@@ -35,7 +35,8 @@ enum status kv_layout_init(struct kv_layout *layout, int32_t n_layer, int32_t n_
 	return STATUS_OK;
 }
 
-enum status kv_layout_for(const struct backend *b, struct kv_layout *layout, int32_t n_layer, int32_t n_head_kv, int32_t head_dim)
+enum status kv_layout_for(const struct backend *b, struct kv_layout *layout, int32_t n_layer, int32_t n_head_kv,
+                          int32_t head_dim)
 {
 	struct backend_info info;
 	b->ops->info(b, &info);
@@ -96,11 +97,14 @@ enum status kv_choice_make(struct backend *b, const char *name, struct kv_choice
 	const struct backend_ops *ops = b->ops;
 	struct backend_info device;
 	if (!kv_choice_find(name, out))
-		return error_set_param(err, STATUS_INVALID, "kv-dtype", "kv-dtype: \"%.64s\" is none of " KV_CHOICES, name);
+		return error_set_param(err, STATUS_INVALID, "kv-dtype", "kv-dtype: \"%.64s\" is none of " KV_CHOICES,
+		                       name);
 	ops->info(b, &device);
 	if ((out->form != KV_FORM_F16 && !device.narrow_kv) ||
-	    (!out->own && out->type != device.kv_type && (!ops->choose_kv || ops->choose_kv(b, out->type) != STATUS_OK)))
-		return error_set_param(err, STATUS_UNSUPPORTED, "kv-dtype", "the device %s cannot keep KV as %s", device.name, name);
+	    (!out->own && out->type != device.kv_type &&
+	     (!ops->choose_kv || ops->choose_kv(b, out->type) != STATUS_OK)))
+		return error_set_param(err, STATUS_UNSUPPORTED, "kv-dtype", "the device %s cannot keep KV as %s",
+		                       device.name, name);
 	return STATUS_OK;
 }
 
@@ -116,8 +120,9 @@ enum status kv_choice_make(struct backend *b, const char *name, struct kv_choice
 #endif
 
 /*
- * Kinds of device, the fastest first. `general` is the name that stands for the first of its kinds this machine can run. A kind with
- * an ordinal is also chosen as "name:N". `create` is NULL when the build lacks the kind (see cuda/cuda.h).
+ * Kinds of device, the fastest first. `general` is the name that stands for the first of its kinds this machine can
+ * run. A kind with an ordinal is also chosen as "name:N". `create` is NULL when the build lacks the kind (see
+ * cuda/cuda.h).
  */
 static const struct device_kind {
 	const char *name;
@@ -126,16 +131,17 @@ static const struct device_kind {
 	/* `number` is the ordinal, or else the number of threads. UNSUPPORTED when the machine lacks something. */
 	enum status (*create)(int32_t number, struct backend **out, struct error *err);
 } device_kinds[] = {
-        {"cpu-amx", NULL, false, X86(cpu_amx_create)}, /* by name only, as long as no machine with AMX has measured it */
-        {"cpu-amx-emulated", NULL, false, X86(cpu_amx_emulated_create)},
-        {"cpu-avx512-bf16", "cpu", false, X86(cpu_avx512_bf16_create)},
-        {"cpu-avx512", "cpu", false, X86(cpu_avx512_create)},
-        {"cpu-avx2", "cpu", false, X86(cpu_avx2_create)},
-        {"cpu-neon-dotprod", "cpu", false, ARM(cpu_neon_dotprod_create)},
-        {"cpu-neon", "cpu", false, ARM(cpu_neon_create)},
-        {"cpu-reference", "cpu", false, cpu_reference_create},
-        {"cuda", NULL, true, cuda_create},
-        {"cuda-host", NULL, true, cuda_host_create},
+	{"cpu-amx", NULL, false,
+         X86(cpu_amx_create)}, /* by name only, as long as no machine with AMX has measured it */
+	{"cpu-amx-emulated", NULL, false, X86(cpu_amx_emulated_create)},
+	{"cpu-avx512-bf16", "cpu", false, X86(cpu_avx512_bf16_create)},
+	{"cpu-avx512", "cpu", false, X86(cpu_avx512_create)},
+	{"cpu-avx2", "cpu", false, X86(cpu_avx2_create)},
+	{"cpu-neon-dotprod", "cpu", false, ARM(cpu_neon_dotprod_create)},
+	{"cpu-neon", "cpu", false, ARM(cpu_neon_create)},
+	{"cpu-reference", "cpu", false, cpu_reference_create},
+	{"cuda", NULL, true, cuda_create},
+	{"cuda-host", NULL, true, cuda_host_create},
 };
 
 /* Whether `device` names the kind; its ordinal, 0 when not given. */
@@ -166,7 +172,8 @@ enum status backend_create(const struct backend_options *options, struct backend
 		int32_t ordinal;
 		if (names_kind(device, kind, &ordinal)) {
 			if (!kind->create)
-				return error_set(err, STATUS_UNSUPPORTED, "this build has no device \"%s\"", kind->name);
+				return error_set(err, STATUS_UNSUPPORTED, "this build has no device \"%s\"",
+				                 kind->name);
 			return kind->create(kind->has_ordinal ? ordinal : options->n_threads, out, err);
 		}
 		if (!kind->create || !kind->general || strcmp(device, kind->general) != 0)

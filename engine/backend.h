@@ -2,17 +2,17 @@
  * What a device does for the engine: memory, weights and the operations of a transformer, each over a whole batch.
  * The forward pass (model/forward.c) is written once over this table; cpu/ and cuda/ implement it.
  *
- * Addresses. `float *` and `void *` operands of operations are device addresses: the host may compute with them but reads and writes
- * them only through mem_read() and mem_write(). Arrays inside struct batch are host memory.
+ * Addresses. `float *` and `void *` operands of operations are device addresses: the host may compute with them but
+ * reads and writes them only through mem_read() and mem_write(). Arrays inside struct batch are host memory.
  *
- * Order. Operations of one backend run in the order they are called. They may be asynchronous: a result may be read after
- * mem_read() or sync(), and a host array passed to an operation may change after step_end().
+ * Order. Operations of one backend run in the order they are called. They may be asynchronous: a result may be read
+ * after mem_read() or sync(), and a host array passed to an operation may change after step_end().
  *
- * Determinism. What an operation computes for a row depends on that row alone: not on which rows share the batch, how a prompt was
- * cut into chunks, how many threads there are, or where its pages lie.
+ * Determinism. What an operation computes for a row depends on that row alone: not on which rows share the batch, how a
+ * prompt was cut into chunks, how many threads there are, or where its pages lie.
  *
- * Failures. NOMEM and INTERNAL fail an operation, and the step it belongs to; the next may go well. DEVICE: the device is lost, and every
- * later operation fails with it.
+ * Failures. NOMEM and INTERNAL fail an operation, and the step it belongs to; the next may go well. DEVICE: the device
+ * is lost, and every later operation fails with it.
  *
  * Threads. One thread, the worker that owns the device, calls a backend.
  */
@@ -33,8 +33,8 @@ struct weight; /* a matrix as the backend keeps it, possibly repacked; opaque to
 enum kv_form {
 	KV_FORM_F16,
 	/*
-	 * A byte for each element, times a scale for each vector (layer, K or V, head, token): max|x| / 448 or / 127. A vector with a value
-	 * that is no number, or infinite, has no such form: see struct kv_wide.
+	 * A byte for each element, times a scale for each vector (layer, K or V, head, token): max|x| / 448 or / 127. A
+	 * vector with a value that is no number, or infinite, has no such form: see struct kv_wide.
 	 */
 	KV_FORM_FP8_E4M3,
 	KV_FORM_INT8,
@@ -42,18 +42,21 @@ enum kv_form {
 };
 
 /*
- * What a narrow pool has beside its pages: room for some of them in f16 as well. While a page has such a copy, it is written with the page
- * and read in its place. The first page of a conversation and the one it fills have one (kv/seq.h), and a page that gets a value
- * which has no narrow form falls back to one: whoever writes such a value asks for it first, and fills it with what the page holds already.
+ * What a narrow pool has beside its pages: room for some of them in f16 as well. While a page has such a copy, it is
+ * written with the page and read in its place. The first page of a conversation and the one it fills have one
+ * (kv/seq.h), and a page that gets a value which has no narrow form falls back to one: whoever writes such a value asks
+ * for it first, and fills it with what the page holds already.
  */
 struct kv_wide {
 	void *slab;           /* where the copies are; NULL: in the slab of the pages */
 	int32_t *slot;        /* [n_pages] where a page's copy is, or -1 */
 	size_t offset;        /* of the first slot in the slab */
 	size_t stride, bytes; /* of a slot, and of a page in f16 */
-	uint64_t n_not_finite; /* vectors that were written as NaNs, for want of a copy; threads of the backend add to it (__atomic) */
+	/* vectors that were written as NaNs, for want of a copy; threads of the backend add to it (__atomic) */
+	uint64_t n_not_finite;
 	/*
-	 * Gives a page a copy, whose content is undefined, unless it has one; its slot, or -1: there is no room. For the worker's thread.
+	 * Gives a page a copy, whose content is undefined, unless it has one; its slot, or -1: there is no room. For
+	 * the worker's thread.
 	 * NULL: there is none.
 	 */
 	int32_t (*widen)(void *arg, int32_t page);
@@ -69,7 +72,8 @@ struct kv_watch {
 
 enum kv_mark {
 	KV_MARK_UNSOUND = 1, /* has got a value that is no number, or infinite */
-	KV_MARK_WIDER = 2,   /* narrow pools: has got such a value, or one beyond KV_HALF_MAX, beside which a scale leaves nothing else */
+	/* narrow pools: has got such a value, or one beyond KV_HALF_MAX, beside which a scale leaves nothing else */
+	KV_MARK_WIDER = 2,
 	KV_MARK_ASKED = 4,   /* set by struct kv_wide's widen(): it is not asked twice for such a page */
 };
 
@@ -84,26 +88,29 @@ static inline void kv_watch_mark(struct kv_watch *w, int32_t page, uint8_t marks
 #define KV_HALF_MAX 65504.0f
 
 /*
- * What bounds the scores of a full page's keys: in each layer and KV head, the least and the greatest value of each dimension. A product of
- * some query with any of the keys is at most the sum, over the dimensions, of the larger of its products with the two.
- * Written by page_bounds(), read by rows that choose (struct page_choice).
+ * What bounds the scores of a full page's keys: in each layer and KV head, the least and the greatest value of each
+ * dimension. A product of some query with any of the keys is at most the sum, over the dimensions, of the larger of its
+ * products with the two. Written by page_bounds(), read by rows that choose (struct page_choice).
  */
 struct kv_bounds {
-	void *slab;      /* device memory: [n_layer][n_head_kv][n_pages][least, greatest][head_dim] elements of the layout's type */
+	/* device memory: [n_layer][n_head_kv][n_pages][least, greatest][head_dim] elements of the layout's type */
+	void *slab;
 	int32_t n_pages; /* of the pool */
 };
 
 /*
- * Geometry of the KV cache. A page holds page_tokens positions of ALL layers. Its inner order belongs to the backend, except that its layers
- * stand one after the other, page_bytes / n_layer bytes each.
+ * Geometry of the KV cache. A page holds page_tokens positions of ALL layers. Its inner order belongs to the backend,
+ * except that its layers stand one after the other, page_bytes / n_layer bytes each.
  */
 struct kv_layout {
 	int32_t n_layer;
 	int32_t n_head_kv;
 	int32_t head_dim;     /* of K and of V */
 	int32_t page_tokens;  /* KV_PAGE_TOKENS */
-	enum quant_type type; /* QUANT_F16 or QUANT_BF16, as the backend's pages (of a narrow form: their wide copies) are */
-	size_t page_bytes;    /* 2 * n_layer * n_head_kv * head_dim * page_tokens * element bytes, or as kv_layout_narrow() says */
+	/* QUANT_F16 or QUANT_BF16, as the backend's pages (of a narrow form: their wide copies) are */
+	enum quant_type type;
+	/* 2 * n_layer * n_head_kv * head_dim * page_tokens * element bytes, or as kv_layout_narrow() says */
+	size_t page_bytes;
 	size_t page_stride;   /* page_bytes rounded up to 4096: distance of two pages in the pool's slab */
 	enum kv_form form;
 	struct kv_wide *wide; /* NULL: no page has a wide copy */
@@ -127,8 +134,8 @@ static inline size_t kv_bounds_offset(const struct kv_layout *l, int32_t layer, 
 }
 
 /*
- * The inner order of a page, for whoever narrows its elements: a page is a run of blocks of page_tokens * head_dim elements, one for
- * each layer, K or V, and head.
+ * The inner order of a page, for whoever narrows its elements: a page is a run of blocks of page_tokens * head_dim
+ * elements, one for each layer, K or V, and head.
  */
 enum kv_block_order {
 	KV_BY_TOKEN,       /* [token][head_dim] */
@@ -155,8 +162,8 @@ struct kv_far_run {
 };
 
 /*
- * The first pages of a sequence where they are not in the pool, but somewhere further off. They are whole, and are only read. The forward
- * pass asks for them layer by layer, and within a layer in their order.
+ * The first pages of a sequence where they are not in the pool, but somewhere further off. They are whole, and are only
+ * read. The forward pass asks for them layer by layer, and within a layer in their order.
  */
 struct kv_far {
 	int32_t n_pages;
@@ -169,12 +176,13 @@ struct kv_far {
 };
 
 /*
- * Rows that do not read all they see (Tang et al., "Quest: Query-Aware Sparsity for Efficient Long-Context LLM Inference", 2024). In layers
- * without a window such a row reads, in each layer and for each KV head, at most n_pages of the pages up to its own: the first n_first, the
- * last n_last, its own among them, and of those between the ones whose bound is largest: the largest of those of the KV head's query heads, as
- * their sum finds less (of five keys in 2,048 tokens 0.24 of the digits against 0.44). Of equals the earlier, and first those whose bound is no
- * number. Where it sees no more than n_pages it reads all, as a row that does not
- * choose. All pages before a choosing row's own have their bounds.
+ * Rows that do not read all they see (Tang et al., "Quest: Query-Aware Sparsity for Efficient Long-Context LLM
+ * Inference", 2024). In layers without a window such a row reads, in each layer and for each KV head, at most n_pages
+ * of the pages up to its own: the first n_first, the last n_last, its own among them, and of those between the ones
+ * whose bound is largest: the largest of those of the KV head's query heads, as their sum finds less (of five keys in
+ * 2,048 tokens 0.24 of the digits against 0.44). Of equals the earlier, and first those whose bound is no number. Where
+ * it sees no more than n_pages it reads all, as a row that does not choose. All pages before a choosing row's own have
+ * their bounds.
  */
 struct page_choice {
 	int32_t from;    /* rows from this place in the block table on choose */
@@ -190,13 +198,15 @@ struct page_choice {
  */
 struct page_probe {
 	int32_t n_pages;
-	const uint16_t *bounds; /* [n_pages][n_layer][n_head_kv][least, greatest][head_dim] host memory, elements as in struct kv_bounds */
+	/* [n_pages][n_layer][n_head_kv][least, greatest][head_dim] host memory, elements as in struct kv_bounds */
+	const uint16_t *bounds;
 	uint64_t *score;        /* [n_pages] in units of 2^-KV_MASS_BITS */
 };
 
 /*
- * One sequence's part of a step. Its rows stand at first_position, first_position + 1, ... as its block table counts, and see all
- * before. Pages that left a sequence leave no hole in its table: what stands there of a row is its position less what was dropped.
+ * One sequence's part of a step. Its rows stand at first_position, first_position + 1, ... as its block table counts,
+ * and see all before. Pages that left a sequence leave no hole in its table: what stands there of a row is its position
+ * less what was dropped.
  */
 struct batch_seq {
 	int32_t first_row;
@@ -206,9 +216,10 @@ struct batch_seq {
 	int32_t n_pages;            /* enough for first_position + n_rows */
 	struct page_choice choice;  /* zeroed: its rows read all they see */
 	/*
-	 * NULL, or [n_pages]: attention adds to each page's entry what its rows gave it of their weights, which come to 1 for each layer and query
-	 * head: in units of 2^-KV_MASS_BITS, each row's, layer's and head's share rounded to the nearest. Integers, so that the order in which rows,
-	 * heads and threads add to them changes nothing. Not together with a choice.
+	 * NULL, or [n_pages]: attention adds to each page's entry what its rows gave it of their weights, which come to
+	 * 1 for each layer and query head: in units of 2^-KV_MASS_BITS, each row's, layer's and head's share rounded to
+	 * the nearest. Integers, so that the order in which rows, heads and threads add to them changes nothing. Not
+	 * together with a choice.
 	 */
 	uint64_t *mass;
 	struct attention_look *look; /* NULL, or what attention adds a description of its rows to */
@@ -219,8 +230,10 @@ struct batch_seq {
 	 */
 	const float *plus;
 	int32_t n_plus;
-	const struct page_probe *probe; /* NULL, or what its rows score. Not together with far pages, nor in narrow pages */
-	struct kv_far *far;         /* NULL, or where its first pages are, whose places in the table are empty. None of its rows writes there */
+	/* NULL, or what its rows score. Not together with far pages, nor in narrow pages */
+	const struct page_probe *probe;
+	/* NULL, or where its first pages are, whose places in the table are empty. None of its rows writes there */
+	struct kv_far *far;
 };
 
 enum { KV_MASS_BITS = 24 };
@@ -251,7 +264,8 @@ struct kv_arrival {
 struct batch {
 	int32_t n_rows;
 	const int32_t *token;    /* [n_rows] */
-	const int32_t *position; /* [n_rows] of the conversation, which rotate queries and keys; not below what the block table counts */
+	/* [n_rows] of the conversation, which rotate queries and keys; not below what the block table counts */
+	const int32_t *position;
 	int32_t n_seqs;
 	const struct batch_seq *seq; /* [n_seqs]; rows of all of them cover [0, n_rows) without gaps, in order */
 	int32_t n_outputs;
@@ -278,20 +292,27 @@ struct matmul {
 	bool precise; /* worth more than eight bits of every activation, where the backend quantises them: the logits */
 };
 
-/* A change of one logit x: x > 0 ? x / repeat : x * repeat, then x - minus, then x + plus. 1, 0 and 0 change nothing. */
+/*
+ * A change of one logit x: x > 0 ? x / repeat : x * repeat, then x - minus, then x + plus. 1, 0 and 0 change nothing.
+ */
 struct sample_edit {
 	int32_t token;
 	float repeat, minus, plus;
 };
 
-/* One choice of a token, as engine/sample/sampler.h describes it; what its sampler knows of the past is in the edits. */
+/*
+ * One choice of a token, as engine/sample/sampler.h describes it; what its sampler knows of the past is in the edits.
+ */
 struct sample_row {
 	int32_t output; /* row of the logits */
 	float temperature;
 	int32_t top_k;
 	float top_p, min_p;
 	double unit;    /* uniform in [0, 1): the draw */
-	/* [n_edits] host memory. The first n_first name each token once at most, the others too; they come after the first. */
+	/*
+	 * [n_edits] host memory. The first n_first name each token once at most, the others too; they come after the
+	 * first.
+	 */
 	const struct sample_edit *edit;
 	int32_t n_first, n_edits;
 };
@@ -318,23 +339,29 @@ enum { ROPE_CHUNK_STEP = 64 };
 /* Where keys stand, seen from a query. */
 enum rope_chunk { ROPE_CHUNK_OWN, ROPE_CHUNK_BEFORE, ROPE_CHUNKS_FAR };
 
-/* By how many positions a query at `position`, which is turned for keys of its own chunk, has to be turned further for
- * others. */
+/*
+ * By how many positions a query at `position`, which is turned for keys of its own chunk, has to be turned further for
+ * others.
+ */
 static inline int32_t rope_chunk_turn(const struct rope_chunks *c, int32_t position, enum rope_chunk keys)
 {
 	int32_t most = c->reach - 1 - position % c->size;
 	return keys == ROPE_CHUNK_OWN ? 0 : keys == ROPE_CHUNK_BEFORE && c->size < most ? c->size : most;
 }
 
-/* The first position whose keys are such to a query at `position`; those of ROPE_CHUNKS_FAR begin at 0. They end where
- * the next kind begins. */
+/*
+ * The first position whose keys are such to a query at `position`; those of ROPE_CHUNKS_FAR begin at 0. They end where
+ * the next kind begins.
+ */
 static inline int32_t rope_chunk_begin(const struct rope_chunks *c, int32_t position, enum rope_chunk keys)
 {
 	int32_t number = position / c->size - (int32_t)keys;
 	return keys == ROPE_CHUNKS_FAR || number < 0 ? 0 : number * c->size;
 }
 
-/* Angle of pair i at position p: p * inv_freq[i]; sine and cosine are scaled by `magnitude` (YaRN's attention factor). */
+/*
+ * Angle of pair i at position p: p * inv_freq[i]; sine and cosine are scaled by `magnitude` (YaRN's attention factor).
+ */
 struct rope_params {
 	enum rope_pairing pairing;
 	int32_t n_dims;        /* rotated dimensions of a head; the rest pass through */
@@ -362,7 +389,8 @@ enum { KV_PART_PAGES = 8 };
 /* Some of the pages that the rows of one sequence see. */
 struct attention_part {
 	int32_t seq;                 /* of the batch; it has far pages */
-	int32_t first_page, n_pages; /* in its block table, the first a multiple of KV_PART_PAGES; of the last part, those of its rows as well */
+	/* in its block table, the first a multiple of KV_PART_PAGES; of the last part, those of its rows as well */
+	int32_t first_page, n_pages;
 	const int32_t *block_table;  /* [n_pages] where they are */
 	bool first, last;            /* nothing that a row sees is in front of it, or behind it */
 };
@@ -379,7 +407,8 @@ struct backend_info {
 	int32_t n_threads;  /* 0 where it does not apply */
 	bool host_memory;   /* device addresses are host addresses */
 	struct kv_order kv_order;
-	enum quant_type kv_type; /* elements of KV pages: the only layouts it takes are of this type, its own or that of choose_kv() */
+	/* elements of KV pages: the only layouts it takes are of this type, its own or that of choose_kv() */
+	enum quant_type kv_type;
 	bool narrow_kv;     /* takes layouts of all forms; else only KV_FORM_F16 */
 	bool weighs_pages;  /* takes batches with masses, and with looks */
 	bool chooses_pages; /* has page_bounds(), and takes batches with rows that choose */
@@ -403,59 +432,71 @@ struct backend_ops {
 	 */
 	enum status (*host_alloc)(struct backend *b, size_t bytes, void **out);
 	void (*host_free)(struct backend *b, void *p, size_t bytes);
-	/* Before anything has to do with KV: its pages are to have elements of that type. UNSUPPORTED. NULL: it has one type only. */
+	/*
+	 * Before anything has to do with KV: its pages are to have elements of that type. UNSUPPORTED. NULL: it has one
+	 * type only.
+	 */
 	enum status (*choose_kv)(struct backend *b, enum quant_type type);
 
-	/* Bytes that mem_alloc() could still give; 0 when that is not known. NULL where device memory is the machine's. */
+	/*
+	 * Bytes that mem_alloc() could still give; 0 when that is not known. NULL where device memory is the machine's.
+	 */
 	size_t (*mem_available)(struct backend *b);
 
-	enum status (*weight_create)(struct backend *b, const struct weight_desc *desc, struct weight **out, struct error *err);
+	enum status (*weight_create)(struct backend *b, const struct weight_desc *desc, struct weight **out,
+	                             struct error *err);
 	void (*weight_destroy)(struct backend *b, struct weight *w);
 	/* Bytes of device memory the weight takes beyond the mapped file. */
 	size_t (*weight_bytes)(const struct backend *b, const struct weight *w);
 
 	/*
-	 * Brackets a step; the batch and its arrays stay valid and unchanged in between. max_rows bounds scratch memory. Steps over
-	 * narrow pages use the layout of the last reserve(), whose `wide` stays valid until the next one or destroy(), and does not change
-	 * within a step.
+	 * Brackets a step; the batch and its arrays stay valid and unchanged in between. max_rows bounds scratch
+	 * memory. Steps over narrow pages use the layout of the last reserve(), whose `wide` stays valid until the next
+	 * one or destroy(), and does not change within a step.
 	 */
 	enum status (*reserve)(struct backend *b, int32_t max_rows, int32_t max_width, const struct kv_layout *layout);
 	enum status (*step_begin)(struct backend *b, const struct batch *batch);
 	/*
-	 * Waits; a failure of any operation since step_begin shows here, and that the device is lost rather than another. BUSY, of backends that
-	 * look at what was stored only now: pages of a narrow pool have got wide copies which the step has not written to. It did nothing that
-	 * counts, and is to be run again as it was.
+	 * Waits; a failure of any operation since step_begin shows here, and that the device is lost rather than
+	 * another. BUSY, of backends that look at what was stored only now: pages of a narrow pool have got wide copies
+	 * which the step has not written to. It did nothing that counts, and is to be run again as it was.
 	 */
 	enum status (*step_end)(struct backend *b);
 
-	/* out[n_rows][n_in] = scale * rows `token` of the embedding matrix, in float; tokens are those of the step's batch. */
+	/*
+	 * out[n_rows][n_in] = scale * rows `token` of the embedding matrix, in float; tokens are those of the step's
+	 * batch.
+	 */
 	enum status (*embed)(struct backend *b, const struct weight *w, float scale, float *out);
 	/* out[n][dim] = x / sqrt(mean(x^2) + eps) * gain; out may be x. gain is a device address. */
 	enum status (*rms_norm)(struct backend *b, const float *x, int64_t n, int32_t dim, const float *gain, float eps,
 	                        float *out);
 	/* out[n][dim] += x / sqrt(mean(x^2) + eps) * gain; out is not x. */
-	enum status (*rms_norm_add)(struct backend *b, const float *x, int64_t n, int32_t dim, const float *gain, float eps,
-	                            float *out);
+	enum status (*rms_norm_add)(struct backend *b, const float *x, int64_t n, int32_t dim, const float *gain,
+	                            float eps, float *out);
 	/*
-	 * n_mm products over the same x[n_rows][n_in]; activations are quantised once where the backend does so, with the precision
-	 * that the most demanding product wants.
+	 * n_mm products over the same x[n_rows][n_in]; activations are quantised once where the backend does so, with
+	 * the precision that the most demanding product wants.
 	 */
 	enum status (*matmul)(struct backend *b, const float *x, int64_t n_rows, const struct matmul *mm, int32_t n_mm);
-	/* Rotates q[n_rows][n_head][head_dim] and k[n_rows][n_head_kv][head_dim] in place by each row's position, or
-	 * the one in its chunk. */
+	/*
+	 * Rotates q[n_rows][n_head][head_dim] and k[n_rows][n_head_kv][head_dim] in place by each row's position, or
+	 * the one in its chunk.
+	 */
 	enum status (*rope)(struct backend *b, float *q, int32_t n_head, float *k, int32_t n_head_kv, int32_t head_dim,
 	                    const struct rope_params *rope);
 	/*
-	 * Stores k and v[n_rows][n_head_kv][head_dim] of the batch's rows where the block tables say. kv: the pool's slab. In pages of halves
-	 * values beyond their range are held at its end; what is no number stays none, and layout->watch is told of both.
+	 * Stores k and v[n_rows][n_head_kv][head_dim] of the batch's rows where the block tables say. kv: the pool's
+	 * slab. In pages of halves values beyond their range are held at its end; what is no number stays none, and
+	 * layout->watch is told of both.
 	 */
-	enum status (*kv_write)(struct backend *b, void *kv, const struct kv_layout *layout, int32_t layer, const float *k,
-	                        const float *v);
+	enum status (*kv_write)(struct backend *b, void *kv, const struct kv_layout *layout, int32_t layer,
+	                        const float *k, const float *v);
 	/*
-	 * Causal attention of q[n_rows][n_head][head_dim] over the positions of its block table up to its own that each row sees. Query head h
-	 * uses KV head h / (n_head / n_head_kv). Pages that lie wholly before a row's window are not read for it: where no row of a
-	 * sequence sees a page, its place in the block table may hold anything. Rows that choose read what struct page_choice says; rows of
-	 * sequences with far pages are left out.
+	 * Causal attention of q[n_rows][n_head][head_dim] over the positions of its block table up to its own that each
+	 * row sees. Query head h uses KV head h / (n_head / n_head_kv). Pages that lie wholly before a row's window are
+	 * not read for it: where no row of a sequence sees a page, its place in the block table may hold anything. Rows
+	 * that choose read what struct page_choice says; rows of sequences with far pages are left out.
 	 */
 	enum status (*attention)(struct backend *b, const void *kv, const struct kv_layout *layout, int32_t layer,
 	                         const float *q, int32_t n_head, const struct attention_params *params, float *out);
@@ -467,37 +508,41 @@ struct backend_ops {
 	 * but the reference), or to within rounding. kv is what kv_far's get() gave, host memory, or for the last part
 	 * the pool. On GPUs layouts that are not narrow. NULL where the backend has none.
 	 */
-	enum status (*attention_part)(struct backend *b, const void *kv, const struct kv_layout *layout, int32_t layer, const float *q,
-	                              int32_t n_head, const struct attention_params *params, const struct attention_part *part, float *out);
+	enum status (*attention_part)(struct backend *b, const void *kv, const struct kv_layout *layout, int32_t layer,
+	                              const float *q, int32_t n_head, const struct attention_params *params,
+	                              const struct attention_part *part, float *out);
 	/* gate[n][dim] = f(gate) * up */
 	enum status (*glu)(struct backend *b, enum glu f, float *gate, const float *up, int64_t n, int32_t dim);
 	/* x[n] = cap * tanh(x / cap) */
 	enum status (*softcap)(struct backend *b, float *x, int64_t n, float cap);
 	/* out[i] = x[rows[i]], rows of dim floats; rows is host memory. */
-	enum status (*gather_rows)(struct backend *b, const float *x, int32_t dim, const int32_t *rows, int32_t n, float *out);
+	enum status (*gather_rows)(struct backend *b, const float *x, int32_t dim, const int32_t *rows, int32_t n,
+	                           float *out);
 	/*
-	 * Chooses tokens[n] (host memory) from logits[..][stride], of which the first n_vocab elements of a row are tokens, as a
-	 * sampler would with the same draws; changes the logits. A negative token t stands for ~t, chosen without using the draw.
-	 * Waits. NULL where the logits are the host's anyway.
+	 * Chooses tokens[n] (host memory) from logits[..][stride], of which the first n_vocab elements of a row are
+	 * tokens, as a sampler would with the same draws; changes the logits. A negative token t stands for ~t, chosen
+	 * without using the draw. Waits. NULL where the logits are the host's anyway.
 	 */
-	enum status (*sample)(struct backend *b, float *logits, int32_t n_vocab, int32_t stride, const struct sample_row *rows,
-	                      int32_t n, int32_t *tokens);
+	enum status (*sample)(struct backend *b, float *logits, int32_t n_vocab, int32_t stride,
+	                      const struct sample_row *rows, int32_t n, int32_t *tokens);
 	/* Copies whole pages within the slab: to[i] = from[i]; the pairs do not overlap. */
 	enum status (*page_copy)(struct backend *b, void *kv, const struct kv_layout *layout, const int32_t *from,
 	                         const int32_t *to, int32_t n);
 	/*
-	 * Writes the bounds of n full pages, of all layers, to layout->bounds. A NaN among the keys makes a bound that is none. Narrow pages: of
-	 * what attention would read. NULL where info.chooses_pages is false.
+	 * Writes the bounds of n full pages, of all layers, to layout->bounds. A NaN among the keys makes a bound that
+	 * is none. Narrow pages: of what attention would read. NULL where info.chooses_pages is false.
 	 */
-	enum status (*page_bounds)(struct backend *b, const void *kv, const struct kv_layout *layout, const int32_t *pages, int32_t n);
+	enum status (*page_bounds)(struct backend *b, const void *kv, const struct kv_layout *layout,
+	                           const int32_t *pages, int32_t n);
 	/*
-	 * Writes a page of an exact layout in a narrow form to host memory: bit for bit as kv_codec_pack() has it (engine/kv/tier_codec.h),
-	 * whose result is *packed. page_unpack() is the way back. Both wait. NULL where the host does it as well.
+	 * Writes a page of an exact layout in a narrow form to host memory: bit for bit as kv_codec_pack() has it
+	 * (engine/kv/tier_codec.h), whose result is *packed. page_unpack() is the way back. Both wait. NULL where the
+	 * host does it as well.
 	 */
-	enum status (*page_pack)(struct backend *b, const void *kv, const struct kv_layout *layout, int32_t page, enum kv_form form,
-	                         void *host, bool *packed);
-	enum status (*page_unpack)(struct backend *b, void *kv, const struct kv_layout *layout, int32_t page, enum kv_form form,
-	                           const void *host);
+	enum status (*page_pack)(struct backend *b, const void *kv, const struct kv_layout *layout, int32_t page,
+	                         enum kv_form form, void *host, bool *packed);
+	enum status (*page_unpack)(struct backend *b, void *kv, const struct kv_layout *layout, int32_t page,
+	                           enum kv_form form, const void *host);
 	/*
 	 * Copies n whole pages of an exact layout to host memory, by layers: layer l of the i-th to host + l *
 	 * layer_stride + i * page_bytes / n_layer. Waits. NULL where pages are in host memory.
@@ -512,11 +557,14 @@ struct backend_ops {
 				  const int32_t *pages, int32_t n, double *sums);
 	enum status (*sync)(struct backend *b);
 	/*
-	 * Reads device memory [p, p + bytes) once, as fast as the device can, and sums its 64-bit words: what a benchmark calls
-	 * the read bandwidth. bytes is a multiple of 4096. NULL where the backend has none.
+	 * Reads device memory [p, p + bytes) once, as fast as the device can, and sums its 64-bit words: what a
+	 * benchmark calls the read bandwidth. bytes is a multiple of 4096. NULL where the backend has none.
 	 */
 	enum status (*scan)(struct backend *b, const void *p, size_t bytes, uint64_t *sum);
-	/* One phrase about what failed last, "" when nothing has; valid until the next failure. NULL where nothing is known. */
+	/*
+	 * One phrase about what failed last, "" when nothing has; valid until the next failure. NULL where nothing is
+	 * known.
+	 */
 	const char *(*last_failure)(const struct backend *b);
 };
 
@@ -547,17 +595,20 @@ struct kv_choice {
 #define KV_CHOICES "auto, f16, bf16, int8 and fp8_e4m3"
 /* One of KV_CHOICES, or NULL: "auto". False when there is none of that name. */
 bool kv_choice_find(const char *name, struct kv_choice *out);
-/* Finds one and has the backend keep KV so, before anything has to do with KV. UNSUPPORTED (param kv-dtype): it cannot. */
+/*
+ * Finds one and has the backend keep KV so, before anything has to do with KV. UNSUPPORTED (param kv-dtype): it cannot.
+ */
 enum status kv_choice_make(struct backend *b, const char *name, struct kv_choice *out, struct error *err);
 
 /*
- * A vector's codes in a narrow form, `step` bytes apart, and its scale: x ~ scale * code, with the error that tier_codec.h names; values
- * beyond +-most are held there. NaN: the vector has a value that is no number, or infinite, and all codes are 0. A vector below 2^-100
- * becomes zeros: 1 / scale would be no float.
+ * A vector's codes in a narrow form, `step` bytes apart, and its scale: x ~ scale * code, with the error that
+ * tier_codec.h names; values beyond +-most are held there. NaN: the vector has a value that is no number, or infinite,
+ * and all codes are 0. A vector below 2^-100 becomes zeros: 1 / scale would be no float.
  */
 static inline float kv_form_pack(enum kv_form form, const float *x, int32_t n, float most, uint8_t *code, int32_t step)
 {
-	const float largest = form == KV_FORM_INT8 ? 127 : 448, rounder = 12582912.0f; /* 1.5 * 2^23: see quant_fp8_from_float() */
+	/* 1.5 * 2^23: see quant_fp8_from_float() */
+	const float largest = form == KV_FORM_INT8 ? 127 : 448, rounder = 12582912.0f;
 	float max = 0;
 	bool finite = true;
 	for (int32_t i = 0; i < n; i++) {
@@ -571,13 +622,15 @@ static inline float kv_form_pack(enum kv_form form, const float *x, int32_t n, f
 	for (int32_t i = 0; i < n; i++) {
 		float held = x[i] > most ? most : x[i] < -most ? -most : x[i];
 		float y = finite ? held * inverse : 0;
-		code[(int64_t)i * step] = form == KV_FORM_INT8 ? (uint8_t)(int8_t)((y + rounder) - rounder) : quant_fp8_from_float(y);
+		code[(int64_t)i * step] =
+			form == KV_FORM_INT8 ? (uint8_t)(int8_t)((y + rounder) - rounder) : quant_fp8_from_float(y);
 	}
 	return !finite ? NAN : nothing ? 0 : max / largest;
 }
 
 /* The layout of such a cache in the backend's own type. */
-enum status kv_layout_for(const struct backend *b, struct kv_layout *layout, int32_t n_layer, int32_t n_head_kv, int32_t head_dim);
+enum status kv_layout_for(const struct backend *b, struct kv_layout *layout, int32_t n_layer, int32_t n_head_kv,
+                          int32_t head_dim);
 
 /* How a backend is chosen: "cpu" (the fastest kind this machine has), "cpu-reference", "cpu-avx2", "cpu-neon", ... */
 struct backend_options {

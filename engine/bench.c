@@ -1,4 +1,7 @@
-/* Measuring a model on a device: what `kvasir bench` prints. The formulas and what is counted: engine_bench() in engine.h. */
+/*
+ * Measuring a model on a device: what `kvasir bench` prints. The formulas and what is counted: engine_bench() in
+ * engine.h.
+ */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,12 +16,14 @@ enum {
 	METERED_STEPS = 8,        /* decode steps of the run whose operations are timed */
 	MEMORY_BYTES = 256 << 20, /* more than the caches of most processors */
 	MEMORY_BYTES_MIN = 64 << 20,
-	DEVICE_MEMORY_BYTES = 1 << 30, /* a GPU reads as fast as its launches take time, and has caches as large as some 100 MB */
+	/* a GPU reads as fast as its launches take time, and has caches as large as some 100 MB */
+	DEVICE_MEMORY_BYTES = 1 << 30,
 	CACHE_BYTES = 4 << 20,
 	MEMORY_SCANS = 5, CACHE_SCANS = 50,
 };
 
-_Static_assert((int)ENGINE_BENCH_OPS_MAX > (int)METER_N_OPS, "a row has room for every kind of operation and for the host");
+_Static_assert((int)ENGINE_BENCH_OPS_MAX > (int)METER_N_OPS,
+               "a row has room for every kind of operation and for the host");
 _Static_assert((int)ENGINE_BENCH_BATCH_MAX <= (int)CHUNK, "a step has a row for every sequence");
 
 struct bench {
@@ -49,12 +54,14 @@ struct bench {
 
 /* ---- What makes no sense ---- */
 
-static enum status check_list(const char *name, const int32_t *list, size_t n, int32_t min, int32_t max, struct error *err)
+static enum status check_list(const char *name, const int32_t *list, size_t n, int32_t min, int32_t max,
+                              struct error *err)
 {
 	for (size_t i = 0; i < n; i++)
 		if (list[i] < min || list[i] > max)
-			return error_set_param(err, STATUS_INVALID, name, "%s: %" PRId32 " is not from %" PRId32 " to %" PRId32, name,
-			                       list[i], min, max);
+			return error_set_param(err, STATUS_INVALID, name,
+			                       "%s: %" PRId32 " is not from %" PRId32 " to %" PRId32, name, list[i],
+			                       min, max);
 	return STATUS_OK;
 }
 
@@ -74,28 +81,37 @@ static enum status check(const struct engine_bench_params *p, struct error *err)
 		return st;
 	struct kv_choice kv;
 	if (!kv_choice_find(p->kv_type, &kv))
-		return error_set_param(err, STATUS_INVALID, "kv-dtype", "kv-dtype: \"%.64s\" is none of " KV_CHOICES, p->kv_type);
+		return error_set_param(err, STATUS_INVALID, "kv-dtype", "kv-dtype: \"%.64s\" is none of " KV_CHOICES,
+		                       p->kv_type);
 	if (p->n_depths == 0)
 		return error_set_param(err, STATUS_INVALID, "depth", "depth: at least one is needed");
 	if (p->n_prefill == 0 && (p->decode_tokens == 0 || p->n_batches == 0))
-		return error_set_param(err, STATUS_INVALID, "decode", "there is nothing to measure: neither prefill nor decode");
+		return error_set_param(err, STATUS_INVALID, "decode",
+		                       "there is nothing to measure: neither prefill nor decode");
 	return STATUS_OK;
 }
 
 /* ---- Steps ---- */
 
-/* n rows of each of the first n_seqs sequences, from position `at`; logits of each one's last row where they are wanted. */
+/*
+ * n rows of each of the first n_seqs sequences, from position `at`; logits of each one's last row where they are
+ * wanted.
+ */
 static enum status step(struct bench *b, int32_t n_seqs, int32_t at, int32_t n, bool logits_wanted)
 {
 	int32_t n_vocab = model_params(b->model)->n_vocab;
-	const struct batch batch = {n_seqs * n, b->token, b->position, n_seqs, b->seq, logits_wanted ? n_seqs : 0, b->output};
+	const struct batch batch = {n_seqs * n, b->token, b->position, n_seqs, b->seq, logits_wanted ? n_seqs : 0,
+	                            b->output};
 	float *logits;
 	for (int32_t s = 0; s < n_seqs; s++) {
 		b->seq[s] = (struct batch_seq){s * n, n, at, b->table + (size_t)s * (size_t)b->n_pages, b->n_pages};
 		b->output[s] = s * n + n - 1;
 		for (int32_t i = 0; i < n; i++) {
 			b->position[s * n + i] = at + i;
-			/* Any will do, but sequences have different ones, as they would: rows that are alike are quicker. */
+			/*
+			 * Any will do, but sequences have different ones, as they would: rows that are alike are
+			 * quicker.
+			 */
 			b->token[s * n + i] = (int32_t)(((int64_t)(at + i) * 7919 + (int64_t)s * 104729) % n_vocab);
 		}
 	}
@@ -217,7 +233,8 @@ static enum status run_once(struct bench *b, const struct engine_bench_row *row,
 static enum status run_metered(struct bench *b, struct engine_bench_row *row)
 {
 	struct meter_counts counts;
-	int32_t n = row->prefill || row->tokens < METERED_STEPS ? row->tokens : METERED_STEPS, at = row->depth + (row->tokens - n) / 2;
+	int32_t n = row->prefill || row->tokens < METERED_STEPS ? row->tokens : METERED_STEPS,
+		at = row->depth + (row->tokens - n) / 2;
 	int64_t start = clock_now_ns(b->clock);
 	meter_start(b->meter);
 	enum status st = row->prefill ? prefill(b, at, n, true) : decode(b, row->batch, at, n);
@@ -239,7 +256,8 @@ static enum status run_metered(struct bench *b, struct engine_bench_row *row)
 
 static enum status measure(struct bench *b, bool is_prefill, int32_t tokens, int32_t depth, int32_t batch)
 {
-	struct engine_bench_row row = {.prefill = is_prefill, .tokens = tokens, .depth = depth, .batch = batch, .runs = b->params->runs};
+	struct engine_bench_row row = {
+		.prefill = is_prefill, .tokens = tokens, .depth = depth, .batch = batch, .runs = b->params->runs};
 	double speed[ENGINE_BENCH_RUNS_MAX];
 	enum status st = run_metered(b, &row); /* first, so that it also warms the caches up */
 	for (int32_t i = 0; i < row.runs && st == STATUS_OK; i++) {
@@ -329,7 +347,8 @@ static enum status prepare_random(struct bench *b)
 	enum status st = b->backend->ops->mem_alloc(b->backend, n * sizeof *b->random, &b->random_device);
 	if (st == STATUS_OK)
 		b->random_bytes = n * sizeof *b->random;
-	return st == STATUS_OK ? b->backend->ops->mem_write(b->backend, b->random_device, b->random, b->random_bytes) : st;
+	return st == STATUS_OK ? b->backend->ops->mem_write(b->backend, b->random_device, b->random, b->random_bytes)
+	                       : st;
 }
 
 static enum status prepare_kv(struct bench *b, struct error *err)
@@ -345,7 +364,8 @@ static enum status prepare_kv(struct bench *b, struct error *err)
 		b->n_seqs = p->batch[i] > b->n_seqs ? p->batch[i] : b->n_seqs;
 	b->n_pages = kv_pages_for(longest(b));
 	if (b->n_pages == 0)
-		return error_set_param(err, STATUS_INVALID, "depth", "no test fits the model's context of %" PRId32 " tokens", m->n_ctx);
+		return error_set_param(err, STATUS_INVALID, "depth",
+		                       "no test fits the model's context of %" PRId32 " tokens", m->n_ctx);
 	if (kv_layout_for(b->backend, &b->layout, m->n_layer, m->n_head_kv, m->head_dim) != STATUS_OK)
 		return error_set(err, STATUS_UNSUPPORTED, "the model's KV geometry is not supported");
 	if (kv.form != KV_FORM_F16)
@@ -353,7 +373,8 @@ static enum status prepare_kv(struct bench *b, struct error *err)
 	size_t n = (size_t)b->n_seqs * (size_t)b->n_pages;
 	if (n > INT32_MAX || __builtin_mul_overflow(n, b->layout.page_stride, &b->kv_bytes) ||
 	    b->backend->ops->mem_alloc(b->backend, b->kv_bytes, &b->kv) != STATUS_OK)
-		return error_set(err, STATUS_NOMEM, "no memory for the KV of %" PRId32 " sequences of %" PRId32 " tokens", b->n_seqs,
+		return error_set(err, STATUS_NOMEM,
+		                 "no memory for the KV of %" PRId32 " sequences of %" PRId32 " tokens", b->n_seqs,
 		                 b->n_pages * KV_PAGE_TOKENS);
 	b->table = malloc(n * sizeof *b->table);
 	b->depths = malloc(p->n_depths * sizeof *b->depths);
@@ -401,7 +422,8 @@ static void tear_down(struct bench *b)
 	free(b);
 }
 
-enum status engine_bench(const struct engine_bench_params *params, const struct engine_bench_sink *sink, struct error *err)
+enum status engine_bench(const struct engine_bench_params *params, const struct engine_bench_sink *sink,
+                         struct error *err)
 {
 	enum status st = check(params, err);
 	if (st != STATUS_OK)

@@ -1,4 +1,7 @@
-/* What long conversations cost under each context policy: `kvasir bench long`. What is measured, and how: engine_long() in engine.h. */
+/*
+ * What long conversations cost under each context policy: `kvasir bench long`. What is measured, and how: engine_long()
+ * in engine.h.
+ */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -40,7 +43,10 @@ struct tokens {
 /* What a forced token says something about. */
 enum kind { OF_TEXT, OF_RECALL, OF_KEY };
 
-/* One forced answer: what engine_request.choose works on. Between submission and its end it belongs to the engine's thread. */
+/*
+ * One forced answer: what engine_request.choose works on. Between submission and its end it belongs to the engine's
+ * thread.
+ */
 struct forced {
 	const struct clock *clock;
 	const int32_t *ids;  /* [n] */
@@ -98,10 +104,11 @@ static enum status no_memory(struct error *err)
 }
 
 /*
- * The event that ends what `id` stands for, which the caller frees; tokens of an answer on the way go to `tokens` unless that is NULL. Events of
- * others are dropped.
+ * The event that ends what `id` stands for, which the caller frees; tokens of an answer on the way go to `tokens`
+ * unless that is NULL. Events of others are dropped.
  */
-static enum status await(struct long_bench *b, uint64_t id, struct tokens *tokens, struct engine_event **out, struct error *err)
+static enum status await(struct long_bench *b, uint64_t id, struct tokens *tokens, struct engine_event **out,
+                         struct error *err)
 {
 	enum status st = STATUS_OK;
 	*out = NULL;
@@ -131,7 +138,8 @@ static enum status await(struct long_bench *b, uint64_t id, struct tokens *token
 	return st;
 }
 
-static enum status tokenize(struct long_bench *b, const char *text, size_t n, bool first, struct tokens *out, struct error *err)
+static enum status tokenize(struct long_bench *b, const char *text, size_t n, bool first, struct tokens *out,
+                            struct error *err)
 {
 	uint64_t id = engine_next_id(b->e);
 	struct engine_event *ev;
@@ -186,12 +194,14 @@ static enum status prepare_keys(struct long_bench *b, struct error *err)
 		if (st == STATUS_OK)
 			st = tokenize(b, sentence, (size_t)n, false, &b->key[i], err);
 		if (st == STATUS_OK && b->ask[i].n + b->key[i].n + b->stop.n > KEY_TOKENS_MAX)
-			st = error_set(err, STATUS_UNSUPPORTED, "the vocabulary makes more than %d tokens of a sentence", KEY_TOKENS_MAX);
+			st = error_set(err, STATUS_UNSUPPORTED,
+			               "the vocabulary makes more than %d tokens of a sentence", KEY_TOKENS_MAX);
 	}
 	if (st == STATUS_OK)
 		st = tokenize(b, question, sizeof question - 1, false, &b->question, err);
 	if (st == STATUS_OK && b->question.n > QUESTION_TOKENS_MAX)
-		st = error_set(err, STATUS_UNSUPPORTED, "the vocabulary makes more than %d tokens of a question", QUESTION_TOKENS_MAX);
+		st = error_set(err, STATUS_UNSUPPORTED, "the vocabulary makes more than %d tokens of a question",
+		               QUESTION_TOKENS_MAX);
 	return st;
 }
 
@@ -225,7 +235,8 @@ static bool make_prompt(struct long_bench *b, int32_t length)
 	size_t body = (size_t)length - hidden;
 	b->prompt.n = b->tail.n = 0;
 	for (int32_t i = 0; i < p->n_keys; i++) {
-		size_t place = body * (size_t)(2 * i + 1) / (size_t)(2 * p->n_keys), far = place + PLACE_TOKENS < body ? place + PLACE_TOKENS : body;
+		size_t place = body * (size_t)(2 * i + 1) / (size_t)(2 * p->n_keys),
+		       far = place + PLACE_TOKENS < body ? place + PLACE_TOKENS : body;
 		size_t end = place > at ? place : at;
 		while (end < far && (end == 0 || !ends_sentence(b, b->text.ids[end - 1])))
 			end++;
@@ -302,8 +313,9 @@ static int32_t force(void *arg, const float *logits, int32_t n_vocab, int32_t n)
 	return token;
 }
 
-static enum status submit(struct long_bench *b, const struct engine_context *context, const char *session, struct forced *forced,
-                          const struct tokens *prompt, int32_t n, uint64_t *id, struct error *err)
+static enum status submit(struct long_bench *b, const struct engine_context *context, const char *session,
+                          struct forced *forced, const struct tokens *prompt, int32_t n, uint64_t *id,
+                          struct error *err)
 {
 	char salt[32];
 	struct engine_request *r = engine_request_create(b->e);
@@ -356,8 +368,8 @@ static void close_session(struct long_bench *b, const char *id)
 	engine_event_free(ev);
 }
 
-static enum status run_forced(struct long_bench *b, const struct engine_context *context, const char *session, struct forced *f,
-                              struct engine_long_row *row, struct error *err)
+static enum status run_forced(struct long_bench *b, const struct engine_context *context, const char *session,
+                              struct forced *f, struct engine_long_row *row, struct error *err)
 {
 	struct engine_event *done;
 	uint64_t id;
@@ -378,7 +390,8 @@ static enum status run_forced(struct long_bench *b, const struct engine_context 
 }
 
 /* The second turn: what was said so far, and a question. */
-static enum status run_question(struct long_bench *b, const struct engine_context *context, const char *session, struct error *err)
+static enum status run_question(struct long_bench *b, const struct engine_context *context, const char *session,
+                                struct error *err)
 {
 	struct tokens whole = {0};
 	struct engine_event *done = NULL;
@@ -414,13 +427,14 @@ static bool is_full(const struct engine_long_policy *policy)
 	return !policy->context.policy || strcmp(policy->context.policy, engine_context_policy(0)) == 0;
 }
 
-static enum status run_policy(struct long_bench *b, const struct engine_long_policy *policy, bool is_exact, int32_t length,
-                              struct engine_long_row *row, struct error *err)
+static enum status run_policy(struct long_bench *b, const struct engine_long_policy *policy, bool is_exact,
+                              int32_t length, struct engine_long_row *row, struct error *err)
 {
 	const struct engine_long_params *p = b->params;
 	char session[ENGINE_SESSION_ID_MAX + 1];
 	struct engine_context context = policy->context;
-	struct forced f = {.clock = b->clock, .ids = b->tail.ids, .kind = b->kind, .n = (int32_t)b->tail.n, .is_exact = is_exact};
+	struct forced f = {
+		.clock = b->clock, .ids = b->tail.ids, .kind = b->kind, .n = (int32_t)b->tail.n, .is_exact = is_exact};
 	if (!p->speed_only) {
 		f.exact = is_exact || b->has_exact ? b->exact : NULL;
 		f.own = b->own;
@@ -464,11 +478,13 @@ static enum status run_length(struct long_bench *b, int32_t length, struct error
 {
 	const struct engine_long_params *p = b->params;
 	const struct engine_long_sink *sink = b->sink;
-	const struct engine_long_policy full = {.label = engine_context_policy(0), .context = {.policy = engine_context_policy(0), .start_size = -1}};
+	const struct engine_long_policy full = {.label = engine_context_policy(0),
+	                                        .context = {.policy = engine_context_policy(0), .start_size = -1}};
 	struct engine_long_row row;
 	char why[160] = "";
 	if (length + b->tail_max > b->info->rope.reach)
-		snprintf(why, sizeof why, "beyond the model's context of %" PRId32 " tokens, %" PRId32 " of which are for the answers",
+		snprintf(why, sizeof why,
+		         "beyond the model's context of %" PRId32 " tokens, %" PRId32 " of which are for the answers",
 		         b->info->rope.reach, b->tail_max);
 	else if ((int64_t)length < 2 * (int64_t)p->n_keys * KEY_TOKENS_MAX)
 		snprintf(why, sizeof why, "too short for %" PRId32 " pass keys", p->n_keys);
@@ -505,18 +521,24 @@ static enum status check(const struct engine_long_params *p, struct error *err)
 {
 	for (size_t i = 0; i < p->n_lengths; i++)
 		if (p->length[i] < LENGTH_MIN || p->length[i] > 1 << 24)
-			return error_set_param(err, STATUS_INVALID, "length", "length: %" PRId32 " is not from %d to %d", p->length[i], LENGTH_MIN,
+			return error_set_param(err, STATUS_INVALID, "length",
+			                       "length: %" PRId32 " is not from %d to %d", p->length[i], LENGTH_MIN,
 			                       1 << 24);
 	if (p->n_lengths == 0 || p->n_policies == 0)
-		return error_set_param(err, STATUS_INVALID, "length", "there is nothing to measure: no length or no policy");
+		return error_set_param(err, STATUS_INVALID, "length",
+		                       "there is nothing to measure: no length or no policy");
 	if (p->cache_permille < 1 || p->cache_permille > 1 << 20)
-		return error_set_param(err, STATUS_INVALID, "cache", "cache: a policy keeps a part of the length, or more than all of it");
+		return error_set_param(err, STATUS_INVALID, "cache",
+		                       "cache: a policy keeps a part of the length, or more than all of it");
 	if (p->n_keys < 0 || p->n_keys > ENGINE_LONG_KEYS_MAX)
-		return error_set_param(err, STATUS_INVALID, "keys", "keys: %" PRId32 " is not from 0 to %d", p->n_keys, ENGINE_LONG_KEYS_MAX);
+		return error_set_param(err, STATUS_INVALID, "keys", "keys: %" PRId32 " is not from 0 to %d", p->n_keys,
+		                       ENGINE_LONG_KEYS_MAX);
 	if (p->cpu_time && p->n_threads != 1)
-		return error_set_param(err, STATUS_INVALID, "threads", "threads: the processor's time is the model's with one thread only");
+		return error_set_param(err, STATUS_INVALID, "threads",
+		                       "threads: the processor's time is the model's with one thread only");
 	if (p->text_tokens < 1 || p->text_tokens > 4096 || p->answer_tokens < 0 || p->answer_tokens > 4096)
-		return error_set_param(err, STATUS_INVALID, "tail", "the tokens behind the prompt are not from 1 to 4096");
+		return error_set_param(err, STATUS_INVALID, "tail",
+		                       "the tokens behind the prompt are not from 1 to 4096");
 	return STATUS_OK;
 }
 
@@ -528,9 +550,12 @@ static enum status start_engine(struct long_bench *b, struct error *err)
 	bool bounds = false;
 	/* Which policies need what is not always there; others are measured without. */
 	for (size_t i = 0; i < p->n_policies; i++)
-		bounds |= p->policy[i].context.policy && strcmp(p->policy[i].context.policy, kv_policy_name(KV_POLICY_QUEST)) == 0;
-	const struct engine_plan_params look = {
-	        .model_path = p->model_path, .rope_scaling = p->rope_scaling, .kv_type = p->kv_type, .kv_bounds = bounds};
+		bounds |= p->policy[i].context.policy &&
+		          strcmp(p->policy[i].context.policy, kv_policy_name(KV_POLICY_QUEST)) == 0;
+	const struct engine_plan_params look = {.model_path = p->model_path,
+	                                        .rope_scaling = p->rope_scaling,
+	                                        .kv_type = p->kv_type,
+	                                        .kv_bounds = bounds};
 	enum status st = engine_plan(&look, &plan, err);
 	if (st != STATUS_OK)
 		return st;
@@ -600,8 +625,8 @@ enum status engine_long(const struct engine_long_params *params, const struct en
 	if (st == STATUS_OK)
 		st = prepare(&b, err);
 	if (st == STATUS_OK) {
-		const struct engine_long_info info = {b.info->backend, b.info->kv_type, b.info->n_threads, b.info->rope.reach, b.info->rope,
-		                                      b.info->kv_bytes_per_token};
+		const struct engine_long_info info = {b.info->backend,    b.info->kv_type, b.info->n_threads,
+		                                      b.info->rope.reach, b.info->rope,    b.info->kv_bytes_per_token};
 		sink->info(sink->arg, &info);
 	}
 	for (size_t i = 0; i < params->n_lengths && st == STATUS_OK; i++)

@@ -4,21 +4,28 @@
 
 #include "engine/engine.h"
 
-static const char *const names[] = {"Ada", "Boris", "Clara", "David", "Elena", "Farid", "Greta", "Hugo", "Ines", "Jonas", "Kira", "Liam",
-                                    "Mona", "Nils", "Olga", "Pavel", "Quinn", "Rosa", "Stefan", "Tara", "Ugo", "Vera", "Walter", "Yara"};
-static const char *const things[] = {"a copper lamp", "three letters", "the old map", "a basket of pears", "two ropes", "the station clock",
-                                     "a box of nails", "some dry wood", "the blue ledger", "a broken oar", "fresh bread", "a wool coat",
-                                     "the spare key", "a jar of honey", "seven stamps", "the long ladder", "a sack of flour", "a silver spoon",
-                                     "an empty cage", "the last photograph", "a bundle of reeds", "a torn sail", "the brass bell", "white paint"};
-static const char *const places[] = {"the mill", "the harbour", "the market", "the north gate", "the school", "the bakery", "the river bank",
-                                     "the library", "the old tower", "the garden", "the workshop", "the bridge", "the inn", "the orchard",
-                                     "the post office", "the chapel", "the quarry", "the ferry", "the barn", "the town hall"};
-static const char *const times[] = {"in the morning", "before noon", "after the rain", "on the third day", "at dusk", "in early spring",
-                                    "during the feast", "when the wind turned", "late in the evening", "a week later", "on market day",
-                                    "while the others slept"};
+static const char *const names[] = {"Ada",   "Boris", "Clara",  "David", "Elena", "Farid", "Greta",  "Hugo",
+                                    "Ines",  "Jonas", "Kira",   "Liam",  "Mona",  "Nils",  "Olga",   "Pavel",
+                                    "Quinn", "Rosa",  "Stefan", "Tara",  "Ugo",   "Vera",  "Walter", "Yara"};
+static const char *const things[] = {"a copper lamp",     "three letters",     "the old map",    "a basket of pears",
+                                     "two ropes",         "the station clock", "a box of nails", "some dry wood",
+                                     "the blue ledger",   "a broken oar",      "fresh bread",    "a wool coat",
+                                     "the spare key",     "a jar of honey",    "seven stamps",   "the long ladder",
+                                     "a sack of flour",   "a silver spoon",    "an empty cage",  "the last photograph",
+                                     "a bundle of reeds", "a torn sail",       "the brass bell", "white paint"};
+static const char *const places[] = {"the mill",      "the harbour", "the market",      "the north gate",
+                                     "the school",    "the bakery",  "the river bank",  "the library",
+                                     "the old tower", "the garden",  "the workshop",    "the bridge",
+                                     "the inn",       "the orchard", "the post office", "the chapel",
+                                     "the quarry",    "the ferry",   "the barn",        "the town hall"};
+static const char *const times[] = {
+	"in the morning",  "before noon",           "after the rain",       "on the third day",    "at dusk",
+	"in early spring", "during the feast",      "when the wind turned", "late in the evening", "a week later",
+	"on market day",   "while the others slept"};
 static const char *const weathers[] = {"quiet", "cold", "bright", "windy", "dull", "warm", "foggy", "still"};
-static const char *const doors[ENGINE_LONG_KEYS_MAX] = {"red", "blue", "green", "yellow", "black", "white", "brown", "purple",
-                                                        "grey", "golden", "silver", "orange", "pink", "wooden", "iron", "glass"};
+static const char *const doors[ENGINE_LONG_KEYS_MAX] = {"red",   "blue",   "green", "yellow", "black",  "white",
+                                                        "brown", "purple", "grey",  "golden", "silver", "orange",
+                                                        "pink",  "wooden", "iron",  "glass"};
 
 /* splitmix64 (Steele, Lea and Flood, 2014). */
 static uint64_t next(uint64_t *seed)
@@ -33,8 +40,8 @@ static uint64_t next(uint64_t *seed)
 
 void bench_text_sentence(struct buf *out, uint64_t *seed)
 {
-	const char *who = PICK(names, seed), *other = PICK(names, seed), *what = PICK(things, seed), *where = PICK(places, seed),
-	           *when = PICK(times, seed), *weather = PICK(weathers, seed);
+	const char *who = PICK(names, seed), *other = PICK(names, seed), *what = PICK(things, seed),
+		   *where = PICK(places, seed), *when = PICK(times, seed), *weather = PICK(weathers, seed);
 	unsigned n = (unsigned)(2 + next(seed) % 40);
 	switch (next(seed) % 8) {
 	case 0:

@@ -1,4 +1,7 @@
-/* What `kvasir bench long` has models read: text that is made up, and pass keys to find in it. Only bytes; the same for the same seed. */
+/*
+ * What `kvasir bench long` has models read: text that is made up, and pass keys to find in it. Only bytes; the same for
+ * the same seed.
+ */
 #pragma once
 
 #include <stdint.h>

@@ -26,7 +26,10 @@ void calibrate_prefill(struct engine *e, struct sched *sched)
 	struct kv_seq kv = KV_SEQ_INIT;
 	int32_t most = e->options.step_tokens < ROWS ? e->options.step_tokens : ROWS;
 	if (kv_seq_prepare(e->pool, &kv, most) == STATUS_OK) {
-		/* The first time the weights come from the file. A device that takes long for a page is not asked for more. */
+		/*
+		 * The first time the weights come from the file. A device that takes long for a page is not asked for
+		 * more.
+		 */
 		int32_t n = most < KV_PAGE_TOKENS ? most : KV_PAGE_TOKENS;
 		int64_t took_ns = time_step(e, &kv, n) ? time_step(e, &kv, n) : 0;
 		if (took_ns > 0 && took_ns < ENOUGH_NS) {

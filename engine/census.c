@@ -36,11 +36,11 @@ struct sum {
 };
 
 /*
- * One sequence, of which n_positions are or will be written in the pages it has: a prompt that is being computed has its pages already,
- * and they are not wasted.
+ * One sequence, of which n_positions are or will be written in the pages it has: a prompt that is being computed has
+ * its pages already, and they are not wasted.
  */
-static void count_sequence(struct census *c, const struct kv_seq *kv, int32_t n_positions, enum holder holder, struct sum *sum,
-                           struct engine_kv *out)
+static void count_sequence(struct census *c, const struct kv_seq *kv, int32_t n_positions, enum holder holder,
+                           struct sum *sum, struct engine_kv *out)
 {
 	for (int32_t i = kv->n_gone; i < kv->n_pages; i++) {
 		int32_t page = kv->pages[i], used = n_positions - i * KV_PAGE_TOKENS;
@@ -59,13 +59,15 @@ static void count_sequence(struct census *c, const struct kv_seq *kv, int32_t n_
 	}
 }
 
-static void count_requests(struct census *c, const struct list *head, enum holder holder, int64_t *charged, struct sum *sum,
-                           struct engine_kv *out)
+static void count_requests(struct census *c, const struct list *head, enum holder holder, int64_t *charged,
+                           struct sum *sum, struct engine_kv *out)
 {
 	list_each(l, next, head) {
 		const struct request *r = list_entry(l, struct request, link);
-		count_sequence(c, &r->kv, holder == RUNNING ? (int32_t)r->tokens.n - r->kv.n_dropped * KV_PAGE_TOKENS : r->kv.n_tokens, holder,
-		               sum, out);
+		count_sequence(c, &r->kv,
+		               holder == RUNNING ? (int32_t)r->tokens.n - r->kv.n_dropped * KV_PAGE_TOKENS
+		                                 : r->kv.n_tokens,
+		               holder, sum, out);
 		for (int32_t i = 0; i < r->fetch.n; i++) {
 			int32_t page = kv_fetch_page(&r->fetch, i);
 			if (page == KV_NO_PAGE)
@@ -141,11 +143,13 @@ static void judge(struct census *c, struct engine_kv *out)
 	out->alarm = c->alarm;
 	if (c->alarm && !was)
 		log_msg(LOG_WARN, "kv_fragmentation",
-		        "%.1f%% of the positions in %" PRId32 " KV pages are unused, more than %.0f%%: many short conversations hold "
+		        "%.1f%% of the positions in %" PRId32
+		        " KV pages are unused, more than %.0f%%: many short conversations hold "
 		        "a page that they do not fill",
 		        100 * out->fragmentation, in_use, 100 * ENGINE_FRAGMENTATION_ALARM);
 	else if (was && !c->alarm)
-		log_msg(LOG_WARN, "kv_fragmentation", "%.1f%% of the positions in %" PRId32 " KV pages are unused: well again",
+		log_msg(LOG_WARN, "kv_fragmentation",
+		        "%.1f%% of the positions in %" PRId32 " KV pages are unused: well again",
 		        100 * out->fragmentation, in_use);
 }
 

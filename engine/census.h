@@ -1,10 +1,11 @@
 /*
- * The census: all pages of the pool counted one by one, with whom each is held by, at one moment. It is what the figures of the KV cache
- * come from, and an audit: references that it finds must be those the pool knows, and what tenants are charged must be
- * what their sequences hold.
+ * The census: all pages of the pool counted one by one, with whom each is held by, at one moment. It is what the
+ * figures of the KV cache come from, and an audit: references that it finds must be those the pool knows, and what
+ * tenants are charged must be what their sequences hold.
  *
- * It takes time proportional to the pages and references, 1.2 ms for 100,000 pages in use, so the worker takes one when somebody asks and
- * something has changed since the last, and otherwise at most every CENSUS_MS. The worker's thread only.
+ * It takes time proportional to the pages and references, 1.2 ms for 100,000 pages in use, so the worker takes one when
+ * somebody asks and something has changed since the last, and otherwise at most every CENSUS_MS. The worker's thread
+ * only.
  */
 #pragma once
 
@@ -20,7 +21,8 @@ struct census {
 	const struct sched *sched;
 	const struct session_table *sessions;
 	const struct tenant_table *tenants;
-	uint8_t *holder, *sequences, *used; /* [pages]: the first that holds it; sequences that do, up to 2; positions used */
+	/* [pages]: the first that holds it; sequences that do, up to 2; positions used */
+	uint8_t *holder, *sequences, *used;
 	bool alarm;
 };
 

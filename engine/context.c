@@ -37,34 +37,44 @@ static enum status no_sizes(const struct engine_context *asked, const char *poli
 							      : NULL;
 	if (!param)
 		return STATUS_OK;
-	return error_set_param(err, STATUS_INVALID, param, "%s has no meaning with the policy \"%s\", which keeps everything; name another, or leave it out",
-	                       param, policy);
+	return error_set_param(
+		err, STATUS_INVALID, param,
+		"%s has no meaning with the policy \"%s\", which keeps everything; name another, or leave it out",
+		param, policy);
 }
 
 /* `least` tokens are kept when it acts, and all up to `acts`. */
-static enum status check_trigger(const struct context_bounds *bounds, const struct engine_context *asked, int64_t least, int64_t acts,
-                                 struct error *err)
+static enum status check_trigger(const struct context_bounds *bounds, const struct engine_context *asked, int64_t least,
+                                 int64_t acts, struct error *err)
 {
 	const char *param = acts > least ? "kv_cache.trigger.tokens" : "kv_cache.max_cache_size";
 	if (acts < least)
 		return error_set_param(err, STATUS_INVALID, "kv_cache.trigger.tokens",
-		                       "kv_cache.trigger.tokens is %" PRId32 ", less than the %" PRId64 " tokens that are kept", asked->trigger_tokens, least);
+		                       "kv_cache.trigger.tokens is %" PRId32 ", less than the %" PRId64
+		                       " tokens that are kept",
+		                       asked->trigger_tokens, least);
 	if (bounds->max_cache_size > 0 && is_open(asked) && asked->trigger_tokens == 0)
 		return error_set_param(err, STATUS_INVALID, "kv_cache.trigger",
 				       "kv_cache.trigger needs \"tokens\" as well, since this server keeps %" PRId32
 				       " tokens at most (--max-cache-size)",
 				       bounds->max_cache_size);
 	if (bounds->max_cache_size > 0 && acts > bounds->max_cache_size)
-		return error_set_param(err, STATUS_INVALID, param, "up to %" PRId64 " tokens would be kept, more than the %" PRId32
-		                       " that this server allows (--max-cache-size)", acts, bounds->max_cache_size);
+		return error_set_param(err, STATUS_INVALID, param,
+		                       "up to %" PRId64 " tokens would be kept, more than the %" PRId32
+		                       " that this server allows (--max-cache-size)",
+		                       acts, bounds->max_cache_size);
 	if (acts / KV_PAGE_TOKENS > bounds->pool_pages)
-		return error_set_param(err, STATUS_INVALID, param, "up to %" PRId64 " tokens would be kept, more than the %" PRId64 " that the KV cache holds",
+		return error_set_param(err, STATUS_INVALID, param,
+		                       "up to %" PRId64 " tokens would be kept, more than the %" PRId64
+		                       " that the KV cache holds",
 		                       acts, (int64_t)bounds->pool_pages * KV_PAGE_TOKENS);
 	return STATUS_OK;
 }
 
-/* Triggers that no number of tokens is. jump: pages whose rows are looked at before the policy acts, for what pages are
- * worth to them. */
+/*
+ * Triggers that no number of tokens is. jump: pages whose rows are looked at before the policy acts, for what pages are
+ * worth to them.
+ */
 static enum status check_open_triggers(const struct context_bounds *bounds, const struct engine_context *asked,
 				       enum kv_policy_kind kind, int32_t jump, struct error *err)
 {
@@ -101,22 +111,29 @@ static int32_t acts_pages(const struct engine_context *asked, int64_t least)
 }
 
 /* Sinks and a window, in tokens of whole pages; 0 where a default is to be found. */
-static enum status streaming(const struct context_bounds *bounds, const struct engine_context *asked, struct kv_policy *out, struct error *err)
+static enum status streaming(const struct context_bounds *bounds, const struct engine_context *asked,
+                             struct kv_policy *out, struct error *err)
 {
-	int64_t start = rounded_up(asked->start_size < 0 ? DEFAULT_START_TOKENS : asked->start_size), recent = rounded_up(asked->recent_size);
+	int64_t start = rounded_up(asked->start_size < 0 ? DEFAULT_START_TOKENS : asked->start_size),
+		recent = rounded_up(asked->recent_size);
 	int32_t most = asked->max_cache_size;
 	const int32_t least = KV_POLICY_MIN_WINDOW * KV_PAGE_TOKENS;
 	if (asked->by_share || asked->by_age || asked->by_mass)
-		return error_set_param(err, STATUS_INVALID, asked->by_share ? "kv_cache.cache_length_shrink_ratio" : "kv_cache.aggregation",
-		                       "the policy \"streaming\" keeps the latest tokens and chooses none; \"evict\" does");
+		return error_set_param(
+			err, STATUS_INVALID,
+			asked->by_share ? "kv_cache.cache_length_shrink_ratio" : "kv_cache.aggregation",
+			"the policy \"streaming\" keeps the latest tokens and chooses none; \"evict\" does");
 	if (most == 0 && recent == 0)
 		most = bounds->max_cache_size;
 	if (most == 0 && recent == 0)
-		return error_set_param(err, STATUS_INVALID, "kv_cache.max_cache_size",
-		                       "the policy \"streaming\" needs max_cache_size or recent_size: how many tokens to keep");
+		return error_set_param(
+			err, STATUS_INVALID, "kv_cache.max_cache_size",
+			"the policy \"streaming\" needs max_cache_size or recent_size: how many tokens to keep");
 	most -= most % KV_PAGE_TOKENS;
 	if (asked->recent_size > 0 && asked->recent_size < least)
-		return error_set_param(err, STATUS_INVALID, "kv_cache.recent_size", "kv_cache.recent_size is %" PRId32 ", but a window has %" PRId32 " tokens at least",
+		return error_set_param(err, STATUS_INVALID, "kv_cache.recent_size",
+		                       "kv_cache.recent_size is %" PRId32 ", but a window has %" PRId32
+		                       " tokens at least",
 		                       asked->recent_size, least);
 	const int32_t spare = asked->page_in ? KV_PAGE_TOKENS : 0; /* for what comes back, at least */
 	if (recent == 0 && most < start + least + spare)
@@ -127,7 +144,8 @@ static enum status streaming(const struct context_bounds *bounds, const struct e
 				       start, least + spare);
 	if (recent > 0 && most > 0 && start + recent + spare > most)
 		return error_set_param(err, STATUS_INVALID, "kv_cache.recent_size",
-		                       "start_size and recent_size come to %" PRId64 " and %" PRId64 " tokens in whole pages of %d, more than the max_cache_size of %" PRId32,
+		                       "start_size and recent_size come to %" PRId64 " and %" PRId64
+		                       " tokens in whole pages of %d, more than the max_cache_size of %" PRId32,
 		                       start, recent, KV_PAGE_TOKENS, asked->max_cache_size);
 	/* Of what is kept beside the first tokens, a quarter is for those that come back, where it is not said. */
 	int64_t back = 0, rest = recent > 0 ? recent : most - start;
@@ -190,15 +208,18 @@ static enum status evict_or_merge(const struct context_bounds *bounds, const str
 {
 	enum { RECENT = 8, JUMP = 8 };
 	int32_t tokens = asked->max_cache_size > 0 ? asked->max_cache_size : bounds->max_cache_size;
-	int32_t most = tokens > 0 ? tokens / KV_PAGE_TOKENS : INT32_MAX, jump = most == INT32_MAX ? JUMP : most < 8 ? 1 : most / 8;
-	int32_t first = kv_pages_for(asked->start_size < 0 ? DEFAULT_START_TOKENS : asked->start_size), last = kv_pages_for(asked->recent_size);
+	int32_t most = tokens > 0 ? tokens / KV_PAGE_TOKENS : INT32_MAX;
+	int32_t jump = most == INT32_MAX ? JUMP : most < 8 ? 1 : most / 8;
+	int32_t first = kv_pages_for(asked->start_size < 0 ? DEFAULT_START_TOKENS : asked->start_size),
+		last = kv_pages_for(asked->recent_size);
 	int32_t permille = asked->by_share ? asked->shrink_permille : 0;
 	if (most == INT32_MAX && !asked->by_share)
 		return error_set_param(
 			err, STATUS_INVALID, "kv_cache.max_cache_size",
 			"the policy \"%s\" needs max_cache_size or cache_length_shrink_ratio: how much to keep",
 			kv_policy_name(kind));
-	/* What is merged says little of what comes next: less of it, and more of the latest, was measured to be better.
+	/*
+	 * What is merged says little of what comes next: less of it, and more of the latest, was measured to be better.
 	 */
 	if (last == 0 && kind == KV_POLICY_MERGE && most < INT32_MAX) {
 		last = most - most / 4;
@@ -207,11 +228,13 @@ static enum status evict_or_merge(const struct context_bounds *bounds, const str
 	if (last == 0)
 		last = most / 2 < RECENT ? most / 2 : RECENT;
 	if (last < KV_POLICY_MIN_WINDOW || (int64_t)first + last + jump >= most)
-		return error_set_param(err, STATUS_INVALID, tokens > 0 ? "kv_cache.max_cache_size" : "kv_cache.recent_size",
-		                       "start_size and recent_size come to %" PRId64 " and %" PRId64 " tokens in whole pages of %d; the latter is %d at least, and "
-		                       "max_cache_size has to be more than both and an eighth of it to grow in: it is %" PRId32,
-		                       (int64_t)first * KV_PAGE_TOKENS, (int64_t)last * KV_PAGE_TOKENS, KV_PAGE_TOKENS,
-		                       KV_POLICY_MIN_WINDOW * KV_PAGE_TOKENS, tokens);
+		return error_set_param(
+			err, STATUS_INVALID, tokens > 0 ? "kv_cache.max_cache_size" : "kv_cache.recent_size",
+			"start_size and recent_size come to %" PRId64 " and %" PRId64
+			" tokens in whole pages of %d; the latter is %d at least, and "
+			"max_cache_size has to be more than both and an eighth of it to grow in: it is %" PRId32,
+			(int64_t)first * KV_PAGE_TOKENS, (int64_t)last * KV_PAGE_TOKENS, KV_PAGE_TOKENS,
+			KV_POLICY_MIN_WINDOW * KV_PAGE_TOKENS, tokens);
 	enum status status =
 		kind == KV_POLICY_MERGE ? check_merge(bounds, asked, err) : check_aggregation(bounds, asked, err);
 	if (status != STATUS_OK)
@@ -242,17 +265,23 @@ static enum status evict_or_merge(const struct context_bounds *bounds, const str
 }
 
 /* All pages stay; how many of them a row reads, in whole pages. */
-static enum status quest(const struct context_bounds *bounds, const struct engine_context *asked, struct kv_policy *out, struct error *err)
+static enum status quest(const struct context_bounds *bounds, const struct engine_context *asked, struct kv_policy *out,
+                         struct error *err)
 {
 	enum { RECENT = 4 };
-	int32_t tokens = asked->max_cache_size > 0 ? asked->max_cache_size : bounds->max_cache_size, most = tokens / KV_PAGE_TOKENS;
-	int32_t first = kv_pages_for(asked->start_size < 0 ? DEFAULT_START_TOKENS : asked->start_size), last = kv_pages_for(asked->recent_size);
+	int32_t tokens = asked->max_cache_size > 0 ? asked->max_cache_size : bounds->max_cache_size,
+		most = tokens / KV_PAGE_TOKENS;
+	int32_t first = kv_pages_for(asked->start_size < 0 ? DEFAULT_START_TOKENS : asked->start_size),
+		last = kv_pages_for(asked->recent_size);
 	if (!bounds->can_choose)
-		return error_set_param(err, STATUS_INVALID, "kv_cache.policy",
-		                       "the policy \"quest\" needs a server that keeps bounds of its pages: --kv-bounds");
+		return error_set_param(
+			err, STATUS_INVALID, "kv_cache.policy",
+			"the policy \"quest\" needs a server that keeps bounds of its pages: --kv-bounds");
 	if (asked->by_share || asked->by_age || asked->by_mass)
-		return error_set_param(err, STATUS_INVALID, asked->by_share ? "kv_cache.cache_length_shrink_ratio" : "kv_cache.aggregation",
-		                       "the policy \"quest\" keeps everything and chooses what to read by itself; \"evict\" has use for that");
+		return error_set_param(err, STATUS_INVALID,
+		                       asked->by_share ? "kv_cache.cache_length_shrink_ratio" : "kv_cache.aggregation",
+		                       "the policy \"quest\" keeps everything and chooses what to read by itself; "
+		                       "\"evict\" has use for that");
 	if (tokens == 0)
 		return error_set_param(err, STATUS_INVALID, "kv_cache.max_cache_size",
 		                       "the policy \"quest\" needs max_cache_size: how many tokens each new one reads");
@@ -260,26 +289,32 @@ static enum status quest(const struct context_bounds *bounds, const struct engin
 		last = most / 4 < RECENT ? (most >= 4 ? most / 4 : 1) : RECENT;
 	if ((int64_t)first + last >= most)
 		return error_set_param(err, STATUS_INVALID, "kv_cache.max_cache_size",
-		                       "kv_cache.max_cache_size is %" PRId32 ", but it has to be more than start_size and recent_size, which come to %" PRId64
+		                       "kv_cache.max_cache_size is %" PRId32
+		                       ", but it has to be more than start_size and recent_size, which come to %" PRId64
 		                       " and %" PRId64 " tokens in whole pages of %d",
-		                       tokens, (int64_t)first * KV_PAGE_TOKENS, (int64_t)last * KV_PAGE_TOKENS, KV_PAGE_TOKENS);
+		                       tokens, (int64_t)first * KV_PAGE_TOKENS, (int64_t)last * KV_PAGE_TOKENS,
+		                       KV_PAGE_TOKENS);
 	int32_t acts = acts_pages(asked, most);
 	enum status status = check_open_triggers(bounds, asked, KV_POLICY_QUEST, 0, err);
 	if (status != STATUS_OK)
 		return status;
 	if (acts < most)
-		return error_set_param(err, STATUS_INVALID, "kv_cache.trigger.tokens", "kv_cache.trigger.tokens is %" PRId32 ", less than the %" PRId32
-		                       " tokens that are read", asked->trigger_tokens, most * KV_PAGE_TOKENS);
+		return error_set_param(err, STATUS_INVALID, "kv_cache.trigger.tokens",
+		                       "kv_cache.trigger.tokens is %" PRId32 ", less than the %" PRId32
+		                       " tokens that are read",
+		                       asked->trigger_tokens, most * KV_PAGE_TOKENS);
 	*out = kv_policy_quest(first, last, most, acts);
 	return STATUS_OK;
 }
 
-enum status context_resolve(const struct context_bounds *bounds, const struct engine_context *asked, struct kv_policy *out, struct error *err)
+enum status context_resolve(const struct context_bounds *bounds, const struct engine_context *asked,
+                            struct kv_policy *out, struct error *err)
 {
 	enum kv_policy_kind kind = bounds->policy;
 	*out = (struct kv_policy){.kind = KV_POLICY_FULL};
 	if (asked->policy && !kv_policy_find(asked->policy, &kind))
-		return error_set_param(err, STATUS_INVALID, "kv_cache.policy", "there is no context policy \"%.32s\"", asked->policy);
+		return error_set_param(err, STATUS_INVALID, "kv_cache.policy", "there is no context policy \"%.32s\"",
+		                       asked->policy);
 	if (asked->page_in && kind != KV_POLICY_STREAMING)
 		return error_set_param(err, STATUS_INVALID, "kv_cache.page_in",
 				       "kv_cache.page_in has no meaning with the policy \"%s\": what may come back is "
@@ -320,14 +355,17 @@ bool context_is_bounded(const struct engine_options *o, const struct engine_cont
 	       o->max_cache_size > 0;
 }
 
-enum status context_check_diagnostics(const struct context_bounds *bounds, const struct engine_context *asked, struct error *err)
+enum status context_check_diagnostics(const struct context_bounds *bounds, const struct engine_context *asked,
+                                      struct error *err)
 {
 	if (!asked->diagnostics || bounds->can_weigh)
 		return STATUS_OK;
-	return error_set_param(err, STATUS_INVALID, "kv_cache.diagnostics", "the device of this server does not tell how its rows attend");
+	return error_set_param(err, STATUS_INVALID, "kv_cache.diagnostics",
+	                       "the device of this server does not tell how its rows attend");
 }
 
-void context_describe(const struct kv_policy *policy, const struct kv_seq *kv, const struct kv_pool *pool, struct engine_context_usage *out)
+void context_describe(const struct kv_policy *policy, const struct kv_seq *kv, const struct kv_pool *pool,
+                      struct engine_context_usage *out)
 {
 	*out = (struct engine_context_usage){
 		.policy = kv_policy_name(policy->kind),

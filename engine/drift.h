@@ -1,8 +1,8 @@
 /*
- * How far the next token's distribution under a policy is from what it would be without: by exact rows that are computed now and then beside
- * the policy's. Where all pages are still there (QUEST), every DRIFT_EVERY-th token of an answer that has to choose is first computed as a
- * row that reads everything; the row that chooses then writes over what it left. Exact is thus what the model would say now, after an answer
- * that was written under the policy.
+ * How far the next token's distribution under a policy is from what it would be without: by exact rows that are
+ * computed now and then beside the policy's. Where all pages are still there (QUEST), every DRIFT_EVERY-th token of an
+ * answer that has to choose is first computed as a row that reads everything; the row that chooses then writes over
+ * what it left. Exact is thus what the model would say now, after an answer that was written under the policy.
  */
 #pragma once
 

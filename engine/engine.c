@@ -36,41 +36,50 @@ static enum status check_options(struct engine_options *o, struct rope_choice *r
 {
 	if (!o->model_path || !o->model_path[0])
 		return error_set_param(err, STATUS_INVALID, "model", "no model file was given");
-	if (o->n_threads < 0 || o->max_cache_size < 0 || o->context_tokens < 0 || o->max_running < 1 || o->max_queue < -1 || o->step_tokens < 1 ||
-	    o->max_sessions < 1 || o->session_tokens < 0 || o->session_requests < 0 || o->request_timeout_ms < 0 ||
-	    o->heartbeat_timeout_ms < 0 || o->session_ttl_ms < 0 || o->session_gc_ms < 0)
+	if (o->n_threads < 0 || o->max_cache_size < 0 || o->context_tokens < 0 || o->max_running < 1 ||
+	    o->max_queue < -1 || o->step_tokens < 1 || o->max_sessions < 1 || o->session_tokens < 0 ||
+	    o->session_requests < 0 || o->request_timeout_ms < 0 || o->heartbeat_timeout_ms < 0 ||
+	    o->session_ttl_ms < 0 || o->session_gc_ms < 0)
 		return error_set(err, STATUS_INVALID, "an engine option is negative");
 	enum status st = rope_choice_parse(o->rope_scaling, rope, err);
 	if (st != STATUS_OK)
 		return st;
 	const char *policy = engine_kv_policy_find(o->kv_policy);
 	if (!policy)
-		return error_set_param(err, STATUS_INVALID, "kv-policy", "kv-policy: there is no eviction policy \"%.64s\"", o->kv_policy);
+		return error_set_param(err, STATUS_INVALID, "kv-policy",
+		                       "kv-policy: there is no eviction policy \"%.64s\"", o->kv_policy);
 	o->kv_policy = policy;
 	enum kv_policy_kind context;
 	if (!kv_policy_find(o->context_policy ? o->context_policy : "full", &context))
-		return error_set_param(err, STATUS_INVALID, "context-policy", "context-policy: there is no context policy \"%.64s\"",
-		                       o->context_policy);
+		return error_set_param(err, STATUS_INVALID, "context-policy",
+		                       "context-policy: there is no context policy \"%.64s\"", o->context_policy);
 	o->context_policy = kv_policy_name(context);
 	o->kv_bounds = o->kv_bounds || context == KV_POLICY_QUEST;
 	if (context != KV_POLICY_FULL && rope->by_chunks)
 		return error_set_param(err, STATUS_INVALID, "context-policy",
 				       "context-policy: under rope-scaling dca it can only be \"full\"");
 	if (context != KV_POLICY_FULL && o->max_cache_size == 0)
-		return error_set_param(err, STATUS_INVALID, "max-cache-size", "context-policy: \"%s\" needs max-cache-size: how many tokens to keep",
+		return error_set_param(err, STATUS_INVALID, "max-cache-size",
+		                       "context-policy: \"%s\" needs max-cache-size: how many tokens to keep",
 		                       o->context_policy);
 	enum kv_form type;
 	if (!kv_form_find(o->kv_ram_type ? o->kv_ram_type : "f16", &type))
-		return error_set_param(err, STATUS_INVALID, "kv-ram-dtype", "kv-ram-dtype: \"%.64s\" is none of f16, int8 and fp8_e4m3",
-		                       o->kv_ram_type);
+		return error_set_param(err, STATUS_INVALID, "kv-ram-dtype",
+		                       "kv-ram-dtype: \"%.64s\" is none of f16, int8 and fp8_e4m3", o->kv_ram_type);
 	o->kv_ram_type = kv_form_name(type);
 	struct kv_choice choice;
 	if (!kv_choice_find(o->kv_type, &choice))
-		return error_set_param(err, STATUS_INVALID, "kv-dtype", "kv-dtype: \"%.64s\" is none of " KV_CHOICES, o->kv_type);
-	o->kv_type = choice.form != KV_FORM_F16 ? kv_form_name(choice.form) : choice.own ? "auto" : choice.type == QUANT_F16 ? "f16" : "bf16";
+		return error_set_param(err, STATUS_INVALID, "kv-dtype", "kv-dtype: \"%.64s\" is none of " KV_CHOICES,
+		                       o->kv_type);
+	o->kv_type = choice.form != KV_FORM_F16 ? kv_form_name(choice.form)
+	             : choice.own               ? "auto"
+	             : choice.type == QUANT_F16 ? "f16"
+	                                        : "bf16";
 	if (choice.form != KV_FORM_F16 && type != KV_FORM_F16)
-		return error_set_param(err, STATUS_INVALID, "kv-ram-dtype",
-		                       "kv-ram-dtype: pages that are %s by kv-dtype are kept as they are; leave kv-ram-dtype at f16", o->kv_type);
+		return error_set_param(
+			err, STATUS_INVALID, "kv-ram-dtype",
+			"kv-ram-dtype: pages that are %s by kv-dtype are kept as they are; leave kv-ram-dtype at f16",
+			o->kv_type);
 	return o->kv_remote ? kv_tier_remote_check(o->kv_remote, err) : STATUS_OK;
 }
 
@@ -83,8 +92,9 @@ enum status engine_options_check(const struct engine_options *options, struct er
 }
 
 /*
- * The memory of a command and of its answer. A command that is dropped would strand whoever waits for its answer, so these few
- * hundred bytes are waited for: they come back as running work ends. What a client's input makes large can fail.
+ * The memory of a command and of its answer. A command that is dropped would strand whoever waits for its answer, so
+ * these few hundred bytes are waited for: they come back as running work ends. What a client's input makes large can
+ * fail.
  */
 static void *wait_for_memory(size_t n)
 {
@@ -301,7 +311,8 @@ void command_fail(struct engine *e, struct command *c, const struct error *err, 
 	command_answer(e, c, out);
 }
 
-static struct command *command_create(struct engine *e, enum command_type type, uint64_t id, enum engine_event_type answer)
+static struct command *command_create(struct engine *e, enum command_type type, uint64_t id,
+                                      enum engine_event_type answer)
 {
 	struct command *c = wait_for_memory(sizeof *c);
 	c->type = type;
@@ -338,13 +349,16 @@ static enum status flight_begin(struct engine *e, int32_t tenant, struct error *
 	if (cap > 0 && mine >= cap) {
 		atomic_fetch_add(&e->tenants[tenant].refused, 1);
 		return error_set_param(err, STATUS_LIMIT, "max_requests",
-		                       "this API key has %" PRId32 " generations running or waiting, the most that its max_requests (%" PRId32
+		                       "this API key has %" PRId32
+		                       " generations running or waiting, the most that its max_requests (%" PRId32
 		                       ") allows; try again later",
 		                       mine, cap);
 	}
 	if (atomic_load(&e->n_in_flight) >= most)
 		return error_set(err, STATUS_LIMIT,
-		                 "%" PRId32 " requests are running or waiting, the most that are allowed; try again later", most);
+		                 "%" PRId32
+		                 " requests are running or waiting, the most that are allowed; try again later",
+		                 most);
 	atomic_fetch_add(&e->tenants[tenant].n_in_flight, 1);
 	atomic_fetch_add(&e->n_in_flight, 1);
 	return STATUS_OK;
@@ -522,8 +536,8 @@ void engine_session_import_data(struct engine *e, uint64_t id, char *data, size_
 	mailbox_post(&e->worker_box, &c->link);
 }
 
-static void list_command(struct engine *e, enum command_type type, uint64_t id, enum engine_event_type answer, int32_t tenant,
-                         const struct engine_session_page *page)
+static void list_command(struct engine *e, enum command_type type, uint64_t id, enum engine_event_type answer,
+                         int32_t tenant, const struct engine_session_page *page)
 {
 	struct command *c = command_create(e, type, id, answer);
 	c->tenant = tenant;

@@ -2,15 +2,16 @@
  * The engine, as the server sees it: the only header of engine/ (with base/) that server/ includes.
  *
  * An engine is one loaded model with its workers. A session is one conversation: its tokens, their KV pages and a
- * lifetime. A request is one generation from one prompt. The server submits commands and takes events; both cross threads
- * through mailboxes, and only ids connect them: an event carries the request_id of the command it answers.
+ * lifetime. A request is one generation from one prompt. The server submits commands and takes events; both cross
+ * threads through mailboxes, and only ids connect them: an event carries the request_id of the command it answers.
  *
- * Threads. Functions marked [any] may be called from any thread; the others belong to the thread that created the engine (the loop).
- * No function here computes or waits, except engine_create(), engine_destroy() and the offline tools at the end.
+ * Threads. Functions marked [any] may be called from any thread; the others belong to the thread that created the
+ * engine (the loop). No function here computes or waits, except engine_create(), engine_destroy() and the offline tools
+ * at the end.
  *
- * Order. For one generation: PROMPT once, then TOKEN for each token, then exactly one of DONE or ERROR, after which its id is never
- * heard of again. Every other command is answered by exactly one event, but for engine_session_watch(). A failure before the first token is an ERROR with
- * no PROMPT before it.
+ * Order. For one generation: PROMPT once, then TOKEN for each token, then exactly one of DONE or ERROR, after which its
+ * id is never heard of again. Every other command is answered by exactly one event, but for engine_session_watch(). A
+ * failure before the first token is an ERROR with no PROMPT before it.
  */
 #pragma once
 
@@ -43,9 +44,11 @@ struct engine_options {
 	const char *device;        /* see backend.h; NULL: "cpu" */
 	int32_t n_threads;         /* 0: one per physical core */
 	int32_t context_tokens;    /* 0: the trained length, or what rope_scaling makes of it */
-	const char *rope_scaling;  /* how positions are stretched, where not as the file says: see model/rope_choice.h; NULL or "": as it says */
+	/* how positions are stretched, where not as the file says: see model/rope_choice.h; NULL or "": as it says */
+	const char *rope_scaling;
 	uint64_t kv_bytes;         /* cap of the device pool; 0: derived from the memory that is available */
-	const char *kv_type;       /* how the pool keeps KV: "f16", "bf16", "int8", "fp8_e4m3"; NULL or "auto": the device's best exact one */
+	/* how the pool keeps KV: "f16", "bf16", "int8", "fp8_e4m3"; NULL or "auto": the device's best exact one */
+	const char *kv_type;
 	uint64_t kv_ram_bytes;     /* host memory for pages that leave the pool; 0: none */
 	const char *kv_ram_type;   /* "f16", "int8" or "fp8_e4m3"; NULL: "f16", which is exact */
 	const char *kv_disk_dir;   /* files for pages that leave the pool, and for sessions at a restart; NULL: none */
@@ -54,12 +57,16 @@ struct engine_options {
 	uint64_t kv_overflow_bytes; /* host memory for conversations with more KV than the pool holds; 0: none */
 	const char *kv_overflow_dir; /* and a file of kv_overflow_disk_bytes; NULL: none */
 	uint64_t kv_overflow_disk_bytes;
-	const char *kv_remote;     /* HOST:PORT or socket of a Valkey or Redis server for pages that daemons share; NULL: none */
-	const char *transfer_key;  /* a secret that daemons share so that sessions can move between them; NULL: they cannot */
-	const char *kv_policy;     /* which cached pages go when room is needed: of engine_kv_policy(); NULL: the default */
+	/* HOST:PORT or socket of a Valkey or Redis server for pages that daemons share; NULL: none */
+	const char *kv_remote;
+	/* a secret that daemons share so that sessions can move between them; NULL: they cannot */
+	const char *transfer_key;
+	/* which cached pages go when room is needed: of engine_kv_policy(); NULL: the default */
+	const char *kv_policy;
 	const char *context_policy; /* of requests that name none, of engine_context_policy(); NULL: "full" */
 	bool kv_bounds;            /* room beside each page for the bounds of its keys, which "quest" needs */
-	int32_t max_cache_size;    /* tokens: of requests that give none, and the most that any may ask for; 0: none, and no bound */
+	/* tokens: of requests that give none, and the most that any may ask for; 0: none, and no bound */
+	int32_t max_cache_size;
 	int32_t max_running;       /* generations that share steps; 0: default */
 	int32_t max_queue;         /* generations waiting beyond that before LIMIT; 0: default, -1: no bound */
 	int32_t step_tokens;       /* rows of a step; 0: default */
@@ -67,9 +74,13 @@ struct engine_options {
 	int32_t max_sessions;      /* 0: default */
 	int32_t session_tokens;    /* most tokens that a session may hold KV for; 0: no limit */
 	int32_t session_requests;  /* generations of one session that may run or wait before LIMIT; 0: no limit */
-	int64_t request_timeout_ms; /* a generation that has not ended so long after its submission is TIMEOUT; 0: never */
+	/* a generation that has not ended so long after its submission is TIMEOUT; 0: never */
+	int64_t request_timeout_ms;
 	const struct clock *clock; /* NULL: the system's */
-	/* Called from an engine thread when events wait; must only wake the loop (uv_async_send). NULL: engine_wait() is used. */
+	/*
+	 * Called from an engine thread when events wait; must only wake the loop (uv_async_send). NULL: engine_wait()
+	 * is used.
+	 */
 	void (*wake)(void *arg);
 	void *wake_arg;
 };
@@ -112,7 +123,10 @@ struct engine_info {
 	const char *chat_template_error; /* NULL when chat requests can be rendered */
 };
 
-/* INVALID or UNSUPPORTED, with the option as the error's param: what can be told of the options without a model or a device. */
+/*
+ * INVALID or UNSUPPORTED, with the option as the error's param: what can be told of the options without a model or a
+ * device.
+ */
 enum status engine_options_check(const struct engine_options *options, struct error *err);
 /*
  * Starts the engine: the options are checked and copied, and a worker begins to load the model. Loading ends with one
@@ -136,9 +150,9 @@ struct engine_tenant_limits {
 	int32_t max_requests; /* generations between submit and end; one more is LIMIT */
 	int32_t max_sessions; /* one more is LIMIT */
 	/*
-	 * Of the pages that its running generations hold, counted once for each that holds one; what the prefix index keeps is
-	 * nobody's. The limit works like a small pool of its own: its youngest generation is set back, and its requests wait
-	 * without holding up others. What could not fit alone is LIMIT.
+	 * Of the pages that its running generations hold, counted once for each that holds one; what the prefix index
+	 * keeps is nobody's. The limit works like a small pool of its own: its youngest generation is set back, and its
+	 * requests wait without holding up others. What could not fit alone is LIMIT.
 	 */
 	uint64_t kv_bytes;
 };
@@ -146,7 +160,8 @@ struct engine_tenant_limits {
 /* Whom requests and sessions belong to; the server gives the number a meaning. */
 struct engine_tenant {
 	int32_t id; /* [0, ENGINE_MAX_TENANTS) */
-	char name[ENGINE_TENANT_NAME_MAX + 1]; /* what it is known by beyond this process, where ids mean nothing; "": nothing */
+	/* what it is known by beyond this process, where ids mean nothing; "": nothing */
+	char name[ENGINE_TENANT_NAME_MAX + 1];
 	char salt[ENGINE_SALT_MAX + 1]; /* tenants of different salts share no KV */
 	struct engine_tenant_limits limits;
 };
@@ -163,8 +178,9 @@ struct engine_tenant_usage {
 };
 
 /*
- * Makes or changes a tenant, before whatever is submitted after this; it is never unmade. Tenant 0 exists from the beginning, without
- * salt and limits. Has no answer; without memory the tenant's requests fail with NOMEM. INVALID ids are ignored.
+ * Makes or changes a tenant, before whatever is submitted after this; it is never unmade. Tenant 0 exists from the
+ * beginning, without salt and limits. Has no answer; without memory the tenant's requests fail with NOMEM. INVALID ids
+ * are ignored.
  */
 void engine_tenant_set(struct engine *e, const struct engine_tenant *tenant);
 /* As of the last step. */
@@ -189,18 +205,22 @@ struct engine_context {
 	const char *policy;     /* of engine_context_policy(); NULL: the engine's */
 	int32_t start_size;     /* tokens; -1: 4, which is a page */
 	/*
-	 * streaming: tokens of the window at its longest; it moves in jumps of an eighth. 0: what max_cache_size leaves.
+	 * streaming: tokens of the window at its longest; it moves in jumps of an eighth. 0: what max_cache_size
+	 * leaves.
 	 * evict: that stay in any case; 0: 128, or half of max_cache_size where that is less.
 	 * merge: that stay as they are; 0: three quarters of max_cache_size, or 128 where there is none.
 	 * quest: that are read in any case; 0: 64, or a quarter of max_cache_size where that is less.
 	 */
 	int32_t recent_size;
-	int32_t max_cache_size; /* tokens in all; 0: as much as the others come to, or the engine's. quest: that are read */
-	bool page_in;  /* streaming: what leaves the window goes to host memory, and what the question would match best comes back */
+	/* tokens in all; 0: as much as the others come to, or the engine's. quest: that are read */
+	int32_t max_cache_size;
+	/* streaming: what leaves the window goes to host memory, and what the question would match best comes back */
+	bool page_in;
 	bool by_share; /* evict, merge: its KV shrinks by shrink_permille, or more where max_cache_size says so */
 	int32_t shrink_permille;
 	bool by_age;            /* evict: the oldest pages go first, whatever they are worth; */
-	bool by_mass;           /* those first that got the least of all rows' attention. Neither: by the norms of their values and keys */
+	/* those first that got the least of all rows' attention. Neither: by the norms of their values and keys */
+	bool by_mass;
 	/*
 	 * All is kept until any of those that are given comes about, and from then on the policy acts. None: until
 	 * max_cache_size is reached.
@@ -240,28 +260,34 @@ struct engine_request {
 	struct arena *arena;
 	struct value *chat;
 	/*
-	 * CHAT: of each message in chat["messages"], the turn that it belongs to, from 0; -1: it always stays. When the prompt and max_tokens
-	 * (-1: an eighth of the context) do not fit, whole turns are left out, the oldest first, never the last. NULL: none may be.
+	 * CHAT: of each message in chat["messages"], the turn that it belongs to, from 0; -1: it always stays. When the
+	 * prompt and max_tokens (-1: an eighth of the context) do not fit, whole turns are left out, the oldest first,
+	 * never the last. NULL: none may be.
 	 */
 	int32_t *turn_of; /* malloc'd, [n_turn_of] */
 	size_t n_turn_of;
-	/* The engine's own, found while the prompt is made: turns left out; where the others begin, in tokens, and where the system message ends. */
+	/*
+	 * The engine's own, found while the prompt is made: turns left out; where the others begin, in tokens, and
+	 * where the system message ends.
+	 */
 	int32_t turns_dropped;
 	int32_t *turn_starts; /* malloc'd, [n_turn_starts] */
 	size_t n_turn_starts;
 	int32_t system_tokens;
 
-	char session[ENGINE_SESSION_ID_MAX + 1];   /* "": none. Its KV is reused and kept. Requests of one session run one after the other */
+	/* "": none. Its KV is reused and kept. Requests of one session run one after the other */
+	char session[ENGINE_SESSION_ID_MAX + 1];
 
-	char *cache_salt;                /* malloc'd or NULL: its KV is shared only with requests of the same salt and tenant's salt */
+	/* malloc'd or NULL: its KV is shared only with requests of the same salt and tenant's salt */
+	char *cache_salt;
 
 	struct engine_context context;
 	struct sampling_params sampling; /* sampling.bias malloc'd */
 	int32_t max_tokens;              /* -1: until the context is full; 0: prompt only */
 	int64_t timeout_ms;              /* as engine_options.request_timeout_ms, which bounds it; 0: that one */
 	/*
-	 * Work for later that nobody waits for: it begins only while nothing else runs or waits, is the first to give way, and takes no place
-	 * of its tenant's max_requests or of the queue. What it computes counts like any other.
+	 * Work for later that nobody waits for: it begins only while nothing else runs or waits, is the first to give
+	 * way, and takes no place of its tenant's max_requests or of the queue. What it computes counts like any other.
 	 */
 	bool background;
 	struct str *stops;               /* malloc'd array of malloc'd strings (free((char *)p)) */
@@ -269,13 +295,16 @@ struct engine_request {
 	int32_t *stop_tokens;            /* malloc'd; end the answer like EOS, in addition to the model's own */
 	size_t n_stop_tokens;
 	bool ignore_eos;                 /* not with a grammar: it knows where the answer ends */
-	struct grammar *grammar;         /* a reference, or NULL: the answer is one of its texts, if it comes to its end */
+	/* a reference, or NULL: the answer is one of its texts, if it comes to its end */
+	struct grammar *grammar;
 	bool keep_special;               /* special tokens appear in the text */
-	bool want_prompt;                /* the PROMPT event carries the prompt's tokens and text (as given, for TEXT) */
+	/* the PROMPT event carries the prompt's tokens and text (as given, for TEXT) */
+	bool want_prompt;
 	bool want_prompt_logprobs;       /* ... and their log-probabilities, with sampling.n_logprobs alternatives */
 	/*
-	 * For measurements: chooses each token of the answer in the sampler's place, from the logits[n_vocab] of the row before it; n tokens
-	 * were chosen so far. Called in an engine thread, which waits; not with a grammar. NULL: the sampler chooses.
+	 * For measurements: chooses each token of the answer in the sampler's place, from the logits[n_vocab] of the
+	 * row before it; n tokens were chosen so far. Called in an engine thread, which waits; not with a grammar.
+	 * NULL: the sampler chooses.
 	 */
 	int32_t (*choose)(void *arg, const float *logits, int32_t n_vocab, int32_t n);
 	void *choose_arg; /* lives until the generation has ended */
@@ -289,7 +318,10 @@ bool engine_request_add_stop(struct engine_request *r, const char *s, size_t n);
 
 /* Takes ownership of r in every case; failures come back as an ERROR event. */
 void engine_submit(struct engine *e, struct engine_request *r);
-/* Somebody waits for a generation in the background now: it goes on as if it had been none. Unknown ids are ignored. [any] */
+/*
+ * Somebody waits for a generation in the background now: it goes on as if it had been none. Unknown ids are ignored.
+ * [any]
+ */
 void engine_hurry(struct engine *e, uint64_t id);
 /* Ends a generation within one step with DONE (finish CANCELLED); unknown ids are ignored. [any] */
 void engine_cancel(struct engine *e, uint64_t id);
@@ -307,7 +339,8 @@ void engine_detokenize(struct engine *e, uint64_t id, const int32_t *ids, size_t
 struct engine_chunk {
 	size_t start, fresh, end; /* in bytes; [start, fresh) is repeated from the part before */
 	int32_t n_tokens;
-	const char *cut;          /* what there is at its end: "heading", "paragraph", "line", "sentence", "word", "token", "end" */
+	/* what there is at its end: "heading", "paragraph", "line", "sentence", "word", "token", "end" */
+	const char *cut;
 };
 
 struct engine_split_params {
@@ -316,32 +349,41 @@ struct engine_split_params {
 };
 
 /*
- * Cuts a document, a part at a time beside what else is tokenised. Takes the content of `text` (which is then empty) and answers with SPLIT,
- * which brings it back; or INVALID (max_chunk_tokens, overlap). engine_cancel() ends it with CANCELLED.
+ * Cuts a document, a part at a time beside what else is tokenised. Takes the content of `text` (which is then empty)
+ * and answers with SPLIT, which brings it back; or INVALID (max_chunk_tokens, overlap). engine_cancel() ends it with
+ * CANCELLED.
  */
 void engine_split(struct engine *e, uint64_t id, struct buf *text, const struct engine_split_params *params);
 
 /* ---- Sessions ---- */
 
 /* Where pages are that have left the device, the nearest first. */
-enum engine_tier_kind { ENGINE_TIER_RAM, ENGINE_TIER_DISK, ENGINE_TIER_DISK_WIDE, ENGINE_TIER_REMOTE, ENGINE_TIER_KINDS };
+enum engine_tier_kind {
+	ENGINE_TIER_RAM,
+	ENGINE_TIER_DISK,
+	ENGINE_TIER_DISK_WIDE,
+	ENGINE_TIER_REMOTE,
+	ENGINE_TIER_KINDS
+};
 
 struct engine_session_info {
 	char id[ENGINE_SESSION_ID_MAX + 1];
 	int64_t age_ms, idle_ms;     /* since creation, since the last heartbeat or request */
 	int64_t expires_in_ms;       /* until the earlier of heartbeat timeout and TTL; -1: never */
 	int64_t heartbeat_timeout_ms, ttl_ms;
-	int64_t claim_ms;            /* for how long it vouches for its pages from now, without another sign of life; -1: for ever */
+	/* for how long it vouches for its pages from now, without another sign of life; -1: for ever */
+	int64_t claim_ms;
 	int32_t tenant;
 	uint64_t serial;             /* rises with each session made: see engine_session_list() */
 	int32_t max_tokens;          /* that it may hold KV for; 0: no limit */
 	int32_t n_tokens;            /* tokens of its last request whose KV is there */
-	int32_t n_logical;           /* and how far they reach: more, where a context policy dropped what lies between */
+	/* and how far they reach: more, where a context policy dropped what lies between */
+	int32_t n_logical;
 	const char *policy;          /* by which they were kept: see struct engine_context */
 	int32_t n_pages;
 	/*
-	 * Where the pages of its last request are, or of the one that runs: on the device (those that others have computed again as well), in
-	 * the nearest tier that has them, or nowhere, to be computed again.
+	 * Where the pages of its last request are, or of the one that runs: on the device (those that others have
+	 * computed again as well), in the nearest tier that has them, or nowhere, to be computed again.
 	 */
 	int32_t pages_device, pages_tier[ENGINE_TIER_KINDS], pages_lost;
 	int32_t pages_exclusive;     /* of them, those that no other session or generation uses */
@@ -364,7 +406,8 @@ struct engine_session_moves {
 
 struct engine_session_params {
 	char id[ENGINE_SESSION_ID_MAX + 1]; /* "": the engine chooses a random one */
-	int64_t heartbeat_timeout_ms, ttl_ms; /* 0: the engine's; larger ones are cut to it; -1: never (for the server's own) */
+	/* 0: the engine's; larger ones are cut to it; -1: never (for the server's own) */
+	int64_t heartbeat_timeout_ms, ttl_ms;
 	int32_t max_tokens;                   /* that it may hold KV for; 0: the engine's; larger ones are cut to it */
 	int32_t tenant;
 };
@@ -379,8 +422,8 @@ struct engine_session_page {
 };
 
 /*
- * Sessions belong to tenants: an id means that tenant's session, and no other tenant can tell that it exists. All are answered by
- * SESSION (LIST: SESSIONS), or ERROR: NOT_FOUND, EXISTS, INVALID (id), LIMIT (max_sessions).
+ * Sessions belong to tenants: an id means that tenant's session, and no other tenant can tell that it exists. All are
+ * answered by SESSION (LIST: SESSIONS), or ERROR: NOT_FOUND, EXISTS, INVALID (id), LIMIT (max_sessions).
  */
 void engine_session_create(struct engine *e, uint64_t id, const struct engine_session_params *p);
 void engine_session_get(struct engine *e, uint64_t id, int32_t tenant, const char *session);
@@ -388,23 +431,24 @@ void engine_session_heartbeat(struct engine *e, uint64_t id, int32_t tenant, con
 /* Cancels its requests and returns its pages. */
 void engine_session_delete(struct engine *e, uint64_t id, int32_t tenant, const char *session);
 /*
- * Tells of a session from now on: a CONTEXT event at once, and one whenever what it has of the KV cache has changed, at most ten a second. An
- * ERROR, NOT_FOUND, when there is no such session or it has ended, is the last of them; engine_cancel() ends them without one.
+ * Tells of a session from now on: a CONTEXT event at once, and one whenever what it has of the KV cache has changed, at
+ * most ten a second. An ERROR, NOT_FOUND, when there is no such session or it has ended, is the last of them;
+ * engine_cancel() ends them without one.
  */
 void engine_session_watch(struct engine *e, uint64_t id, int32_t tenant, const char *session);
 /*
- * Moves a session to another daemon of the same model, in parts that the server asks for: each is answered by EXPORT, whose `text` is the
- * next part and whose `more` tells whether there are others, which engine_session_export_next() asks for under the same id. The session
- * stays. ERROR: NOT_FOUND, UNSUPPORTED (no transfer_key), LIMIT, BUSY (it lost a page on the way); then the export has ended. engine_cancel()
- * ends one as well, without an event.
+ * Moves a session to another daemon of the same model, in parts that the server asks for: each is answered by EXPORT,
+ * whose `text` is the next part and whose `more` tells whether there are others, which engine_session_export_next()
+ * asks for under the same id. The session stays. ERROR: NOT_FOUND, UNSUPPORTED (no transfer_key), LIMIT, BUSY (it lost
+ * a page on the way); then the export has ended. engine_cancel() ends one as well, without an event.
  */
 void engine_session_export(struct engine *e, uint64_t id, int32_t tenant, const char *session);
 void engine_session_export_next(struct engine *e, uint64_t id);
 /*
- * The other end: makes the session that a stream tells of. The beginning and each part are answered by IMPORT, after which the next part
- * may follow, under the same id; the end (n == 0) by SESSION. ERROR: INVALID (damaged, or of another model, version or tenant), EXISTS,
- * UNSUPPORTED, LIMIT, NOT_FOUND (the session's TTL has passed): then the import has ended, and there is no such session. As does
- * engine_cancel(). Takes ownership of data, which is malloc'd.
+ * The other end: makes the session that a stream tells of. The beginning and each part are answered by IMPORT, after
+ * which the next part may follow, under the same id; the end (n == 0) by SESSION. ERROR: INVALID (damaged, or of
+ * another model, version or tenant), EXISTS, UNSUPPORTED, LIMIT, NOT_FOUND (the session's TTL has passed): then the
+ * import has ended, and there is no such session. As does engine_cancel(). Takes ownership of data, which is malloc'd.
  */
 void engine_session_import(struct engine *e, uint64_t id, int32_t tenant, const char *session);
 void engine_session_import_data(struct engine *e, uint64_t id, char *data, size_t n);
@@ -427,7 +471,8 @@ struct engine_diagnostics {
 	uint64_t n_rows;           /* tokens of the answer that were computed, times layers and query heads */
 	double entropy, largest;   /* means over these: of the entropy of weights in nats, and of the largest weight */
 	int32_t n_samples;         /* tokens that were computed exactly as well; 0: the figures below are none */
-	double drift, drift_most;  /* Jensen-Shannon divergence of the next token's distribution from the exact one in nats: mean, and largest */
+	/* Jensen-Shannon divergence of the next token's distribution from the exact one in nats: mean, and largest */
+	double drift, drift_most;
 };
 
 /* What was kept of a conversation when its generation ended. */
@@ -441,10 +486,12 @@ struct engine_context_usage {
 	int32_t pages_tier[ENGINE_TIER_KINDS]; /* and below it */
 	int32_t fallback_pages;  /* of the narrow ones, those kept in f16 as well for a value that they cannot hold */
 	uint64_t bytes;          /* on the device */
-	int32_t moved;        /* streaming: by how much the first tokens stand behind their own positions, so that none looks back too far */
+	/* streaming: by how much the first tokens stand behind their own positions, so that none looks back too far */
+	int32_t moved;
 	bool chooses;         /* quest: its rows read a choice of what is resident, ... */
 	int32_t tokens_read;  /* ... the next one so much at most */
-	bool pages_in;         /* page_in: pages that had come back for this answer, those kept in host memory for that, and those lost */
+	/* page_in: pages that had come back for this answer, those kept in host memory for that, and those lost */
+	bool pages_in;
 	int32_t pages_back, pages_below, pages_missing;
 	bool trigger_asked;
 	enum engine_trigger trigger; /* of those that were given, the one that set it off; NONE: it has not acted */
@@ -482,13 +529,17 @@ struct engine_event {
 	enum engine_event_type type;
 	uint64_t request_id;
 
-	struct buf text;   /* TOKEN, DONE: text released now. PROMPT (want_prompt), TOKENS, TEXT, SPLIT: the whole text. EXPORT: the part */
+	/*
+	 * TOKEN, DONE: text released now. PROMPT (want_prompt), TOKENS, TEXT, SPLIT: the whole text. EXPORT: the part
+	 */
+	struct buf text;
 	struct buf piece;  /* TOKEN: the token's own bytes, which may split a code point */
 	struct sample_result sample; /* TOKEN: sample.token; log-probabilities when sampling.n_logprobs >= 0 */
 
 	int32_t *tokens;   /* PROMPT (want_prompt), TOKENS: [n_tokens] */
 	size_t n_tokens;
-	struct sample_result *logprobs; /* PROMPT (want_prompt_logprobs): [n_tokens]; [0].logprob is NaN: nothing precedes it */
+	/* PROMPT (want_prompt_logprobs): [n_tokens]; [0].logprob is NaN: nothing precedes it */
+	struct sample_result *logprobs;
 
 	struct engine_chunk *chunks; /* SPLIT: [n_chunks] */
 	size_t n_chunks;
@@ -523,23 +574,28 @@ struct str engine_token_piece(const struct engine *e, int32_t token);
 enum engine_room { ENGINE_ROOM_PROMPT, ENGINE_ROOM_DECODE, ENGINE_ROOM_CAP, ENGINE_N_ROOMS };
 
 /*
- * The KV cache, counted page by page at one moment. Each page in use is counted once, under the first of these that it belongs to:
- * a running generation, a queued request, the next turn of a session that waits (which holds a reference only on KV of its own, under a
- * context policy), the prefix index. A
- * reference is one holder's of one page.
+ * The KV cache, counted page by page at one moment. Each page in use is counted once, under the first of these that it
+ * belongs to: a running generation, a queued request, the next turn of a session that waits (which holds a reference
+ * only on KV of its own, under a context policy), the prefix index. A reference is one holder's of one page.
  */
 struct engine_kv {
 	int32_t pages_total, pages_free;
-	int32_t pages_running, pages_queued, pages_sessions, pages_index; /* with pages_free they add up to pages_total */
-	int32_t pages_shared;     /* used by two or more: generations, queued requests, sessions (one that runs only counts as such) */
+	/* with pages_free they add up to pages_total */
+	int32_t pages_running, pages_queued, pages_sessions, pages_index;
+	/* used by two or more: generations, queued requests, sessions (one that runs only counts as such) */
+	int32_t pages_shared;
 	int64_t refs_running, refs_queued, refs_sessions, refs_index;
-	int64_t tokens_running, tokens_queued, tokens_sessions; /* positions that sequences see; shared ones as often as they are seen */
+	/* positions that sequences see; shared ones as often as they are seen */
+	int64_t tokens_running, tokens_queued, tokens_sessions;
 	int32_t tails;            /* sequences that end within a page */
-	int32_t tails_shared;     /* of them, those whose last page others hold as well: it is copied before it is written */
-	int64_t positions_used, positions_unused; /* of all pages in use; unused: behind the last position that any holder sees */
+	/* of them, those whose last page others hold as well: it is copied before it is written */
+	int32_t tails_shared;
+	/* of all pages in use; unused: behind the last position that any holder sees */
+	int64_t positions_used, positions_unused;
 	double fragmentation;     /* positions_unused as a share of both; 0 when no page is in use */
 	bool alarm;               /* fragmentation rose above ENGINE_FRAGMENTATION_ALARM and is not well again */
-	int64_t drift_pages;      /* references in the pool less those that were found to be held; and accounts less the same. 0 */
+	/* references in the pool less those that were found to be held; and accounts less the same. 0 */
+	int64_t drift_pages;
 	int64_t counted_ms_ago;
 };
 
@@ -561,7 +617,8 @@ enum engine_tier_drop {
 
 /* A tier below the pool. Counts are of pages, since start. Strings are static. */
 struct engine_tier {
-	const char *kind, *type, *io; /* "ram", "disk", "disk-wide", "remote"; of an element; how it moves bytes, or "" */
+	/* "ram", "disk", "disk-wide", "remote"; of an element; how it moves bytes, or "" */
+	const char *kind, *type, *io;
 	bool off;                     /* it failed; a remote one may come back */
 	const char *off_reason;       /* or "" */
 	uint64_t reconnects;          /* how often it has */
@@ -570,7 +627,8 @@ struct engine_tier {
 	int32_t pages, max_pages, writing, loading;
 	uint64_t stored, present;     /* taken, and found to be there already */
 	uint64_t dropped[ENGINE_N_TIER_DROPS];
-	uint64_t loaded, load_failed, absent, corrupt, cancelled; /* absent: asked for, since it might have been there */
+	/* absent: asked for, since it might have been there */
+	uint64_t loaded, load_failed, absent, corrupt, cancelled;
 	uint64_t fetched;             /* of the loaded: joined the prefix index */
 	uint64_t evicted;
 	uint64_t wide_sinks, wide_tails, wide_values; /* kept exact in a narrow tier, by reason */
@@ -609,18 +667,26 @@ struct engine_stats {
 	uint64_t prefix_queries, prefix_hits; /* full pages of admitted prompts, and those that the index knew */
 	uint64_t prefix_evictions;            /* pages evicted from the index */
 	uint64_t prefix_evictions_decode; /* of these, for a running generation; the others for a prompt */
-	uint64_t prefix_inserted, prefix_collisions, prefix_revived; /* pages; found under an equal hash with other content; known as ghosts */
-	int32_t prefix_pages, prefix_tails, prefix_ghosts; /* pages indexed, those not full, evicted pages that the policy remembers */
+	/* pages; found under an equal hash with other content; known as ghosts */
+	uint64_t prefix_inserted, prefix_collisions, prefix_revived;
+	/* pages indexed, those not full, evicted pages that the policy remembers */
+	int32_t prefix_pages, prefix_tails, prefix_ghosts;
 	uint64_t preemptions, sessions_created, sessions_expired, sessions_deleted;
-	uint64_t preempted[ENGINE_N_ROOMS];          /* generations set back; for a prompt only those in the background */
+	/* generations set back; for a prompt only those in the background */
+	uint64_t preempted[ENGINE_N_ROOMS];
 	uint64_t holds_dropped;          /* queued requests that let go of what they waited to use */
-	/* Pages that are kept in f16 as well, of a narrow pool; those that found no room for it; vectors that became no numbers for want of it. */
+	/*
+	 * Pages that are kept in f16 as well, of a narrow pool; those that found no room for it; vectors that became no
+	 * numbers for want of it.
+	 */
 	int32_t kv_wide_pages, kv_wide_max;
 	uint64_t kv_wide_refused, kv_not_finite;
-	uint64_t kv_fallback_pages;         /* pages that were kept in f16 because of a value that their own type cannot hold */
+	/* pages that were kept in f16 because of a value that their own type cannot hold */
+	uint64_t kv_fallback_pages;
 	uint64_t kv_unsound_pages;          /* pages with a value that is no number or infinite: they are not shared */
 	uint64_t kv_bounded;                /* pages whose bounds were computed */
-	uint64_t kv_clamped;                /* vectors with a value beyond the range of halves, at which they were held */
+	/* vectors with a value beyond the range of halves, at which they were held */
+	uint64_t kv_clamped;
 	struct engine_kv kv;             /* counted now and then: see counted_ms_ago */
 	struct engine_tiers tiers;
 	struct engine_overflow overflow;
@@ -628,11 +694,13 @@ struct engine_stats {
 	uint64_t context_requests[ENGINE_MAX_CONTEXT_POLICIES], context_evicted[ENGINE_MAX_CONTEXT_POLICIES];
 	/* And of the ended requests: see struct engine_context_usage. */
 	uint64_t context_merged[ENGINE_MAX_CONTEXT_POLICIES], context_fallback[ENGINE_MAX_CONTEXT_POLICIES];
-	uint64_t attic_kept, attic_back, attic_lost, attic_bytes; /* pages of page_in, and bytes of what bounds their keys */
+	/* pages of page_in, and bytes of what bounds their keys */
+	uint64_t attic_kept, attic_back, attic_lost, attic_bytes;
 	uint64_t context_triggered[ENGINE_TRIGGERS]; /* ended requests that gave triggers, by the one that set the
 							policy off */
 	int32_t parked_pages;            /* KV of idle sessions that is not in the index */
-	uint64_t parked, parked_resumed, parked_dropped; /* ends of turns that left some; turns that went on with it; lost before that */
+	/* ends of turns that left some; turns that went on with it; lost before that */
+	uint64_t parked, parked_resumed, parked_dropped;
 	uint64_t steps, step_rows;
 	int64_t step_ns;
 };
@@ -664,13 +732,15 @@ struct engine_plan {
 	struct engine_rope rope;
 	int32_t n_ctx, n_layer, n_head, n_head_kv, head_dim, page_tokens;
 	int32_t window, n_windowed;   /* positions that rows see in n_windowed of the layers; 0: all see all */
-	uint64_t kv_bytes_running;    /* of a whole context that is computed: where all layers have a window, pages before it can go */
+	/* of a whole context that is computed: where all layers have a window, pages before it can go */
+	uint64_t kv_bytes_running;
 	uint64_t weights_bytes;       /* of the tensors in the file */
 	uint64_t activation_bytes;    /* of a step */
 	uint64_t kv_bytes_per_token;
 	uint64_t page_bytes;          /* with the padding to its stride */
 	uint64_t bounds_bytes_per_page; /* which the figures below contain; 0: there are none */
-	uint64_t kv_bytes_per_session; /* a whole context, in whole pages; narrow KV: with what is set aside for wide copies */
+	/* a whole context, in whole pages; narrow KV: with what is set aside for wide copies */
+	uint64_t kv_bytes_per_session;
 	uint64_t kv_bytes;            /* n_sessions of them */
 	uint64_t total_bytes;         /* weights, activations and kv_bytes */
 	uint64_t pool_bytes;          /* what memory_bytes leaves for KV, in whole pages: */
@@ -686,7 +756,10 @@ struct engine_plan {
 /* IO, CORRUPT and UNSUPPORTED as for loading; INVALID for impossible numbers. */
 enum status engine_plan(const struct engine_plan_params *params, struct engine_plan *out, struct error *err);
 
-/* Whether this build and this machine have the device (as in engine_options): opens and closes it. The error says what lacks. */
+/*
+ * Whether this build and this machine have the device (as in engine_options): opens and closes it. The error says what
+ * lacks.
+ */
 enum status engine_device_check(const char *device, struct error *err);
 
 /* A vocabulary without a model. */
@@ -694,8 +767,8 @@ struct engine_vocab;
 enum status engine_vocab_open(const char *path, struct engine_vocab **out, struct error *err);
 void engine_vocab_close(struct engine_vocab *v); /* NULL is allowed */
 /* *ids is malloc'd. */
-enum status engine_vocab_encode(const struct engine_vocab *v, const char *text, size_t n, bool add_special, bool parse_special,
-                                int32_t **ids, size_t *n_ids, struct error *err);
+enum status engine_vocab_encode(const struct engine_vocab *v, const char *text, size_t n, bool add_special,
+                                bool parse_special, int32_t **ids, size_t *n_ids, struct error *err);
 
 /* As engine_split(); *chunks is malloc'd. */
 enum status engine_vocab_split(const struct engine_vocab *v, struct str text, const struct engine_split_params *params,
@@ -711,21 +784,27 @@ void engine_template_close(struct engine_template *t);
 enum status engine_template_render(const struct engine_template *t, const struct value *vars, int64_t now_unix_s,
                                    struct buf *out, struct error *err);
 
-/* Names of the policies that choose which cached pages go (engine_options.kv_policy), the default first; NULL after the last. */
+/*
+ * Names of the policies that choose which cached pages go (engine_options.kv_policy), the default first; NULL after the
+ * last.
+ */
 const char *engine_kv_policy(size_t i);
 /* The policy of that name as engine_kv_policy() has it, "default" included; NULL when there is none. */
 const char *engine_kv_policy_find(const char *name);
 
 /*
- * A trace of prompts, as blocks of tokens named by their content and all before it, to replay on the code that evicts pages.
- * Times are milliseconds, not falling.
+ * A trace of prompts, as blocks of tokens named by their content and all before it, to replay on the code that evicts
+ * pages. Times are milliseconds, not falling.
  */
 struct engine_trace;
 enum status engine_trace_create(struct engine_trace **out);
 void engine_trace_destroy(struct engine_trace *t); /* NULL is allowed */
-/* Adds a prompt of n blocks at a time; output_tokens were generated for it. INVALID when the time is before the last one's; NOMEM, LIMIT. */
-enum status engine_trace_add(struct engine_trace *t, int64_t time_ms, const uint64_t *blocks, size_t n, int64_t output_tokens,
-                             struct error *err);
+/*
+ * Adds a prompt of n blocks at a time; output_tokens were generated for it. INVALID when the time is before the last
+ * one's; NOMEM, LIMIT.
+ */
+enum status engine_trace_add(struct engine_trace *t, int64_t time_ms, const uint64_t *blocks, size_t n,
+                             int64_t output_tokens, struct error *err);
 
 struct engine_trace_info {
 	uint64_t n_prompts, n_blocks, n_distinct_blocks;
@@ -742,17 +821,20 @@ struct engine_replay_result {
 	int64_t cpu_ns;     /* of the calling thread */
 };
 /*
- * Replays the trace over a cache of `capacity_blocks` that starts empty, with its times multiplied by time_scale. Prompts take no
- * time; one keeps its own blocks while it is replayed, and what of it does not fit is not cached. INVALID: policy, capacity, scale.
+ * Replays the trace over a cache of `capacity_blocks` that starts empty, with its times multiplied by time_scale.
+ * Prompts take no time; one keeps its own blocks while it is replayed, and what of it does not fit is not cached.
+ * INVALID: policy, capacity, scale.
  */
 enum status engine_replay(const struct engine_trace *t, const char *policy, int32_t capacity_blocks, double time_scale,
                           struct engine_replay_result *out, struct error *err);
 
 /*
- * Measures a model on a device, in the calling thread and without an engine: the forward pass over paged KV, without sampling.
+ * Measures a model on a device, in the calling thread and without an engine: the forward pass over paged KV, without
+ * sampling.
  *
  * For each depth, that many tokens of context are put in place; then each prompt length is measured on top of them (one
- * sequence, chunks of a step, one row of logits at the end) and, for each batch size, `decode_tokens` steps of one token for each sequence.
+ * sequence, chunks of a step, one row of logits at the end) and, for each batch size, `decode_tokens` steps of one
+ * token for each sequence.
  */
 enum { ENGINE_BENCH_BATCH_MAX = 256, ENGINE_BENCH_RUNS_MAX = 100, ENGINE_BENCH_OPS_MAX = 16 };
 
@@ -768,7 +850,8 @@ struct engine_bench_params {
 	const int32_t *batch;   /* [n_batches] sequences that decode together */
 	size_t n_batches;
 	int32_t runs;           /* of each test */
-	bool random_kv;         /* fill the context with random keys and values instead of computing them: quick, and the same work to read */
+	/* fill the context with random keys and values instead of computing them: quick, and the same work to read */
+	bool random_kv;
 	const char *kv_type;    /* how KV is kept, as in engine_options; no page has a copy in f16 beside it */
 	const char *rope_scaling; /* as in engine_options */
 };
@@ -790,10 +873,12 @@ struct engine_bench_row {
 	double best_tokens_per_s;
 	double bytes_per_s;       /* of weights and KV, each byte counted once a step, at the median speed */
 	double bytes_per_token;
-	double read_bytes_per_s;  /* the best that plain reading of memory reached between the runs; 0: the device cannot tell */
+	/* the best that plain reading of memory reached between the runs; 0: the device cannot tell */
+	double read_bytes_per_s;
 	struct {
 		const char *name;
-		double share; /* of the time of a run of its own, in which each operation is waited for; "host": what is left */
+		/* of the time of a run of its own, in which each operation is waited for; "host": what is left */
+		double share;
 	} ops[ENGINE_BENCH_OPS_MAX];
 	size_t n_ops;
 };
@@ -807,16 +892,18 @@ struct engine_bench_sink {
 };
 
 /* INVALID names the number that makes no sense; IO, CORRUPT, UNSUPPORTED and NOMEM as for loading. */
-enum status engine_bench(const struct engine_bench_params *params, const struct engine_bench_sink *sink, struct error *err);
+enum status engine_bench(const struct engine_bench_params *params, const struct engine_bench_sink *sink,
+                         struct error *err);
 
 /*
- * Measures what long conversations cost under each context policy, and what is lost: an engine of its own, one conversation after the other,
- * in the calling thread.
+ * Measures what long conversations cost under each context policy, and what is lost: an engine of its own, one
+ * conversation after the other, in the calling thread.
  *
- * For each length, a prompt of that many tokens is made of a text, with pass keys hidden at even distances ("The pass key of the red door is
- * 31415."). Then the answer is forced: the text goes on for a while, and each pass key is asked for and given. What the model would have said
- * at each of these tokens is compared with what it would have said with everything kept; a second question in the same session is answered
- * freely. Each policy reads the same tokens, and nothing of what another one has computed.
+ * For each length, a prompt of that many tokens is made of a text, with pass keys hidden at even distances ("The pass
+ * key of the red door is 31415."). Then the answer is forced: the text goes on for a while, and each pass key is asked
+ * for and given. What the model would have said at each of these tokens is compared with what it would have said with
+ * everything kept; a second question in the same session is answered freely. Each policy reads the same tokens, and
+ * nothing of what another one has computed.
  */
 enum { ENGINE_LONG_KEYS_MAX = 16 };
 
@@ -830,7 +917,8 @@ struct engine_long_params {
 	int32_t n_threads;
 	const int32_t *length;  /* [n_lengths] tokens of the prompt */
 	size_t n_lengths;
-	const struct engine_long_policy *policy; /* [n_policies]; "full" is computed in any case, since others are compared with it */
+	/* [n_policies]; "full" is computed in any case, since others are compared with it */
+	const struct engine_long_policy *policy;
 	size_t n_policies;
 	int32_t cache_permille; /* of the length, that other policies than full may keep */
 	int32_t n_keys;         /* pass keys in each prompt */
@@ -839,7 +927,8 @@ struct engine_long_params {
 	const char *text;       /* what prompts are made of, [text_n]; NULL: sentences that are made up */
 	size_t text_n;
 	bool speed_only;        /* times and bytes: for models whose words mean nothing */
-	bool cpu_time;          /* times are those that the process had a processor, as on a machine that others use too; with one thread */
+	/* times are those that the process had a processor, as on a machine that others use too; with one thread */
+	bool cpu_time;
 };
 
 struct engine_long_info {
@@ -857,9 +946,13 @@ struct engine_long_row {
 	uint64_t resident_bytes;
 	double ttft_s;         /* of the prompt, nothing of which was cached */
 	double tokens_per_s;   /* of the forced answer */
-	double kl_text, kl_recall; /* mean Kullback-Leibler divergence of a token's distribution from full's, in nats: where the text goes on, and
-	                              where keys are asked for and given */
-	double passkey;        /* share of the tokens of keys, those with digits in them, that are the most likely ones */
+	/*
+	 * mean Kullback-Leibler divergence of a token's distribution from full's, in nats: where the text goes on, and
+	 * where keys are asked for and given
+	 */
+	double kl_text, kl_recall;
+	/* share of the tokens of keys, those with digits in them, that are the most likely ones */
+	double passkey;
 	double passkey_logprob; /* their mean log-probability */
 	double agreement;      /* share of the second answer before it differs from full's */
 };
@@ -871,5 +964,9 @@ struct engine_long_sink {
 	void (*left_out)(void *arg, const char *policy, int32_t length, const char *why);
 };
 
-/* INVALID names what makes no sense; else as for loading. What a policy refuses, or no context holds, is left out and not an error. */
-enum status engine_long(const struct engine_long_params *params, const struct engine_long_sink *sink, struct error *err);
+/*
+ * INVALID names what makes no sense; else as for loading. What a policy refuses, or no context holds, is left out and
+ * not an error.
+ */
+enum status engine_long(const struct engine_long_params *params, const struct engine_long_sink *sink,
+                        struct error *err);

@@ -1,12 +1,13 @@
 /*
  * The inside of an engine, shared by engine.c (the API), load.c (loading), text_thread.c and worker.c.
  *
- * Way of a command: the loop posts it to the text thread when it needs the template or the tokenizer, else straight to the
- * worker. The text thread turns prompts into tokens and passes generations on. Cancels go both ways: the worker ends what it
- * has, the text thread passes the cancel on behind the request it may still be working at. Answers are events.
+ * Way of a command: the loop posts it to the text thread when it needs the template or the tokenizer, else straight to
+ * the worker. The text thread turns prompts into tokens and passes generations on. Cancels go both ways: the worker
+ * ends what it has, the text thread passes the cancel on behind the request it may still be working at. Answers are
+ * events.
  *
- * Lock rules: `lock` covers `stats` and `usage`. Everything under "loaded" is written by the worker before `state` becomes
- * READY (release) and never afterwards; other threads read it after seeing READY (acquire).
+ * Lock rules: `lock` covers `stats` and `usage`. Everything under "loaded" is written by the worker before `state`
+ * becomes READY (release) and never afterwards; other threads read it after seeing READY (acquire).
  */
 #pragma once
 
@@ -134,11 +135,13 @@ int32_t engine_max_outputs(int32_t max_running, int32_t step_tokens);
 /* One part in so many of a narrow cache is for pages that are kept wide as well. */
 enum { ENGINE_WIDE_SHARE = 6 };
 /*
- * The pages of a cache of so many bytes, with or without bounds, and how many of them can have a wide copy (0 unless the layout is
- * narrow).
+ * The pages of a cache of so many bytes, with or without bounds, and how many of them can have a wide copy (0 unless
+ * the layout is narrow).
  */
 void engine_split_kv(const struct kv_layout *layout, bool bounds, uint64_t bytes, uint64_t *n_pages, uint64_t *n_wide);
-/* Loads everything the options ask for, in the worker's thread. On failure what was loaded stays for engine_unload(). */
+/*
+ * Loads everything the options ask for, in the worker's thread. On failure what was loaded stays for engine_unload().
+ */
 enum status engine_load(struct engine *e, struct error *err);
 void engine_unload(struct engine *e);
 
@@ -154,8 +157,8 @@ void flight_end(struct engine *e, int32_t tenant);
 /* Frees a command and all it still owns, its reply included. */
 void command_destroy(struct command *c);
 /*
- * Ends a command with its reply as it stands, or with an ERROR in its place, and frees the command. The event goes to the
- * end of `out`; the caller hands it over with mailbox_post_all(&e->events, out).
+ * Ends a command with its reply as it stands, or with an ERROR in its place, and frees the command. The event goes to
+ * the end of `out`; the caller hands it over with mailbox_post_all(&e->events, out).
  */
 void command_answer(struct engine *e, struct command *c, struct list *out);
 void command_fail(struct engine *e, struct command *c, const struct error *err, struct list *out);

@@ -133,8 +133,10 @@ static void gather_tensors(const struct gguf *g, struct facts *f)
 {
 	for (size_t i = 0; i < gguf_n_tensors(g); i++) {
 		const struct gguf_tensor *t = gguf_tensor_at(g, i);
-		/* Tensors lie side by side in the file, so that bytes cannot wrap; elements are at most four times as
-		 * many. */
+		/*
+		 * Tensors lie side by side in the file, so that bytes cannot wrap; elements are at most four times as
+		 * many.
+		 */
 		f->n_params += t->n_elems;
 		f->tensor_bytes += t->n_bytes;
 		for (size_t k = 0; k < MAX_FORMATS && quant_format_at(k); k++) {

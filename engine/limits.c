@@ -9,7 +9,8 @@ enum status limits_session(const struct session *s, int32_t most, struct error *
 		return STATUS_OK;
 	s->tenant->refused++;
 	return error_set_param(err, STATUS_LIMIT, "session_id",
-	                       "session '%s' has %" PRId32 " generations running or waiting, the most that --session-requests (%" PRId32
+	                       "session '%s' has %" PRId32
+	                       " generations running or waiting, the most that --session-requests (%" PRId32
 	                       ") allows; try again later",
 	                       s->id, n, most);
 }
@@ -21,16 +22,17 @@ static enum status apply(struct request *r, int32_t limit, const char *param, co
 	if (pages < kv_pages_for(r->max_total) && pages * KV_PAGE_TOKENS <= limit)
 		return STATUS_OK;
 	if (pages < kv_pages_for(r->max_total) && r->policy.most_pages < INT32_MAX)
-		return error_set_param(err, STATUS_CONTEXT_LENGTH, param, "%s may hold %" PRId32 " tokens at most, but kv_cache asks for %" PRId32, whose,
+		return error_set_param(err, STATUS_CONTEXT_LENGTH, param,
+		                       "%s may hold %" PRId32 " tokens at most, but kv_cache asks for %" PRId32, whose,
 		                       limit, pages * KV_PAGE_TOKENS);
 	if (r->n_prompt > limit || (max_tokens < 0 && r->n_prompt == limit))
 		return error_set_param(err, STATUS_CONTEXT_LENGTH, param,
-		                       "%s may hold %" PRId32 " tokens at most, but the prompt has %" PRId32 " tokens", whose, limit,
-		                       r->n_prompt);
+		                       "%s may hold %" PRId32 " tokens at most, but the prompt has %" PRId32 " tokens",
+		                       whose, limit, r->n_prompt);
 	if (max_tokens > limit - r->n_prompt)
 		return error_set_param(err, STATUS_CONTEXT_LENGTH, param,
-		                       "%s may hold %" PRId32 " tokens at most, but %" PRId32 " were requested (%" PRId32
-		                       " in the prompt, %" PRId32 " for the answer)",
+		                       "%s may hold %" PRId32 " tokens at most, but %" PRId32
+		                       " were requested (%" PRId32 " in the prompt, %" PRId32 " for the answer)",
 		                       whose, limit, r->max_total, r->n_prompt, max_tokens);
 	if (r->max_total > limit)
 		r->max_total = limit;

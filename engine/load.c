@@ -1,6 +1,6 @@
 /*
- * Loading: the file, its tokenizer and template, a device, the weights, and a page pool whose size follows from the memory that is
- * there. Runs in the worker's thread while the server already answers health checks.
+ * Loading: the file, its tokenizer and template, a device, the weights, and a page pool whose size follows from the
+ * memory that is there. Runs in the worker's thread while the server already answers health checks.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -15,7 +15,10 @@
 
 /* Outputs of a step beyond one per running request: rows of prompts whose own log-probabilities were asked for. */
 enum { EXTRA_OUTPUTS = 64 };
-/* Without --kv-memory: at most this part of the machine's or the device's memory that is available, and max_running full contexts. */
+/*
+ * Without --kv-memory: at most this part of the machine's or the device's memory that is available, and max_running
+ * full contexts.
+ */
 enum { KV_DIR_BYTES = 4096 };
 enum { MEMORY_SHARE_PERCENT = 50, DEVICE_SHARE_PERCENT = 90 };
 
@@ -95,8 +98,8 @@ static enum status load_text(struct engine *e, struct error *err)
 }
 
 /*
- * Memory the pool may take when nobody has said how much: part of the machine's, or nearly all that a device has left once the
- * activations of a step are in it. The rest is for what the backend and others allocate later.
+ * Memory the pool may take when nobody has said how much: part of the machine's, or nearly all that a device has left
+ * once the activations of a step are in it. The rest is for what the backend and others allocate later.
  */
 static uint64_t default_kv_bytes(struct engine *e, const struct model_params *p)
 {
@@ -122,20 +125,24 @@ void engine_split_kv(const struct kv_layout *layout, bool bounds, uint64_t bytes
 	*n_pages = bytes / (layout->page_stride + (bounds ? kv_bounds_bytes(layout) : 0));
 }
 
-/* Longest conversations: that the model, or the user, allows; of which all is kept; and of which all is kept in the pool. */
+/*
+ * Longest conversations: that the model, or the user, allows; of which all is kept; and of which all is kept in the
+ * pool.
+ */
 struct contexts {
 	int32_t all, full, pool;
 };
 
 /* Pages that the pool gets, for conversations of n_ctx tokens. */
-static enum status size_pool(struct engine *e, const struct model_params *p, int32_t *n_pages, int32_t *n_wide, int32_t *n_ctx,
-                             struct error *err)
+static enum status size_pool(struct engine *e, const struct model_params *p, int32_t *n_pages, int32_t *n_wide,
+                             int32_t *n_ctx, struct error *err)
 {
 	const struct engine_options *o = &e->options;
 	size_t stride = e->layout.page_stride;
 	if (o->context_tokens > p->n_ctx)
-		log_msg(LOG_WARN, "context", "the context of %" PRId32 " tokens is longer than the %" PRId32 " %s", o->context_tokens,
-		        p->n_ctx, p->n_ctx == p->n_ctx_train ? "the model was trained on" : "that positions are stretched to");
+		log_msg(LOG_WARN, "context", "the context of %" PRId32 " tokens is longer than the %" PRId32 " %s",
+		        o->context_tokens, p->n_ctx,
+		        p->n_ctx == p->n_ctx_train ? "the model was trained on" : "that positions are stretched to");
 	*n_ctx = o->context_tokens ? o->context_tokens : p->n_ctx;
 	uint64_t full = (uint64_t)kv_pages_for(*n_ctx);
 	uint64_t pages, wide;
@@ -148,7 +155,8 @@ static enum status size_pool(struct engine *e, const struct model_params *p, int
 	if (pages > INT32_MAX / KV_PAGE_TOKENS)
 		pages = INT32_MAX / KV_PAGE_TOKENS;
 	if (pages < 1)
-		return error_set(err, STATUS_NOMEM, "the KV cache gets %" PRIu64 " bytes, but one page of %d tokens takes %zu",
+		return error_set(err, STATUS_NOMEM,
+		                 "the KV cache gets %" PRIu64 " bytes, but one page of %d tokens takes %zu",
 		                 o->kv_bytes, KV_PAGE_TOKENS, stride);
 	*n_pages = (int32_t)pages;
 	return STATUS_OK;
@@ -172,11 +180,13 @@ static enum status fit_context(struct engine *e, struct contexts *c, struct erro
 	/* Where a policy keeps a part of it, it need not all fit. */
 	if (o->context_tokens && strcmp(o->context_policy, kv_policy_name(KV_POLICY_FULL)) == 0)
 		return error_set(err, STATUS_NOMEM,
-		                 "a context of %" PRId32 " tokens takes %" PRIu64 " bytes of KV cache, but there are %" PRIu64 "%s"
+		                 "a context of %" PRId32 " tokens takes %" PRIu64
+		                 " bytes of KV cache, but there are %" PRIu64 "%s"
 		                 ": choose a smaller --context or a larger --kv-memory",
-		                 c->all, (uint64_t)kv_pages_for(c->all) * stride, (uint64_t)most / KV_PAGE_TOKENS * stride,
-		                 e->overflow ? " with what is below it" : "");
-	log_msg(LOG_WARN, "context", "the KV cache of %" PRIu64 " bytes%s holds %" PRId32 " tokens, less than the model's context",
+		                 c->all, (uint64_t)kv_pages_for(c->all) * stride,
+		                 (uint64_t)most / KV_PAGE_TOKENS * stride, e->overflow ? " with what is below it" : "");
+	log_msg(LOG_WARN, "context",
+	        "the KV cache of %" PRIu64 " bytes%s holds %" PRId32 " tokens, less than the model's context",
 	        (uint64_t)kv_pool_n_pages(e->pool) * stride, e->overflow ? " with what is below it" : "", c->full);
 	return STATUS_OK;
 }
@@ -206,13 +216,15 @@ static enum status open_overflow(struct engine *e, struct error *err)
 		return STATUS_OK;
 	}
 	if (st == STATUS_OK)
-		log_msg(LOG_INFO, "kv_overflow", "conversations of up to %" PRId32 " tokens find room beyond the KV cache", kv_overflow_now(e->overflow)->max_tokens);
+		log_msg(LOG_INFO, "kv_overflow",
+		        "conversations of up to %" PRId32 " tokens find room beyond the KV cache",
+		        kv_overflow_now(e->overflow)->max_tokens);
 	return st;
 }
 
 /*
- * Identifies the weights for the prefix index: the file's head (metadata and tensor table) and both ends of every tensor. Reading
- * all of a large file would double the time to load it.
+ * Identifies the weights for the prefix index: the file's head (metadata and tensor table) and both ends of every
+ * tensor. Reading all of a large file would double the time to load it.
  */
 static void digest_weights(const struct gguf *g, uint8_t digest[SHA256_BYTES])
 {
@@ -239,10 +251,10 @@ static void digest_weights(const struct gguf *g, uint8_t digest[SHA256_BYTES])
 static void make_root(struct engine *e)
 {
 	const struct model_params *p = model_params(e->model);
-	snprintf(e->rope_text, sizeof e->rope_text, "%d %d %d %d %a %a %a %d %a %a %a %a %a %a", (int)p->rope_pairing, (int)p->rope_scaling,
-	         (int)p->rope_table, (int)p->rope_dims, p->rope_base, p->rope_base_local, p->rope_factor, (int)p->rope_original_ctx,
-	         p->rope_attn_factor, p->yarn_beta_fast, p->yarn_beta_slow, p->yarn_ext_factor, p->rope_low_freq_factor,
-	         p->rope_high_freq_factor);
+	snprintf(e->rope_text, sizeof e->rope_text, "%d %d %d %d %a %a %a %d %a %a %a %a %a %a", (int)p->rope_pairing,
+	         (int)p->rope_scaling, (int)p->rope_table, (int)p->rope_dims, p->rope_base, p->rope_base_local,
+	         p->rope_factor, (int)p->rope_original_ctx, p->rope_attn_factor, p->yarn_beta_fast, p->yarn_beta_slow,
+	         p->yarn_ext_factor, p->rope_low_freq_factor, p->rope_high_freq_factor);
 	size_t n = strlen(e->rope_text);
 	if (p->rope_chunks.size > 0)
 		snprintf(e->rope_text + n, sizeof e->rope_text - n, " %d %d", (int)p->rope_chunks.size,
@@ -322,12 +334,17 @@ static struct kv_tier *open_disk(struct engine *e, const struct kv_tier_device *
 		return NULL;
 	}
 	kv_tier_stats(disk, &stats);
-	log_msg(LOG_INFO, "kv_disk", "the disk tier in %s has %" PRId32 " of %" PRId32 " pages (%s); it reads %.0f and writes %.0f MB/s",
-	        dir, stats.n_pages, stats.max_pages, stats.io, stats.read_bytes_per_s / 1e6, stats.write_bytes_per_s / 1e6);
+	log_msg(LOG_INFO, "kv_disk",
+	        "the disk tier in %s has %" PRId32 " of %" PRId32 " pages (%s); it reads %.0f and writes %.0f MB/s",
+	        dir, stats.n_pages, stats.max_pages, stats.io, stats.read_bytes_per_s / 1e6,
+	        stats.write_bytes_per_s / 1e6);
 	return disk;
 }
 
-/* One for all pages; in a narrow pool, one for those with wide copies, which get the share that they have of the device. */
+/*
+ * One for all pages; in a narrow pool, one for those with wide copies, which get the share that they have of the
+ * device.
+ */
 static void open_disks(struct engine *e, const struct kv_tier_device *device, struct kv_tier *tier[KV_TIER_KINDS])
 {
 	const struct engine_options *o = &e->options;
@@ -410,7 +427,8 @@ static const char *main_type(const struct gguf *g)
 	return best;
 }
 
-static enum status fill_info(struct engine *e, int32_t n_pages, int32_t n_wide, const struct contexts *c, struct error *err)
+static enum status fill_info(struct engine *e, int32_t n_pages, int32_t n_wide, const struct contexts *c,
+                             struct error *err)
 {
 	const struct model_params *p = model_params(e->model);
 	struct engine_info *info = &e->info;
@@ -424,39 +442,41 @@ static enum status fill_info(struct engine *e, int32_t n_pages, int32_t n_wide, 
 	if (!e->file_name || !e->model_name)
 		return error_set(err, STATUS_NOMEM, "no memory for the model's name");
 	*info = (struct engine_info){
-	        .model_name = e->model_name,
-	        .file_name = e->file_name,
-	        .arch = p->arch,
-	        .backend = e->backend_info.name,
-	        .quantization = main_type(e->gguf),
-	        .n_params = model_n_params(e->model),
-	        .file_bytes = gguf_file_bytes(e->gguf),
-	        .n_ctx = c->full,
-	        .n_ctx_pool = c->pool,
-	        .n_ctx_long = c->all,
-	        .n_ctx_train = p->n_ctx_train,
-	        .n_vocab = p->n_vocab,
-	        .n_embd = p->n_embd,
-	        .n_layer = p->n_layer,
-	        .window = model_n_windowed(p) ? p->window : 0,
-	        .n_windowed = model_n_windowed(p),
-	        .n_threads = e->backend_info.n_threads,
-	        .kv_bytes_per_token = e->layout.page_bytes / KV_PAGE_TOKENS,
-	        .kv_bytes = kv_pool_bytes(&e->layout, n_pages, n_wide),
-	        .page_bytes = e->layout.page_stride,
-	        .bounds_bytes = e->layout.bounds ? (uint64_t)n_pages * kv_bounds_bytes(&e->layout) : 0,
-	        .kv_type = e->layout.form == KV_FORM_F16 ? quant_format(e->layout.type)->name : kv_form_name(e->layout.form),
-	        .page_tokens = KV_PAGE_TOKENS,
-	        .n_pages = n_pages,
-	        .bos_token = tokenizer_bos(e->tokenizer),
-	        .eos_token = tokenizer_eos(e->tokenizer),
-	        .has_chat_template = e->template_source != NULL,
-	        .chat_template = e->template_source ? e->template_source : "",
-	        .chat_template_error = e->template ? NULL : e->template_error.message,
+		.model_name = e->model_name,
+		.file_name = e->file_name,
+		.arch = p->arch,
+		.backend = e->backend_info.name,
+		.quantization = main_type(e->gguf),
+		.n_params = model_n_params(e->model),
+		.file_bytes = gguf_file_bytes(e->gguf),
+		.n_ctx = c->full,
+		.n_ctx_pool = c->pool,
+		.n_ctx_long = c->all,
+		.n_ctx_train = p->n_ctx_train,
+		.n_vocab = p->n_vocab,
+		.n_embd = p->n_embd,
+		.n_layer = p->n_layer,
+		.window = model_n_windowed(p) ? p->window : 0,
+		.n_windowed = model_n_windowed(p),
+		.n_threads = e->backend_info.n_threads,
+		.kv_bytes_per_token = e->layout.page_bytes / KV_PAGE_TOKENS,
+		.kv_bytes = kv_pool_bytes(&e->layout, n_pages, n_wide),
+		.page_bytes = e->layout.page_stride,
+		.bounds_bytes = e->layout.bounds ? (uint64_t)n_pages * kv_bounds_bytes(&e->layout) : 0,
+		.kv_type = e->layout.form == KV_FORM_F16 ? quant_format(e->layout.type)->name
+	                                                 : kv_form_name(e->layout.form),
+		.page_tokens = KV_PAGE_TOKENS,
+		.n_pages = n_pages,
+		.bos_token = tokenizer_bos(e->tokenizer),
+		.eos_token = tokenizer_eos(e->tokenizer),
+		.has_chat_template = e->template_source != NULL,
+		.chat_template = e->template_source ? e->template_source : "",
+		.chat_template_error = e->template ? NULL : e->template_error.message,
 	};
 	engine_rope_describe(p, &e->rope, &info->rope);
 	if (e->template_source && !e->template)
-		log_msg(LOG_WARN, "chat_template", "the model's chat template cannot run: %s; chat requests will be refused",
+		log_msg(LOG_WARN, "chat_template",
+		        "the model's chat template cannot run: %s; chat requests will be refused",
 		        e->template_error.message);
 	return STATUS_OK;
 }
@@ -482,14 +502,16 @@ enum status engine_load(struct engine *e, struct error *err)
 	st = kv_choice_make(e->backend, o->kv_type, &kv, err);
 	e->backend->ops->info(e->backend, &e->backend_info);
 	if (st == STATUS_OK && o->kv_bounds && !e->backend_info.chooses_pages)
-		st = error_set_param(err, STATUS_UNSUPPORTED, "kv-bounds", "the device %s has no bounds of KV pages", e->backend_info.name);
+		st = error_set_param(err, STATUS_UNSUPPORTED, "kv-bounds", "the device %s has no bounds of KV pages",
+		                     e->backend_info.name);
 	if (st == STATUS_OK)
 		st = model_load_stretched(e->gguf, e->backend, &e->rope, &e->model, err);
 	if (st != STATUS_OK)
 		return st;
 	const struct model_params *p = model_params(e->model);
 	if (tokenizer_n_vocab(e->tokenizer) > p->n_vocab)
-		return error_set(err, STATUS_INVALID, "the tokenizer has %" PRId32 " tokens, but the model only %" PRId32,
+		return error_set(err, STATUS_INVALID,
+		                 "the tokenizer has %" PRId32 " tokens, but the model only %" PRId32,
 		                 tokenizer_n_vocab(e->tokenizer), p->n_vocab);
 	st = kv_layout_for(e->backend, &e->layout, p->n_layer, p->n_head_kv, p->head_dim);
 	if (st != STATUS_OK)

@@ -130,8 +130,8 @@ static enum status step_end(struct backend *b)
 	return self(b)->inner->ops->step_end(self(b)->inner);
 }
 
-static enum status page_copy(struct backend *b, void *kv, const struct kv_layout *layout, const int32_t *from, const int32_t *to,
-                             int32_t n)
+static enum status page_copy(struct backend *b, void *kv, const struct kv_layout *layout, const int32_t *from,
+                             const int32_t *to, int32_t n)
 {
 	return self(b)->inner->ops->page_copy(self(b)->inner, kv, layout, from, to, n);
 }
@@ -164,7 +164,8 @@ static enum meter_op op_of_weight(const struct meter *m, const struct weight *w)
 	return METER_OTHER;
 }
 
-static enum status weight_create(struct backend *b, const struct weight_desc *desc, struct weight **out, struct error *err)
+static enum status weight_create(struct backend *b, const struct weight_desc *desc, struct weight **out,
+                                 struct error *err)
 {
 	struct meter *m = self(b);
 	if (m->n_weights == m->cap_weights) {
@@ -188,14 +189,16 @@ static enum status embed(struct backend *b, const struct weight *w, float scale,
 	return end(m, METER_EMBED, start, m->inner->ops->embed(m->inner, w, scale, out));
 }
 
-static enum status rms_norm(struct backend *b, const float *x, int64_t n, int32_t dim, const float *gain, float eps, float *out)
+static enum status rms_norm(struct backend *b, const float *x, int64_t n, int32_t dim, const float *gain, float eps,
+                            float *out)
 {
 	struct meter *m = self(b);
 	int64_t start = begin(m);
 	return end(m, METER_NORM, start, m->inner->ops->rms_norm(m->inner, x, n, dim, gain, eps, out));
 }
 
-static enum status rms_norm_add(struct backend *b, const float *x, int64_t n, int32_t dim, const float *gain, float eps, float *out)
+static enum status rms_norm_add(struct backend *b, const float *x, int64_t n, int32_t dim, const float *gain, float eps,
+                                float *out)
 {
 	struct meter *m = self(b);
 	int64_t start = begin(m);
@@ -231,8 +234,8 @@ static enum status kv_write(struct backend *b, void *kv, const struct kv_layout 
 	return end(m, METER_KV_WRITE, start, m->inner->ops->kv_write(m->inner, kv, layout, layer, k, v));
 }
 
-static enum status attention(struct backend *b, const void *kv, const struct kv_layout *layout, int32_t layer, const float *q,
-                             int32_t n_head, const struct attention_params *params, float *out)
+static enum status attention(struct backend *b, const void *kv, const struct kv_layout *layout, int32_t layer,
+                             const float *q, int32_t n_head, const struct attention_params *params, float *out)
 {
 	struct meter *m = self(b);
 	int64_t start = begin(m);
@@ -265,15 +268,16 @@ static enum status softcap(struct backend *b, float *x, int64_t n, float cap)
 	return end(m, METER_OUTPUT, start, m->inner->ops->softcap(m->inner, x, n, cap));
 }
 
-static enum status gather_rows(struct backend *b, const float *x, int32_t dim, const int32_t *rows, int32_t n, float *out)
+static enum status gather_rows(struct backend *b, const float *x, int32_t dim, const int32_t *rows, int32_t n,
+                               float *out)
 {
 	struct meter *m = self(b);
 	int64_t start = begin(m);
 	return end(m, METER_OTHER, start, m->inner->ops->gather_rows(m->inner, x, dim, rows, n, out));
 }
 
-static enum status sample(struct backend *b, float *logits, int32_t n_vocab, int32_t stride, const struct sample_row *rows,
-                          int32_t n, int32_t *tokens)
+static enum status sample(struct backend *b, float *logits, int32_t n_vocab, int32_t stride,
+                          const struct sample_row *rows, int32_t n, int32_t *tokens)
 {
 	struct meter *m = self(b);
 	int64_t start = begin(m);

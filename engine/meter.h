@@ -1,6 +1,6 @@
 /*
- * A backend that stands before another one and, while it counts, says how long each kind of operation took and how many bytes of
- * weights and KV were read. The forward pass runs over it unchanged.
+ * A backend that stands before another one and, while it counts, says how long each kind of operation took and how many
+ * bytes of weights and KV were read. The forward pass runs over it unchanged.
  */
 #pragma once
 
@@ -33,7 +33,10 @@ struct meter_counts {
 
 struct meter;
 
-/* `inner` stays the caller's and must outlive the meter; all that is made through the meter must be given back through it. */
+/*
+ * `inner` stays the caller's and must outlive the meter; all that is made through the meter must be given back through
+ * it.
+ */
 enum status meter_create(struct backend *inner, const struct clock *clock, struct meter **out);
 void meter_destroy(struct meter *m); /* NULL is allowed */
 struct backend *meter_backend(struct meter *m);

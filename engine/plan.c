@@ -10,9 +10,11 @@
 static enum status check(const struct engine_plan_params *p, struct error *err)
 {
 	if (p->context_tokens < 0)
-		return error_set_param(err, STATUS_INVALID, "ctx", "a context cannot have %" PRId32 " tokens", p->context_tokens);
+		return error_set_param(err, STATUS_INVALID, "ctx", "a context cannot have %" PRId32 " tokens",
+		                       p->context_tokens);
 	if (p->n_sessions < 0)
-		return error_set_param(err, STATUS_INVALID, "sessions", "there cannot be %" PRId32 " sessions", p->n_sessions);
+		return error_set_param(err, STATUS_INVALID, "sessions", "there cannot be %" PRId32 " sessions",
+		                       p->n_sessions);
 	if (!(p->tokens_per_s >= 0))
 		return error_set_param(err, STATUS_INVALID, "rate", "a rate is zero or more tokens a second");
 	return STATUS_OK;
@@ -25,21 +27,26 @@ static uint64_t cache_bytes(const struct kv_layout *l, bool bounds, uint64_t n_p
 	return l->form == KV_FORM_F16 ? bytes : bytes + (bytes + ENGINE_WIDE_SHARE - 2) / (ENGINE_WIDE_SHARE - 1);
 }
 
-static enum status plan_pool(const struct engine_plan_params *params, const struct kv_layout *layout, struct engine_plan *out,
-                             struct error *err)
+static enum status plan_pool(const struct engine_plan_params *params, const struct kv_layout *layout,
+                             struct engine_plan *out, struct error *err)
 {
 	uint64_t pages, wide;
 	uint64_t fixed = out->weights_bytes + out->activation_bytes;
 	if (__builtin_mul_overflow(out->kv_bytes_per_session, (uint64_t)params->n_sessions, &out->kv_bytes) ||
 	    __builtin_add_overflow(fixed, out->kv_bytes, &out->total_bytes))
-		return error_set_param(err, STATUS_INVALID, "sessions", "%" PRId32 " sessions of %" PRId32 " tokens take more than 2^64 bytes",
+		return error_set_param(err, STATUS_INVALID, "sessions",
+		                       "%" PRId32 " sessions of %" PRId32 " tokens take more than 2^64 bytes",
 		                       params->n_sessions, out->n_ctx);
 	uint64_t memory = params->memory_bytes ? params->memory_bytes : out->total_bytes;
 	engine_split_kv(layout, params->kv_bounds, memory > fixed ? memory - fixed : 0, &pages, &wide);
-	out->pool_bytes = pages * (layout->page_stride + out->bounds_bytes_per_page) + wide * kv_pool_bytes(layout, 0, 1);
+	out->pool_bytes =
+		pages * (layout->page_stride + out->bounds_bytes_per_page) + wide * kv_pool_bytes(layout, 0, 1);
 	out->pool_pages = pages;
 	out->sessions_that_fit = (int64_t)(pages / (uint64_t)kv_pages_for(out->n_ctx));
-	/* Pages go in the order they came, at the latest: one stays until as many tokens as the pool holds have been written. */
+	/*
+	 * Pages go in the order they came, at the latest: one stays until as many tokens as the pool holds have been
+	 * written.
+	 */
 	if (params->tokens_per_s > 0)
 		out->idle_seconds = (double)pages * KV_PAGE_TOKENS / params->tokens_per_s;
 	return STATUS_OK;
@@ -111,7 +118,8 @@ enum status engine_plan(const struct engine_plan_params *params, struct engine_p
 	memset(out, 0, sizeof *out);
 	enum status st = check(params, err);
 	if (st == STATUS_OK && !kv_choice_find(params->kv_type, &choice))
-		st = error_set_param(err, STATUS_INVALID, "kv-dtype", "kv-dtype: \"%.64s\" is none of " KV_CHOICES, params->kv_type);
+		st = error_set_param(err, STATUS_INVALID, "kv-dtype", "kv-dtype: \"%.64s\" is none of " KV_CHOICES,
+		                     params->kv_type);
 	if (st == STATUS_OK)
 		st = rope_choice_parse(params->rope_scaling, &rope, err);
 	if (st == STATUS_OK)
@@ -141,7 +149,8 @@ enum status engine_plan(const struct engine_plan_params *params, struct engine_p
 	out->window = out->n_windowed ? p.window : 0;
 	for (size_t i = 0; i < gguf_n_tensors(g); i++)
 		out->weights_bytes += gguf_tensor_at(g, i)->n_bytes;
-	out->activation_bytes = model_step_bytes(&p, step < running ? running : step, engine_max_outputs(running, step));
+	out->activation_bytes =
+		model_step_bytes(&p, step < running ? running : step, engine_max_outputs(running, step));
 	out->kv_bytes_per_token = layout.page_bytes / KV_PAGE_TOKENS;
 	out->page_bytes = layout.page_stride;
 	out->bounds_bytes_per_page = params->kv_bounds ? kv_bounds_bytes(&layout) : 0;

@@ -20,7 +20,8 @@ struct sched;
 bool promotion_awaited(struct sched *s, struct request *r);
 /* What is on its way for those that nobody looks at, since others wait before them, is moved on as well. */
 void promotion_advance(struct sched *s);
-/* Whether r may begin although pages of it are on their way: nothing else runs, and the first layers of them are there.
+/*
+ * Whether r may begin although pages of it are on their way: nothing else runs, and the first layers of them are there.
  */
 bool promotion_may_begin(const struct sched *s, const struct request *r);
 /*

@@ -1,8 +1,9 @@
 /*
- * Replaying a trace of prompts on the eviction engine that the server runs (kv/evict.h), and the bound no policy can pass.
+ * Replaying a trace of prompts on the eviction engine that the server runs (kv/evict.h), and the bound no policy can
+ * pass.
  *
- * The trace is kept as a forest: a node for each distinct block behind its predecessor, so that equal names at different
- * places, which a well-formed trace does not have, are different blocks.
+ * The trace is kept as a forest: a node for each distinct block behind its predecessor, so that equal names at
+ * different places, which a well-formed trace does not have, are different blocks.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -129,8 +130,8 @@ static enum status node_of(struct engine_trace *t, int32_t parent, uint64_t name
 	return STATUS_OK;
 }
 
-enum status engine_trace_add(struct engine_trace *t, int64_t time_ms, const uint64_t *blocks, size_t n, int64_t output_tokens,
-                             struct error *err)
+enum status engine_trace_add(struct engine_trace *t, int64_t time_ms, const uint64_t *blocks, size_t n,
+                             int64_t output_tokens, struct error *err)
 {
 	int32_t parent = NO_NODE;
 	if (time_ms < 0 || (t->n_prompts > 0 && time_ms < t->prompts[t->n_prompts - 1].time_ms))
@@ -144,7 +145,8 @@ enum status engine_trace_add(struct engine_trace *t, int64_t time_ms, const uint
 		t->blocks[t->n_blocks + (int32_t)i] = parent;
 	}
 	if (st != STATUS_OK)
-		return error_set(err, st, st == STATUS_LIMIT ? "the trace has too many blocks" : "no memory for the trace");
+		return error_set(err, st,
+		                 st == STATUS_LIMIT ? "the trace has too many blocks" : "no memory for the trace");
 	t->prompts[t->n_prompts++] = (struct trace_prompt){time_ms, output_tokens, t->n_blocks, (int32_t)n};
 	t->n_blocks += (int32_t)n;
 	return STATUS_OK;
@@ -239,8 +241,9 @@ out:
 /* ---- The bound ---- */
 
 /*
- * L. A. Belady's choice (1966): the block whose next use is furthest away goes, or does not enter. A block is used whenever one
- * behind it is, so of those used next by the same prompt the deepest goes first, and what is kept is always a beginning.
+ * L. A. Belady's choice (1966): the block whose next use is furthest away goes, or does not enter. A block is used
+ * whenever one behind it is, so of those used next by the same prompt the deepest goes first, and what is kept is
+ * always a beginning.
  *
  * Blocks wait in a heap under their next use; an entry that is out of date is dropped when it comes up.
  */
@@ -289,7 +292,8 @@ static enum status replay_belady(const struct engine_trace *t, int32_t capacity,
 	enum status st = STATUS_OK;
 	struct belady h = {malloc(((size_t)t->n_blocks + 1) * sizeof *h.heap), 0};
 	int64_t *next_use = malloc(((size_t)t->n_blocks + 1) * sizeof *next_use); /* of trace.blocks[i] after i */
-	int64_t *pending = malloc(((size_t)t->n_nodes + 1) * sizeof *pending);    /* next use of a node; INT64_MIN: not kept */
+	/* next use of a node; INT64_MIN: not kept */
+	int64_t *pending = malloc(((size_t)t->n_nodes + 1) * sizeof *pending);
 	int32_t n_kept = 0;
 	if (!h.heap || !next_use || !pending) {
 		st = error_set(err, STATUS_NOMEM, "no memory to replay the trace");

@@ -24,7 +24,8 @@ static enum status check_length(struct request *r, int32_t n_ctx, struct error *
 		return error_set_param(err, STATUS_INVALID, "prompt", "the prompt is empty");
 	if (r->tokens.n > (size_t)n_ctx)
 		return error_set_param(err, STATUS_CONTEXT_LENGTH, "prompt",
-		                       "This model's maximum context length is %" PRId32 " tokens, but the prompt has %zu tokens",
+		                       "This model's maximum context length is %" PRId32
+		                       " tokens, but the prompt has %zu tokens",
 		                       n_ctx, r->tokens.n);
 	r->n_prompt = (int32_t)r->tokens.n;
 	if (max_tokens > n_ctx - r->n_prompt)
@@ -34,7 +35,8 @@ static enum status check_length(struct request *r, int32_t n_ctx, struct error *
 		                       n_ctx, (int64_t)r->n_prompt + max_tokens, r->n_prompt, max_tokens);
 	if (max_tokens < 0 && r->n_prompt == n_ctx)
 		return error_set_param(err, STATUS_CONTEXT_LENGTH, "prompt",
-		                       "This model's maximum context length is %" PRId32 " tokens, and the prompt takes all %" PRId32
+		                       "This model's maximum context length is %" PRId32
+		                       " tokens, and the prompt takes all %" PRId32
 		                       " of them: there is no room for an answer",
 		                       n_ctx, r->n_prompt);
 	r->max_total = max_tokens < 0 ? n_ctx : r->n_prompt + max_tokens;
@@ -42,7 +44,8 @@ static enum status check_length(struct request *r, int32_t n_ctx, struct error *
 }
 
 enum status request_create(struct engine_request *spec, struct token_buf *tokens, const struct tokenizer *tokenizer,
-                           const struct grammar_vocab *words, int32_t n_ctx, int64_t submitted_ns, struct request **out, struct error *err)
+                           const struct grammar_vocab *words, int32_t n_ctx, int64_t submitted_ns, struct request **out,
+                           struct error *err)
 {
 	enum status st = STATUS_NOMEM;
 	int32_t n_vocab = tokenizer_n_vocab(tokenizer);
@@ -62,7 +65,8 @@ enum status request_create(struct engine_request *spec, struct token_buf *tokens
 	for (size_t i = 0; i < r->tokens.n; i++) {
 		if (r->tokens.ids[i] < 0 || r->tokens.ids[i] >= n_vocab) {
 			st = error_set_param(err, STATUS_INVALID, "prompt",
-			                     "token id %" PRId32 " at position %zu is outside the vocabulary of %" PRId32,
+			                     "token id %" PRId32
+			                     " at position %zu is outside the vocabulary of %" PRId32,
 			                     r->tokens.ids[i], i, n_vocab);
 			goto fail;
 		}
@@ -88,7 +92,9 @@ enum status request_create(struct engine_request *spec, struct token_buf *tokens
 		bool drops = spec->input == ENGINE_INPUT_CHAT && strcmp(tokenizer_model_name(tokenizer), "llama") == 0;
 		st = grammar_matcher_create(spec->grammar, words, drops, &r->matcher);
 		if (st != STATUS_OK) {
-			error_set(err, st, st == STATUS_NOMEM ? "no memory for another request" : "the answer's schema is too ambiguous");
+			error_set(err, st,
+			          st == STATUS_NOMEM ? "no memory for another request"
+			                             : "the answer's schema is too ambiguous");
 			goto fail;
 		}
 		st = STATUS_NOMEM;
@@ -159,7 +165,9 @@ int32_t request_reach(const struct request *r)
 	int32_t stretch = r->policy.jump_pages * KV_PAGE_TOKENS;
 	if (request_waits(r) && trigger_waits_for_room(&r->trigger) && until > stretch - at % stretch)
 		until = stretch - at % stretch;
-	/* Rows choose from pages that are computed, so those of an answer that is computed again go a page at a time. */
+	/*
+	 * Rows choose from pages that are computed, so those of an answer that is computed again go a page at a time.
+	 */
 	if (choice.n_pages > 0)
 		until = at < choice.from ? choice.from - at : KV_PAGE_TOKENS - at % KV_PAGE_TOKENS;
 	return pending < until ? pending : until;
@@ -219,7 +227,8 @@ bool request_keeps_page(const struct request *r, int32_t number)
 	return begin < q->system_tokens || (low < q->n_turn_starts && q->turn_starts[low] < begin + KV_PAGE_TOKENS);
 }
 
-bool request_is_end_token(const struct request *r, const struct tokenizer *tokenizer, int32_t token, const char **detail)
+bool request_is_end_token(const struct request *r, const struct tokenizer *tokenizer, int32_t token,
+                          const char **detail)
 {
 	for (size_t i = 0; i < r->spec->n_stop_tokens; i++) {
 		if (r->spec->stop_tokens[i] == token) {

@@ -52,7 +52,8 @@ struct request {
 	struct kv_fetch fetch;    /* pages that come from the tiers; under way while it waits */
 	bool fetched;             /* the tiers have been asked */
 	bool begun;               /* once, before its fetch was over: see promotion.h */
-	int32_t n_moving;         /* of its first pages, positions that are still to be computed where they have moved to, ... */
+	/* of its first pages, positions that are still to be computed where they have moved to, ... */
+	int32_t n_moving;
 	int32_t n_moving_now;     /* ... and how many of them are in the step under construction */
 	struct page_probe probe;  /* of what its kv has in an attic, by the last rows of its prompt */
 	int32_t cap_probe;        /* of probe.score */
@@ -82,7 +83,8 @@ struct request {
  * NOMEM; INVALID and CONTEXT_LENGTH as the parameters say.
  */
 enum status request_create(struct engine_request *spec, struct token_buf *tokens, const struct tokenizer *tokenizer,
-                           const struct grammar_vocab *words, int32_t n_ctx, int64_t submitted_ns, struct request **out, struct error *err);
+                           const struct grammar_vocab *words, int32_t n_ctx, int64_t submitted_ns, struct request **out,
+                           struct error *err);
 /* The pages must have been given back. The terminal event is freed if it was not sent. NULL is allowed. */
 void request_destroy(struct request *r);
 
@@ -90,7 +92,10 @@ void request_destroy(struct request *r);
 int32_t request_pending(const struct request *r);
 /* Of what is pending, how much can be computed before the policy acts next. */
 int32_t request_reach(const struct request *r);
-/* Whether the rows at its next positions say which pages are to come back: the last of its prompt, but for the very last one. */
+/*
+ * Whether the rows at its next positions say which pages are to come back: the last of its prompt, but for the very
+ * last one.
+ */
 bool request_probes(const struct request *r);
 /* How many of its tokens, from the first on, have the KV that the index knows. */
 int32_t request_exact(const struct request *r);
@@ -105,7 +110,8 @@ struct page_choice request_choice(const struct request *r);
 /* Whether page `number` of the conversation has a turn's beginning or part of the system message. */
 bool request_keeps_page(const struct request *r, int32_t number);
 /* True when this token ends the answer; *detail says why. */
-bool request_is_end_token(const struct request *r, const struct tokenizer *tokenizer, int32_t token, const char **detail);
+bool request_is_end_token(const struct request *r, const struct tokenizer *tokenizer, int32_t token,
+                          const char **detail);
 
 /* Length of the common beginning of two token sequences. */
 int32_t tokens_common_prefix(const int32_t *a, int32_t n_a, const int32_t *b, int32_t n_b);

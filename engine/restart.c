@@ -92,8 +92,8 @@ static bool outlives(const struct session *s, const struct session_table *sessio
 	return named && session_deadline_ms(s) > clock_now_ms(sessions->clock);
 }
 
-static void add_record(struct header *h, struct content *c, const struct session_saved *session, const struct kv_key *keys, int32_t n_pages,
-                       int32_t n_tokens)
+static void add_record(struct header *h, struct content *c, const struct session_saved *session,
+                       const struct kv_key *keys, int32_t n_pages, int32_t n_tokens)
 {
 	/* Of what is not indexed nothing can be found again. */
 	int32_t most = n_pages * KV_PAGE_TOKENS;
@@ -102,8 +102,8 @@ static void add_record(struct header *h, struct content *c, const struct session
 	h->n_keys += (uint64_t)n_pages;
 }
 
-void restart_save(const char *dir, const struct kv_key *identity, struct session_table *sessions, struct kv_tiers *tiers,
-                  const struct restart *r, int64_t limit_ms)
+void restart_save(const char *dir, const struct kv_key *identity, struct session_table *sessions,
+                  struct kv_tiers *tiers, const struct restart *r, int64_t limit_ms)
 {
 	int64_t deadline = clock_now_ms(sessions->clock) + limit_ms, now = calendar_ms(), pages = 0;
 	struct header h = {.format = FORMAT, .record_bytes = sizeof(struct record), .identity = *identity};
@@ -129,7 +129,8 @@ void restart_save(const char *dir, const struct kv_key *identity, struct session
 	if (!ok || (h.n > 0 && !write_file(dir, &h, &c)))
 		log_msg(LOG_WARN, "restart", "the sessions could not be saved in %s", dir);
 	else if (h.n > 0)
-		log_msg(LOG_INFO, "restart", "saved %" PRIu64 " sessions and their %" PRId64 " pages in %s", h.n, pages, dir);
+		log_msg(LOG_INFO, "restart", "saved %" PRIu64 " sessions and their %" PRId64 " pages in %s", h.n, pages,
+		        dir);
 	free(c.records);
 	buf_free(&c.keys);
 }
@@ -150,7 +151,8 @@ static bool read_content(FILE *f, const struct header *h, struct content *c)
 	size_t key_bytes = (size_t)h->n_keys * sizeof(struct kv_key);
 	uint64_t n_keys = 0;
 	c->records = calloc((size_t)h->n + 1, sizeof *c->records);
-	if (!c->records || !buf_reserve(&c->keys, key_bytes) || fread(c->records, sizeof *c->records, (size_t)h->n, f) != h->n ||
+	if (!c->records || !buf_reserve(&c->keys, key_bytes) ||
+	    fread(c->records, sizeof *c->records, (size_t)h->n, f) != h->n ||
 	    fread(c->keys.data, 1, key_bytes, f) != key_bytes)
 		return false;
 	c->keys.len = key_bytes;
@@ -172,11 +174,13 @@ static bool read_file(const char *path, const struct kv_key *identity, struct he
 	FILE *f = fopen(path, "re");
 	if (!f)
 		return false;
-	bool ok = fstat(fileno(f), &st) == 0 && fread(h, sizeof *h, 1, f) == 1 && memcmp(h->magic, MAGIC, sizeof h->magic) == 0 &&
-	          h->format == FORMAT && h->record_bytes == sizeof *c->records && memcmp(&h->identity, identity, sizeof *identity) == 0 &&
+	bool ok = fstat(fileno(f), &st) == 0 && fread(h, sizeof *h, 1, f) == 1 &&
+	          memcmp(h->magic, MAGIC, sizeof h->magic) == 0 && h->format == FORMAT &&
+	          h->record_bytes == sizeof *c->records && memcmp(&h->identity, identity, sizeof *identity) == 0 &&
 	          sizes_fit(h, (uint64_t)st.st_size) && read_content(f, h, c);
 	if (!ok)
-		log_msg(LOG_WARN, "restart", "the sessions in %s are not used: they are damaged, or of another model or version", path);
+		log_msg(LOG_WARN, "restart",
+		        "the sessions in %s are not used: they are damaged, or of another model or version", path);
 	fclose(f);
 	return ok;
 }
@@ -202,7 +206,10 @@ static size_t restore(struct restart *r, struct session_table *sessions, const c
 	return n;
 }
 
-/* Every session of the file waits. Without memory for its keys one has forgotten where its pages are, which costs it an export at most. */
+/*
+ * Every session of the file waits. Without memory for its keys one has forgotten where its pages are, which costs it an
+ * export at most.
+ */
 static void take_records(struct restart *r, const struct header *h, const struct content *c)
 {
 	const struct kv_key *keys = (const struct kv_key *)(const void *)c->keys.data;
@@ -210,7 +217,8 @@ static void take_records(struct restart *r, const struct header *h, const struct
 	for (size_t i = 0; r->waiting && i < h->n; i++) {
 		const struct record *x = &c->records[i];
 		struct restart_session *s = &r->waiting[r->n++];
-		*s = (struct restart_session){.saved = x->session, .keys = calloc((size_t)x->n_pages + 1, sizeof *s->keys)};
+		*s = (struct restart_session){.saved = x->session,
+		                              .keys = calloc((size_t)x->n_pages + 1, sizeof *s->keys)};
 		s->saved.id[ENGINE_SESSION_ID_MAX] = '\0';
 		s->saved.tenant[ENGINE_TENANT_NAME_MAX] = '\0';
 		if (s->keys && x->n_pages > 0) {
@@ -238,7 +246,8 @@ void restart_load(const char *dir, const struct kv_key *identity, struct session
 	if (!r->waiting)
 		return;
 	size_t n = restore(r, sessions, "", 0);
-	log_msg(LOG_INFO, "restart", "%zu of %" PRIu64 " saved sessions go on, %zu wait for their API keys", n, h.n, r->n);
+	log_msg(LOG_INFO, "restart", "%zu of %" PRIu64 " saved sessions go on, %zu wait for their API keys", n, h.n,
+	        r->n);
 }
 
 void restart_claim(struct restart *r, struct session_table *sessions, const struct tenant *tenant)
@@ -248,7 +257,8 @@ void restart_claim(struct restart *r, struct session_table *sessions, const stru
 		return;
 	size_t n = restore(r, sessions, tenant->name, tenant->id);
 	if (r->n < before)
-		log_msg(LOG_INFO, "restart", "%zu of %zu saved sessions of the API key %s go on", n, before - r->n, tenant->name);
+		log_msg(LOG_INFO, "restart", "%zu of %zu saved sessions of the API key %s go on", n, before - r->n,
+		        tenant->name);
 }
 
 void restart_free(struct restart *r)

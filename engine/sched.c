@@ -64,7 +64,8 @@ static bool comes_after(const struct request *a, const struct request *b)
 }
 
 /* New requests mostly go to the end, preempted ones back to where they were. */
-static void insert(struct list *head, struct request *r, bool (*after)(const struct request *a, const struct request *b))
+static void insert(struct list *head, struct request *r,
+                   bool (*after)(const struct request *a, const struct request *b))
 {
 	struct list *before = head->prev;
 	while (before != head && after(sched_entry(before), r))
@@ -101,9 +102,10 @@ static void leave_list(struct sched *s, struct request *r)
 }
 
 /*
- * Turns are start-time fair queueing (Goyal, Vin and Cheng, 1996) with equal weights and requests as the unit: each request of a
- * tenant that waits comes one turn after its last, and a tenant that had nothing in the queue begins at the turn that is
- * being served. So a tenant with a thousand requests delays another's next one by a single request of its own.
+ * Turns are start-time fair queueing (Goyal, Vin and Cheng, 1996) with equal weights and requests as the unit: each
+ * request of a tenant that waits comes one turn after its last, and a tenant that had nothing in the queue begins at
+ * the turn that is being served. So a tenant with a thousand requests delays another's next one by a single request of
+ * its own.
  */
 void sched_add(struct sched *s, struct request *r)
 {
@@ -221,10 +223,14 @@ static bool drop_last_hold(struct sched *s, const struct request *r)
 	return false;
 }
 
-/* Makes some page free for r, or lets one fall to the index where it can be had next; false when nothing is left to take. */
+/*
+ * Makes some page free for r, or lets one fall to the index where it can be had next; false when nothing is left to
+ * take.
+ */
 static bool reclaim_one(struct sched *s, const struct request *r, enum evict_reason reason)
 {
-	return kv_prefix_evict(s->prefix, clock_now_ms(s->clock), reason) || parking_drop_oldest(&s->parking) || drop_last_hold(s, r);
+	return kv_prefix_evict(s->prefix, clock_now_ms(s->clock), reason) || parking_drop_oldest(&s->parking) ||
+	       drop_last_hold(s, r);
 }
 
 static bool reclaim(struct sched *s, const struct request *r, int32_t n_free)
@@ -345,7 +351,8 @@ static bool reserve_below(struct sched *s, struct request *r)
 	int32_t n = sure_tokens(s, r);
 	if (fits_pool(s, r, n))
 		return true;
-	if (s->overflow_pass == s->pass || !kv_overflow_reserve(s->overflow, &r->spill, kv_overflow_groups_for(kv_overflow_now(s->overflow), n))) {
+	if (s->overflow_pass == s->pass ||
+	    !kv_overflow_reserve(s->overflow, &r->spill, kv_overflow_groups_for(kv_overflow_now(s->overflow), n))) {
 		s->overflow_pass = s->pass;
 		return false;
 	}
@@ -361,7 +368,8 @@ int32_t sched_reach(const struct sched *s, const struct request *r)
 bool sched_make_way(struct sched *s, struct request *r)
 {
 	if (large_bounds(s).step_rows > 0 && !r->is_large)
-		r->is_large = !fits_pool(s, r, (int32_t)r->tokens.n < r->max_total ? (int32_t)r->tokens.n + 1 : r->max_total);
+		r->is_large =
+			!fits_pool(s, r, (int32_t)r->tokens.n < r->max_total ? (int32_t)r->tokens.n + 1 : r->max_total);
 	if (!r->is_large || !s->overflow)
 		return true;
 	const struct kv_overflow_plan *plan = kv_overflow_now(s->overflow);
@@ -402,8 +410,8 @@ static void attach_kv(struct sched *s, struct request *r)
 }
 
 /*
- * Whether the pages that r lacks could be had at all now, as far as counters tell: what it can reuse is taken at its most, and so is what
- * could be reclaimed. When this says no, trying would only take pages from the index for nothing.
+ * Whether the pages that r lacks could be had at all now, as far as counters tell: what it can reuse is taken at its
+ * most, and so is what could be reclaimed. When this says no, trying would only take pages from the index for nothing.
  */
 static bool could_admit(const struct sched *s, struct request *r)
 {
@@ -429,7 +437,10 @@ static bool could_admit(const struct sched *s, struct request *r)
 
 enum admission { ADMITTED, WAITS_FOR_MEMORY, WAITS_FOR_CAP, WAITS_FOR_ROOM_BELOW };
 
-/* Takes the pages of the whole prompt, or of as much as its policy, or its size, ever has pages for, and leaves one for each running request's next token, of all and of the tenant. */
+/*
+ * Takes the pages of the whole prompt, or of as much as its policy, or its size, ever has pages for, and leaves one for
+ * each running request's next token, of all and of the tenant.
+ */
 static enum admission admit(struct sched *s, struct request *r)
 {
 	enum admission why = WAITS_FOR_MEMORY;
@@ -492,7 +503,10 @@ wait:
 	return why;
 }
 
-/* The running request that r waits for; NULL when there is none any more. A whole queue waits for the same one at times. */
+/*
+ * The running request that r waits for; NULL when there is none any more. A whole queue waits for the same one at
+ * times.
+ */
 static const struct request *awaited_by(struct sched *s, const struct request *r)
 {
 	if (s->awaited && s->awaited->id == r->awaits_id)
@@ -566,7 +580,10 @@ void sched_admit(struct sched *s)
 		if (r->tenant->blocked_pass == s->pass || (r->session && r->session->running) || awaits_other(s, r) ||
 		    (promotion_awaited(s, r) && !promotion_may_begin(s, r)))
 			continue;
-		/* Nobody overtakes a request that waits for memory, or it would never get it; a tenant's limit stops that tenant only. */
+		/*
+		 * Nobody overtakes a request that waits for memory, or it would never get it; a tenant's limit stops
+		 * that tenant only.
+		 */
 		if (s->n_running >= s->max_running)
 			set_back(s);
 		enum admission a = admit(s, r);

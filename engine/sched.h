@@ -69,10 +69,14 @@ struct sched_large sched_large_windowed(int32_t pool_pages, int32_t horizon, int
 struct step_part {
 	struct request *request;
 	int32_t n_rows;
-	int32_t first_output; /* of n_outputs consecutive ones: the last row's, or all rows' for prompt log-probabilities */
+	/* of n_outputs consecutive ones: the last row's, or all rows' for prompt log-probabilities */
+	int32_t first_output;
 	int32_t n_outputs;
 	bool exact; /* its row is computed without its policy, for its logits only: see drift.h */
-	bool moves; /* its rows are not the next ones of the request but its first ones, at later positions: see kv_policy_moved() */
+	/*
+	 * its rows are not the next ones of the request but its first ones, at later positions: see kv_policy_moved()
+	 */
+	bool moves;
 };
 
 struct sched {
@@ -81,7 +85,8 @@ struct sched {
 	struct kv_tiers *tiers; /* below the pool; NULL, as sched_init() leaves it: none */
 	bool overlaps; /* requests may begin while their pages come up; false, as sched_init() leaves it: when they are
 	                  there */
-	struct kv_overflow *overflow; /* room for what large requests have beyond the pool; NULL, as sched_init() leaves it: none */
+	/* room for what large requests have beyond the pool; NULL, as sched_init() leaves it: none */
+	struct kv_overflow *overflow;
 	struct kv_scorer *scorer; /* NULL, as sched_init() leaves it: all pages are worth the same */
 	struct kv_attics *attics; /* NULL, as sched_init() leaves it: what a window leaves is gone */
 	struct kv_merger *merger; /* NULL, as sched_init() leaves it: no request merges */
@@ -90,7 +95,8 @@ struct sched {
 	const struct clock *clock;
 	int32_t max_running, step_tokens, max_outputs;
 	struct sched_large large; /* without overflow; zeroed, as sched_init() leaves it: none can run */
-	int32_t horizon; /* positions that a row looks back on at most, so that older pages can go; 0, as sched_init() leaves it: all */
+	/* positions that a row looks back on at most, so that older pages can go; 0, as sched_init() leaves it: all */
+	int32_t horizon;
 
 	struct list waiting; /* by turn, then by arrival */
 	struct list running; /* by arrival */
@@ -100,12 +106,14 @@ struct sched {
 	uint64_t pass;       /* of admission */
 	uint64_t overflow_pass; /* in which a request had to wait for room below the pool */
 	int64_t owed_ns;     /* to the other requests, for the last step that had a large one */
-	const struct request *awaited; /* during a pass of admission: whom the last one that waits for another waits for */
+	/* during a pass of admission: whom the last one that waits for another waits for */
+	const struct request *awaited;
 	uint64_t n_preemptions, preempted[ENGINE_N_ROOMS]; /* in all, and by what needed the room */
 	uint64_t n_holds_dropped;
 	uint64_t pages_dropped[KV_POLICIES]; /* by context policies, of block tables */
 	uint64_t n_unmerged; /* tokens that MERGE let go of, since they have no KV that could be merged */
-	uint64_t pages_wanted, pages_found; /* full pages of the prompts admitted, and those of them that were known, to whomever */
+	/* full pages of the prompts admitted, and those of them that were known, to whomever */
+	uint64_t pages_wanted, pages_found;
 	double rows_per_s;   /* measured speed of steps with prompt rows; 0: not known yet */
 
 	/* The step under construction: host arrays that `batch` points to. */
@@ -136,7 +144,9 @@ void sched_hurry(struct sched *s, struct request *r);
 void sched_remove(struct sched *s, struct request *r);
 struct request *sched_find(const struct sched *s, uint64_t id);
 
-/* Admits what can be admitted and builds s->batch and s->part[0..batch.n_seqs). False when there is nothing to compute. */
+/*
+ * Admits what can be admitted and builds s->batch and s->part[0..batch.n_seqs). False when there is nothing to compute.
+ */
 bool sched_build(struct sched *s);
 /* Who uses pages for a request, now. */
 struct kv_use sched_use(const struct sched *s, const struct request *r);

@@ -4,8 +4,10 @@
 
 /* ---- What sets it off ---- */
 
-/* For want of pages: those that are free or that only the index holds, when the request has taken what its next n
- * positions need. */
+/*
+ * For want of pages: those that are free or that only the index holds, when the request has taken what its next n
+ * positions need.
+ */
 static void look_at_room(struct sched *s, struct request *r, int32_t n)
 {
 	struct kv_prefix_stats index;
@@ -39,7 +41,9 @@ static bool note_pages(struct sched *s, struct request *r)
 		struct kv_note *note = &notes[kv->n_notes];
 		note->number = kv->n_notes + kv->n_dropped; /* all that went stood before it */
 		note->keep = request_keeps_page(r, note->number);
-		note->score = r->policy.by_mass ? (float)kv->mass[kv->n_notes] : scores ? scores[kv->n_notes - first] : 0;
+		note->score = r->policy.by_mass ? (float)kv->mass[kv->n_notes]
+		              : scores          ? scores[kv->n_notes - first]
+		                                : 0;
 	}
 	return true;
 }
@@ -113,8 +117,10 @@ static void prepare_probe(struct request *r)
 	p->bounds = a->bounds;
 }
 
-/* The page of the attic with the largest score that may come back and was not chosen yet; of equals the latest. -1:
- * there is none. */
+/*
+ * The page of the attic with the largest score that may come back and was not chosen yet; of equals the latest. -1:
+ * there is none.
+ */
 static int32_t best_page(const struct request *r)
 {
 	const struct kv_attic *a = r->kv.attic;

@@ -44,11 +44,15 @@ static void add_rows(struct sched *s, struct request *r, int32_t n_rows, int32_t
 	b->n_seqs++;
 }
 
-/* Adds its first positions that have moved, as many as there are and `room` rows at most; whether they are all of them, and a row is left. */
+/*
+ * Adds its first positions that have moved, as many as there are and `room` rows at most; whether they are all of them,
+ * and a row is left.
+ */
 static bool add_moved_rows(struct sched *s, struct request *r, int32_t room)
 {
 	struct batch *b = &s->batch;
-	int32_t first = b->n_rows, at = r->policy.first_pages * KV_PAGE_TOKENS - r->n_moving, n = r->n_moving < room ? r->n_moving : room;
+	int32_t first = b->n_rows, at = r->policy.first_pages * KV_PAGE_TOKENS - r->n_moving,
+		n = r->n_moving < room ? r->n_moving : room;
 	for (int32_t i = 0; i < n; i++) {
 		s->token[first + i] = r->tokens.ids[at + i];
 		s->position[first + i] = r->kv.moved + at + i;
@@ -113,9 +117,13 @@ static void add_prompts(struct sched *s, bool decoding, bool large_rest)
 	int32_t left = step_budget(s, decoding) - s->batch.n_rows;
 	list_each(l, next, &s->running) {
 		struct request *r = sched_entry(l);
-		if (r->state != REQUEST_PREFILL || left <= 0 || r->n_moving != r->n_moving_now || stands_back(r, large_rest))
+		if (r->state != REQUEST_PREFILL || left <= 0 || r->n_moving != r->n_moving_now ||
+		    stands_back(r, large_rest))
 			continue;
-		/* Equal shares, so that a short prompt behind a long one does not wait for all of it; what one leaves goes on. */
+		/*
+		 * Equal shares, so that a short prompt behind a long one does not wait for all of it; what one leaves
+		 * goes on.
+		 */
 		int32_t share = (left + n_prompts - 1) / n_prompts;
 		if (share < MIN_PROMPT_ROWS)
 			share = left < MIN_PROMPT_ROWS ? left : MIN_PROMPT_ROWS;
@@ -129,7 +137,10 @@ static void add_prompts(struct sched *s, bool decoding, bool large_rest)
 	}
 }
 
-/* Its policy acts where it is time for that, and there is room for what follows up to the next time. As sched_make_room(). */
+/*
+ * Its policy acts where it is time for that, and there is room for what follows up to the next time. As
+ * sched_make_room().
+ */
 static bool go_on(struct sched *s, struct request *r)
 {
 	if (!sched_make_way(s, r)) {
@@ -138,9 +149,11 @@ static bool go_on(struct sched *s, struct request *r)
 	}
 	if (!sched_act(s, r, sched_reach(s, r)))
 		return false;
-	bool paged = r->policy.kind == KV_POLICY_FULL && !r->is_large; /* its prompt has its pages since it was admitted */
+	/* its prompt has its pages since it was admitted */
+	bool paged = r->policy.kind == KV_POLICY_FULL && !r->is_large;
 	r->kv.goes_on = r->state == REQUEST_PREFILL && sched_reach(s, r) < request_reach(r);
-	if (!(r->state == REQUEST_PREFILL && paged) && !sched_make_room(s, r, r->state == REQUEST_DECODE ? 1 : sched_reach(s, r)))
+	if (!(r->state == REQUEST_PREFILL && paged) &&
+	    !sched_make_room(s, r, r->state == REQUEST_DECODE ? 1 : sched_reach(s, r)))
 		return false;
 	if (r->kv.n_tokens < kv_policy_weighs_from(&r->policy) || kv_seq_weigh(&r->kv))
 		return true;
@@ -152,7 +165,8 @@ static bool go_on(struct sched *s, struct request *r)
 static bool wants_exact(const struct request *r)
 {
 	struct page_choice choice = request_choice(r);
-	return r->drift && page_choice_binds(&choice, r->kv.n_tokens) && drift_wants(r->drift, r->kv.n_tokens, r->kv.n_tokens - choice.from);
+	return r->drift && page_choice_binds(&choice, r->kv.n_tokens) &&
+	       drift_wants(r->drift, r->kv.n_tokens, r->kv.n_tokens - choice.from);
 }
 
 /* A part becomes one that reads everything and tells nothing. */

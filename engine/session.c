@@ -102,7 +102,8 @@ static void heap_down(struct session_table *t, size_t at)
 		size_t child = at * 2 + 1;
 		if (child >= t->n_sessions)
 			break;
-		if (child + 1 < t->n_sessions && t->heap[child + 1]->heap_deadline_ms < t->heap[child]->heap_deadline_ms)
+		if (child + 1 < t->n_sessions &&
+		    t->heap[child + 1]->heap_deadline_ms < t->heap[child]->heap_deadline_ms)
 			child++;
 		if (t->heap[child]->heap_deadline_ms >= s->heap_deadline_ms)
 			break;
@@ -150,8 +151,8 @@ int64_t session_deadline_ms(const struct session *s)
 static bool id_is_valid(const char *id)
 {
 	for (const char *c = id; *c; c++) {
-		bool ok = (*c >= 'a' && *c <= 'z') || (*c >= 'A' && *c <= 'Z') || (*c >= '0' && *c <= '9') || *c == '_' || *c == '-' ||
-		          *c == '.';
+		bool ok = (*c >= 'a' && *c <= 'z') || (*c >= 'A' && *c <= 'Z') || (*c >= '0' && *c <= '9') ||
+		          *c == '_' || *c == '-' || *c == '.';
 		if (!ok)
 			return false;
 	}
@@ -182,7 +183,8 @@ enum status session_create(struct session_table *t, const struct engine_session_
 	char id[ENGINE_SESSION_ID_MAX + 1];
 	if (p->id[0]) {
 		if (!id_is_valid(p->id))
-			return error_set_param(err, STATUS_INVALID, "id", "a session id is made of letters, digits, '_', '.' and '-'");
+			return error_set_param(err, STATUS_INVALID, "id",
+			                       "a session id is made of letters, digits, '_', '.' and '-'");
 		memcpy(id, p->id, sizeof id);
 		if (lookup(t, p->tenant, id))
 			return error_set_param(err, STATUS_EXISTS, "id", "a session '%s' exists already", id);
@@ -193,12 +195,13 @@ enum status session_create(struct session_table *t, const struct engine_session_
 		snprintf(id, sizeof id, "sess_%016llx%016llx", (unsigned long long)r[0], (unsigned long long)r[1]);
 	}
 	if (t->n_sessions >= (size_t)t->max_sessions)
-		return error_set(err, STATUS_LIMIT, "there are %d sessions already, the most that are allowed", t->max_sessions);
+		return error_set(err, STATUS_LIMIT, "there are %d sessions already, the most that are allowed",
+		                 t->max_sessions);
 	if (tenant->limits.max_sessions > 0 && tenant->n_sessions >= tenant->limits.max_sessions) {
 		tenant->refused++;
 		return error_set_param(err, STATUS_LIMIT, "max_sessions",
-		                       "this API key has %d sessions, the most that its max_sessions (%d) allows", tenant->n_sessions,
-		                       tenant->limits.max_sessions);
+		                       "this API key has %d sessions, the most that its max_sessions (%d) allows",
+		                       tenant->n_sessions, tenant->limits.max_sessions);
 	}
 	if (t->n_sessions == t->cap_heap) {
 		size_t cap = t->cap_heap ? t->cap_heap * 2 : 64;
@@ -234,7 +237,8 @@ enum status session_create(struct session_table *t, const struct engine_session_
 	return STATUS_OK;
 }
 
-void session_save(const struct session_table *t, const struct session *s, int64_t calendar_ms, struct session_saved *out)
+void session_save(const struct session_table *t, const struct session *s, int64_t calendar_ms,
+                  struct session_saved *out)
 {
 	memset(out, 0, sizeof *out);
 	memcpy(out->id, s->id, sizeof out->id);
@@ -246,8 +250,8 @@ void session_save(const struct session_table *t, const struct session *s, int64_
 	out->ended = s->ended;
 }
 
-enum status session_restore(struct session_table *t, int32_t tenant, const struct session_saved *saved, int64_t calendar_ms,
-                            struct error *err)
+enum status session_restore(struct session_table *t, int32_t tenant, const struct session_saved *saved,
+                            int64_t calendar_ms, struct error *err)
 {
 	struct engine_session_params p = {
 	        .heartbeat_timeout_ms = saved->heartbeat_ms,
@@ -295,8 +299,12 @@ struct session *session_next_expired(struct session_table *t)
 		int64_t deadline = session_deadline_ms(s);
 		if (deadline <= now)
 			return s;
-		/* A session that runs has no heartbeat deadline now, but may have one the moment it stops: look again then. */
-		int64_t look_again = s->heartbeat_ms < 0 ? deadline : add_ms(now, s->heartbeat_ms > 0 ? s->heartbeat_ms : 1);
+		/*
+		 * A session that runs has no heartbeat deadline now, but may have one the moment it stops: look again
+		 * then.
+		 */
+		int64_t look_again =
+			s->heartbeat_ms < 0 ? deadline : add_ms(now, s->heartbeat_ms > 0 ? s->heartbeat_ms : 1);
 		s->heap_deadline_ms = deadline < look_again ? deadline : look_again;
 		heap_down(t, 0);
 	}
@@ -349,10 +357,11 @@ static void describe_page(const struct session_table *t, const struct kv_pool *p
 }
 
 /*
- * Where its pages are, of which the first `alive` never left; those of a request that runs, and those that are its own, are on the device, but
- * for what a large one has below.
+ * Where its pages are, of which the first `alive` never left; those of a request that runs, and those that are its own,
+ * are on the device, but for what a large one has below.
  */
-static void describe_places(const struct session_table *t, const struct session *s, int32_t alive, struct engine_session_info *out)
+static void describe_places(const struct session_table *t, const struct session *s, int32_t alive,
+                            struct engine_session_info *out)
 {
 	out->pages_device = out->n_pages;
 	if (s->running)
@@ -371,7 +380,9 @@ static void describe_places(const struct session_table *t, const struct session 
 	}
 }
 
-/* The pages of its running request, or those that are its own, or what is left in the index of those of its last one. */
+/*
+ * The pages of its running request, or those that are its own, or what is left in the index of those of its last one.
+ */
 static void describe_pages(const struct session_table *t, const struct session *s, const struct kv_pool *pool,
                            struct engine_session_info *out)
 {
@@ -383,11 +394,13 @@ static void describe_pages(const struct session_table *t, const struct session *
 		out->n_tokens = kv_seq_places(kv) - kv->n_gone * KV_PAGE_TOKENS;
 		out->n_pages = kv_seq_refs(kv);
 		for (int32_t i = kv->n_gone; i < kv->n_pages; i++)
-			describe_page(t, pool, kv->pages[i], 1 + (i < alive && s->kv.pages[i].page == kv->pages[i]), out);
+			describe_page(t, pool, kv->pages[i], 1 + (i < alive && s->kv.pages[i].page == kv->pages[i]),
+			              out);
 	} else {
 		out->policy = kv_policy_name(KV_POLICY_FULL);
 		out->n_pages = alive;
-		out->n_tokens = out->n_logical = out->n_pages * KV_PAGE_TOKENS < s->kv.n_tokens ? out->n_pages * KV_PAGE_TOKENS : s->kv.n_tokens;
+		out->n_tokens = out->n_logical =
+			out->n_pages * KV_PAGE_TOKENS < s->kv.n_tokens ? out->n_pages * KV_PAGE_TOKENS : s->kv.n_tokens;
 		for (int32_t i = 0; i < out->n_pages; i++)
 			describe_page(t, pool, s->kv.pages[i].page, 1, out);
 	}
@@ -428,7 +441,8 @@ static int by_serial(const void *a, const void *b)
 }
 
 enum status session_list(const struct session_table *t, const struct kv_pool *pool, int32_t tenant,
-                         const struct engine_session_page *page, struct engine_session_info **out, size_t *n, bool *more)
+                         const struct engine_session_page *page, struct engine_session_info **out, size_t *n,
+                         bool *more)
 {
 	size_t limit = page->limit > 0 ? (size_t)page->limit : 0, found = 0;
 	const struct session **all = calloc(t->n_sessions + 1, sizeof(struct session *));

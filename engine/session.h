@@ -1,12 +1,12 @@
 /*
- * Sessions: conversations with a lifetime. A session is a soft claim: while it lives, the pages it used last are worth more to
- * the prefix index, where all KV is that no request uses now, so that the next turn computes only what is new. It pins
- * nothing. It ends when no sign of life came for its heartbeat timeout, when its TTL has passed, or when it is deleted;
- * so does its claim. A running request is a sign of life: it suspends the heartbeat timeout, not the TTL.
+ * Sessions: conversations with a lifetime. A session is a soft claim: while it lives, the pages it used last are worth
+ * more to the prefix index, where all KV is that no request uses now, so that the next turn computes only what is new.
+ * It pins nothing. It ends when no sign of life came for its heartbeat timeout, when its TTL has passed, or when it is
+ * deleted; so does its claim. A running request is a sign of life: it suspends the heartbeat timeout, not the TTL.
  *
  * The table belongs to the worker thread and reads time from the clock it is given. Expiry is exact: a session whose
- * deadline has passed is not found, whether or not a collection has run since. Collection pops a heap of deadlines, which are
- * moved lazily, so a heartbeat costs O(1) and a collection O(log n) for each session it looks at.
+ * deadline has passed is not found, whether or not a collection has run since. Collection pops a heap of deadlines,
+ * which are moved lazily, so a heartbeat costs O(1) and a collection O(log n) for each session it looks at.
  */
 #pragma once
 
@@ -55,16 +55,23 @@ struct session_table {
 	size_t n_sessions, cap_heap;
 	uint64_t id_seed[2];
 	uint64_t created, expired, deleted;
-	uint64_t heap_looks, heap_moves; /* what it took to know who has expired: sessions looked at, places in the heap written */
+	/* what it took to know who has expired: sessions looked at, places in the heap written */
+	uint64_t heap_looks, heap_moves;
 };
 
-/* The tenants, and the prefix index, which may be NULL, must outlive the table; the index gets room for the claims. NOMEM. */
+/*
+ * The tenants, and the prefix index, which may be NULL, must outlive the table; the index gets room for the claims.
+ * NOMEM.
+ */
 enum status session_table_init(struct session_table *t, struct tenant_table *tenants, struct kv_prefix *prefix,
                                const struct clock *clock, int64_t heartbeat_ms, int64_t ttl_ms, int32_t max_sessions);
 /* Every session must have been removed. */
 void session_table_free(struct session_table *t);
 
-/* EXISTS, INVALID (id), LIMIT (too many, of all or of the tenant), NOMEM. Collect expired sessions first: one that is still there holds its id. */
+/*
+ * EXISTS, INVALID (id), LIMIT (too many, of all or of the tenant), NOMEM. Collect expired sessions first: one that is
+ * still there holds its id.
+ */
 enum status session_create(struct session_table *t, const struct engine_session_params *p, struct session **out,
                            struct error *err);
 /* What outlives the process of a session. Times are milliseconds of the system's calendar clock. */
@@ -77,13 +84,14 @@ struct session_saved {
 	struct ended_requests ended;
 };
 
-void session_save(const struct session_table *t, const struct session *s, int64_t calendar_ms, struct session_saved *out);
+void session_save(const struct session_table *t, const struct session *s, int64_t calendar_ms,
+                  struct session_saved *out);
 /*
- * A session as it was, of a tenant that the caller has found by its name: its TTL has gone on, and being restored is a sign of life. As session_create(); NOT_FOUND: its
- * TTL has passed meanwhile.
+ * A session as it was, of a tenant that the caller has found by its name: its TTL has gone on, and being restored is a
+ * sign of life. As session_create(); NOT_FOUND: its TTL has passed meanwhile.
  */
-enum status session_restore(struct session_table *t, int32_t tenant, const struct session_saved *saved, int64_t calendar_ms,
-                            struct error *err);
+enum status session_restore(struct session_table *t, int32_t tenant, const struct session_saved *saved,
+                            int64_t calendar_ms, struct error *err);
 
 /* NULL when the tenant has none of this id, or its deadline has passed. */
 struct session *session_find(struct session_table *t, int32_t tenant, const char *id);
@@ -108,8 +116,9 @@ void session_recall(struct session *s, const struct kv_key *keys, int32_t n_page
 void session_describe(const struct session_table *t, const struct session *s, const struct kv_pool *pool,
                       struct engine_session_info *out);
 /*
- * Describes up to limit sessions of a tenant (ENGINE_ALL_TENANTS: of all) whose serial is greater than after, in that order. *out is
- * malloc'd, [*n]; *more tells whether there are others behind. NOMEM.
+ * Describes up to limit sessions of a tenant (ENGINE_ALL_TENANTS: of all) whose serial is greater than after, in that
+ * order. *out is malloc'd, [*n]; *more tells whether there are others behind. NOMEM.
  */
 enum status session_list(const struct session_table *t, const struct kv_pool *pool, int32_t tenant,
-                         const struct engine_session_page *page, struct engine_session_info **out, size_t *n, bool *more);
+                         const struct engine_session_page *page, struct engine_session_info **out, size_t *n,
+                         bool *more);

@@ -17,7 +17,8 @@ struct watch {
 	struct engine_session_info last;
 };
 
-void session_watches_init(struct session_watches *w, const struct session_table *sessions, const struct kv_pool *pool, const struct parking *parking)
+void session_watches_init(struct session_watches *w, const struct session_table *sessions, const struct kv_pool *pool,
+                          const struct parking *parking)
 {
 	*w = (struct session_watches){.sessions = sessions, .pool = pool, .parking = parking};
 	list_init(&w->all);
@@ -92,7 +93,8 @@ static uint64_t common_mark(const struct session_watches *w)
 	struct kv_tiers_stats s;
 	kv_tiers_stats(tiers, &s);
 	for (int kind = 0; kind < KV_TIER_KINDS; kind++)
-		mark += s.fetched[kind] + s.tier[kind].evicted + s.tier[kind].put[KV_PUT_STORED] + s.tier[kind].loads[KV_LOAD_DONE] + s.tier[kind].off;
+		mark += s.fetched[kind] + s.tier[kind].evicted + s.tier[kind].put[KV_PUT_STORED] +
+		        s.tier[kind].loads[KV_LOAD_DONE] + s.tier[kind].off;
 	return mark;
 }
 
@@ -114,9 +116,10 @@ static struct engine_session_moves moves(const struct engine_session_info *a, co
 
 static bool same(const struct engine_session_info *a, const struct engine_session_info *b)
 {
-	return a->n_tokens == b->n_tokens && a->n_logical == b->n_logical && a->n_pages == b->n_pages && a->pages_device == b->pages_device &&
-	       memcmp(a->pages_tier, b->pages_tier, sizeof a->pages_tier) == 0 && a->pages_lost == b->pages_lost && a->n_running == b->n_running &&
-	       a->n_waiting == b->n_waiting && a->n_requests == b->n_requests && a->policy == b->policy;
+	return a->n_tokens == b->n_tokens && a->n_logical == b->n_logical && a->n_pages == b->n_pages &&
+	       a->pages_device == b->pages_device && memcmp(a->pages_tier, b->pages_tier, sizeof a->pages_tier) == 0 &&
+	       a->pages_lost == b->pages_lost && a->n_running == b->n_running && a->n_waiting == b->n_waiting &&
+	       a->n_requests == b->n_requests && a->policy == b->policy;
 }
 
 static bool tell(struct session_watches *w, struct watch *v, int64_t now_ms, struct list *out)

@@ -1,7 +1,7 @@
 /*
- * Who wants to hear of a session whenever what it has of the KV cache changes. Nothing is polled: a watch is looked at after a turn of the worker
- * in which something happened that could concern it (its requests moved on; pages were evicted, indexed, parked or moved between
- * tiers), and tells at most so often. The worker thread's alone.
+ * Who wants to hear of a session whenever what it has of the KV cache changes. Nothing is polled: a watch is looked at
+ * after a turn of the worker in which something happened that could concern it (its requests moved on; pages were
+ * evicted, indexed, parked or moved between tiers), and tells at most so often. The worker thread's alone.
  */
 #pragma once
 
@@ -19,7 +19,8 @@ struct session_watches {
 	const struct parking *parking;
 };
 
-void session_watches_init(struct session_watches *w, const struct session_table *sessions, const struct kv_pool *pool, const struct parking *parking);
+void session_watches_init(struct session_watches *w, const struct session_table *sessions, const struct kv_pool *pool,
+                          const struct parking *parking);
 void session_watches_free(struct session_watches *w);
 /* From now on; its first event is due at once. NOMEM. */
 enum status session_watch(struct session_watches *w, uint64_t id, const struct session *s);

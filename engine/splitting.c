@@ -38,7 +38,8 @@ static int32_t count(void *arg, struct str text)
 {
 	struct splitting *s = arg;
 	s->tokens.n = 0;
-	if (tokenizer_encode(s->tokenizer, text.p, text.n, NULL, 0, 0, &s->tokens, NULL) != STATUS_OK || s->tokens.n > INT32_MAX)
+	if (tokenizer_encode(s->tokenizer, text.p, text.n, NULL, 0, 0, &s->tokens, NULL) != STATUS_OK ||
+	    s->tokens.n > INT32_MAX)
 		return -1;
 	return (int32_t)s->tokens.n;
 }
@@ -63,7 +64,8 @@ static enum status begin(struct splitting *s, const struct tokenizer *t)
 	return STATUS_OK;
 }
 
-enum status splitting_next(struct splitting *s, const struct tokenizer *t, struct str text, bool *done, struct error *err)
+enum status splitting_next(struct splitting *s, const struct tokenizer *t, struct str text, bool *done,
+                           struct error *err)
 {
 	struct split_chunk c;
 	if (!s->tokenizer && begin(s, t) != STATUS_OK)

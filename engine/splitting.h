@@ -10,6 +10,7 @@ struct splitting;
 struct splitting *splitting_create(const struct engine_split_params *params);
 void splitting_destroy(struct splitting *s); /* NULL is allowed */
 /* Finds another part of `text`, the same at each call, or that there is none left. Errors as split_next(). */
-enum status splitting_next(struct splitting *s, const struct tokenizer *t, struct str text, bool *done, struct error *err);
+enum status splitting_next(struct splitting *s, const struct tokenizer *t, struct str text, bool *done,
+                           struct error *err);
 /* Hands over all that were found: malloc'd, NULL when there are none. */
 void splitting_take(struct splitting *s, struct engine_chunk **chunks, size_t *n);

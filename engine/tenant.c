@@ -18,7 +18,9 @@ void tenant_table_free(struct tenant_table *t)
 	memset(t, 0, sizeof *t);
 }
 
-/* A limit below one page still allows one: with none nothing could ever run, which is not what a small number asks for. */
+/*
+ * A limit below one page still allows one: with none nothing could ever run, which is not what a small number asks for.
+ */
 static int32_t whole_pages(uint64_t bytes, size_t page_bytes)
 {
 	uint64_t n = bytes / page_bytes;

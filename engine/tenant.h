@@ -1,11 +1,11 @@
 /*
- * Tenants: whom the engine serves. A tenant is a small number that the server gives meaning (an API key), a salt that keeps its KV
- * apart, limits, and what it holds and has used. Tenant 0 always exists, without a salt and without limits: it is everybody when
- * there are no keys.
+ * Tenants: whom the engine serves. A tenant is a small number that the server gives meaning (an API key), a salt that
+ * keeps its KV apart, limits, and what it holds and has used. Tenant 0 always exists, without a salt and without
+ * limits: it is everybody when there are no keys.
  *
- * What a tenant is charged for is the references of its running generations (struct kv_account): a page that two of them
- * share counts twice, one that only the prefix index keeps not at all, and neither does what a queued request merely keeps
- * from being evicted.
+ * What a tenant is charged for is the references of its running generations (struct kv_account): a page that two of
+ * them share counts twice, one that only the prefix index keeps not at all, and neither does what a queued request
+ * merely keeps from being evicted.
  *
  * The worker thread owns the table. A tenant is never freed before the table: sessions and requests point to it.
  */
@@ -53,7 +53,9 @@ enum status tenant_table_init(struct tenant_table *t, size_t page_bytes);
 /* No session and no request may point to a tenant any more. */
 void tenant_table_free(struct tenant_table *t);
 
-/* Makes or changes a tenant. Limits that are lower than what it holds stop what comes next, not what is there. NOMEM. */
+/*
+ * Makes or changes a tenant. Limits that are lower than what it holds stop what comes next, not what is there. NOMEM.
+ */
 enum status tenant_set(struct tenant_table *t, const struct engine_tenant *given);
 /* NULL when it was never set. */
 struct tenant *tenant_find(const struct tenant_table *t, int32_t id);

@@ -47,13 +47,16 @@ static enum status encode_chat(struct engine *e, struct arena *arena, struct val
 	enum status st;
 	if (!e->template)
 		return error_set_param(err, STATUS_INVALID, "messages", "this server cannot render chats: %s",
-		                       e->info.chat_template_error ? e->info.chat_template_error : "the model has no chat template");
+		                       e->info.chat_template_error ? e->info.chat_template_error
+		                                                   : "the model has no chat template");
 	if (!complete_variables(e, arena, chat))
 		return no_room(arena, err);
 	st = template_render(e->template, chat, (int64_t)time(NULL), NULL, &r, err);
 	if (st != STATUS_OK)
 		goto done;
-	/* The template places BOS itself where the model wants it; one that leaves it out follows the file's own wish. */
+	/*
+	 * The template places BOS itself where the model wants it; one that leaves it out follows the file's own wish.
+	 */
 	int32_t bos = tokenizer_bos(e->tokenizer);
 	size_t first = tokens->n;
 	if (tokenizer_adds_bos(e->tokenizer) && bos >= 0 && !token_buf_add(tokens, bos)) {
@@ -83,8 +86,8 @@ static int32_t room_for_prompt(const struct engine *e, const struct engine_reque
 }
 
 /* As encode_chat(), in place of what `tokens` had, without the n oldest turns. */
-static enum status encode_rest(struct engine *e, struct engine_request *r, const struct value *all, int32_t n, struct token_buf *tokens,
-                               struct error *err)
+static enum status encode_rest(struct engine *e, struct engine_request *r, const struct value *all, int32_t n,
+                               struct token_buf *tokens, struct error *err)
 {
 	if (!truncate_turns(r, all, n))
 		return no_room(r->arena, err);
@@ -94,8 +97,9 @@ static enum status encode_rest(struct engine *e, struct engine_request *r, const
 }
 
 /*
- * Leaves out as few of the oldest turns as it takes. Where even the last one alone is too long, it is for the worker to say so. Templates
- * may write anything for any list of messages, so what fits is tried out: each try halves what is in question.
+ * Leaves out as few of the oldest turns as it takes. Where even the last one alone is too long, it is for the worker to
+ * say so. Templates may write anything for any list of messages, so what fits is tried out: each try halves what is in
+ * question.
  */
 static enum status encode_turns(struct engine *e, struct engine_request *r, struct token_buf *tokens, struct error *err)
 {
@@ -122,14 +126,16 @@ static enum status encode_turns(struct engine *e, struct engine_request *r, stru
 }
 
 /* A raw prompt: people paste templated text, so control tokens count, and a BOS they pasted is not doubled. */
-static enum status encode_text(struct engine *e, const struct engine_request *r, struct token_buf *tokens, struct error *err)
+static enum status encode_text(struct engine *e, const struct engine_request *r, struct token_buf *tokens,
+                               struct error *err)
 {
 	enum status st = tokenizer_encode(e->tokenizer, r->text ? r->text : "", r->text_n, NULL, 0,
 	                                  TOKENIZE_SPECIAL | TOKENIZE_ADD_BOS_EOS, tokens, err);
 	if (st != STATUS_OK)
 		return st;
 	int32_t bos = tokenizer_bos(e->tokenizer);
-	if (bos >= 0 && tokenizer_adds_bos(e->tokenizer) && tokens->n >= 2 && tokens->ids[0] == bos && tokens->ids[1] == bos) {
+	if (bos >= 0 && tokenizer_adds_bos(e->tokenizer) && tokens->n >= 2 && tokens->ids[0] == bos &&
+	    tokens->ids[1] == bos) {
 		memmove(tokens->ids, tokens->ids + 1, (tokens->n - 1) * sizeof *tokens->ids);
 		tokens->n--;
 	}
@@ -200,8 +206,8 @@ static void handle_detokenize(struct engine *e, struct command *c, struct list *
 		int32_t id = c->tokens.ids[i];
 		if (id < 0 || id >= tokenizer_n_vocab(e->tokenizer)) {
 			error_set_param(&err, STATUS_INVALID, "tokens",
-			                "token id %" PRId32 " at position %zu is outside the vocabulary of %" PRId32, id, i,
-			                tokenizer_n_vocab(e->tokenizer));
+			                "token id %" PRId32 " at position %zu is outside the vocabulary of %" PRId32,
+			                id, i, tokenizer_n_vocab(e->tokenizer));
 			command_fail(e, c, &err, out);
 			return;
 		}
@@ -258,7 +264,9 @@ static void handle(struct engine *e, struct command *c, struct list *splits, str
 		return;
 	}
 	if (engine_state(e) != ENGINE_READY) {
-		error_set(&err, STATUS_BUSY, engine_state(e) == ENGINE_LOADING ? "the model is still loading" : "the model is not available");
+		error_set(&err, STATUS_BUSY,
+		          engine_state(e) == ENGINE_LOADING ? "the model is still loading"
+		                                            : "the model is not available");
 		command_fail(e, c, &err, out);
 		return;
 	}

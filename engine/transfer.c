@@ -40,7 +40,10 @@ struct record {
 };
 static_assert(sizeof(struct record) == 16 + 5 * SHA256_BYTES, "padding");
 
-enum record_flags { RECORD_FIRST = 1, RECORD_WIDE = 2 /* the page's bytes are followed by its wide copy's: kv/image.h */ };
+enum record_flags {
+	RECORD_FIRST = 1,
+	RECORD_WIDE = 2 /* the page's bytes are followed by its wide copy's: kv/image.h */
+};
 
 struct transfer {
 	struct list link;
@@ -102,12 +105,16 @@ static void drop(struct transfers *t, const struct engine *e, struct transfer *x
 	free(x);
 }
 
-static enum status begin(struct transfers *t, const struct engine *e, uint64_t id, struct transfer **out, struct error *err)
+static enum status begin(struct transfers *t, const struct engine *e, uint64_t id, struct transfer **out,
+                         struct error *err)
 {
 	if (!e->options.transfer_key)
-		return error_set(err, STATUS_UNSUPPORTED, "sessions cannot be moved: this daemon was started without --transfer-key");
+		return error_set(err, STATUS_UNSUPPORTED,
+		                 "sessions cannot be moved: this daemon was started without --transfer-key");
 	if (t->n >= TRANSFERS_MAX)
-		return error_set(err, STATUS_LIMIT, "%d sessions are being moved, the most that may at once; try again later", TRANSFERS_MAX);
+		return error_set(err, STATUS_LIMIT,
+		                 "%d sessions are being moved, the most that may at once; try again later",
+		                 TRANSFERS_MAX);
 	struct transfer *x = calloc(1, sizeof *x);
 	if (!x)
 		return error_set(err, STATUS_NOMEM, "no memory to move a session");
@@ -119,7 +126,8 @@ static enum status begin(struct transfers *t, const struct engine *e, uint64_t i
 }
 
 /* Moves x->tag on over [data, extra); extra may be NULL. */
-static void next_tag(const struct engine *e, struct transfer *x, const void *data, size_t n, const void *extra, size_t n_extra)
+static void next_tag(const struct engine *e, struct transfer *x, const void *data, size_t n, const void *extra,
+                     size_t n_extra)
 {
 	const char *key = e->options.transfer_key;
 	struct hmac h;
@@ -162,8 +170,8 @@ static int32_t count_pages(const struct engine *e, const struct kv_weak *kv)
 	return n;
 }
 
-enum status export_begin(struct transfers *t, struct engine *e, uint64_t id, const struct session_table *sessions, const struct session *s,
-                         struct error *err)
+enum status export_begin(struct transfers *t, struct engine *e, uint64_t id, const struct session_table *sessions,
+                         const struct session *s, struct error *err)
 {
 	struct transfer *x = NULL;
 	enum status st = begin(t, e, id, &x, err);
@@ -184,7 +192,8 @@ enum status export_begin(struct transfers *t, struct engine *e, uint64_t id, con
 	}
 	fill_header(e, &x->header);
 	x->header.n_pages = x->n_pages;
-	x->header.n_tokens = s->kv.n_tokens < x->n_pages * KV_PAGE_TOKENS ? s->kv.n_tokens : x->n_pages * KV_PAGE_TOKENS;
+	x->header.n_tokens =
+		s->kv.n_tokens < x->n_pages * KV_PAGE_TOKENS ? s->kv.n_tokens : x->n_pages * KV_PAGE_TOKENS;
 	session_save(sessions, s, calendar_ms(), &x->header.session);
 	x->at = -1;
 	return STATUS_OK;
@@ -196,8 +205,8 @@ static enum status page_is_gone(struct error *err)
 }
 
 /* Appends a record, the page's image behind it. */
-static enum status append_record(const struct engine *e, struct transfer *x, const struct kv_page_name *name, bool wide, const void *image,
-                                 struct buf *out, struct error *err)
+static enum status append_record(const struct engine *e, struct transfer *x, const struct kv_page_name *name, bool wide,
+                                 const void *image, struct buf *out, struct error *err)
 {
 	struct record r = {.magic = RECORD_MAGIC, .index = x->at};
 	size_t n = image ? kv_image_bytes(&e->layout, wide) : 0;
@@ -217,7 +226,8 @@ static enum status append_record(const struct engine *e, struct transfer *x, con
 }
 
 /* The page at hand is in a tier, if it is anywhere. *later: it is on its way. */
-static enum status export_from_tier(const struct engine *e, struct transfer *x, struct buf *out, bool *later, struct error *err)
+static enum status export_from_tier(const struct engine *e, struct transfer *x, struct buf *out, bool *later,
+                                    struct error *err)
 {
 	if (!e->tiers)
 		return page_is_gone(err);
@@ -237,14 +247,16 @@ static enum status export_from_tier(const struct engine *e, struct transfer *x, 
 }
 
 /* Appends a page's record and its bytes, or the last record. */
-static enum status export_page(const struct engine *e, struct transfer *x, struct buf *out, bool *later, struct error *err)
+static enum status export_page(const struct engine *e, struct transfer *x, struct buf *out, bool *later,
+                               struct error *err)
 {
 	const struct kv_tier_device device = device_of(e);
 	struct kv_page_name name;
 	if (x->at == x->n_pages)
 		return append_record(e, x, NULL, false, NULL, out, err);
 	const struct kv_weak_page *w = &x->pages[x->at];
-	if (x->read.state != KV_READ_NONE || kv_prefix_serial(e->prefix, w->page) != w->serial || !kv_prefix_name(e->prefix, w->page, &name))
+	if (x->read.state != KV_READ_NONE || kv_prefix_serial(e->prefix, w->page) != w->serial ||
+	    !kv_prefix_name(e->prefix, w->page, &name))
 		return export_from_tier(e, x, out, later, err);
 	bool wide = kv_image_is_wide(&e->layout, w->page);
 	char *image = malloc(kv_image_bytes(&e->layout, wide));
@@ -259,7 +271,8 @@ static enum status export_page(const struct engine *e, struct transfer *x, struc
 	return st;
 }
 
-enum status export_next(struct transfers *t, struct engine *e, uint64_t id, struct buf *out, bool *more, bool *later, struct error *err)
+enum status export_next(struct transfers *t, struct engine *e, uint64_t id, struct buf *out, bool *more, bool *later,
+                        struct error *err)
 {
 	struct transfer *x = find(t, id);
 	enum status st = STATUS_OK;
@@ -285,7 +298,8 @@ enum status export_next(struct transfers *t, struct engine *e, uint64_t id, stru
 
 /* ---- In ---- */
 
-enum status import_begin(struct transfers *t, struct engine *e, uint64_t id, const struct engine_session_params *p, struct error *err)
+enum status import_begin(struct transfers *t, struct engine *e, uint64_t id, const struct engine_session_params *p,
+                         struct error *err)
 {
 	struct transfer *x = NULL;
 	enum status st = begin(t, e, id, &x, err);
@@ -305,10 +319,12 @@ enum status import_begin(struct transfers *t, struct engine *e, uint64_t id, con
 
 static enum status differs(struct error *err, const char *what, const char *theirs, const char *ours)
 {
-	return error_set_param(err, STATUS_INVALID, "body", "the export is of %s '%.95s', but this daemon has '%.95s'", what, theirs, ours);
+	return error_set_param(err, STATUS_INVALID, "body", "the export is of %s '%.95s', but this daemon has '%.95s'",
+	                       what, theirs, ours);
 }
 
-static enum status check_header(const struct engine *e, struct transfer *x, const struct tenant *tenant, struct error *err)
+static enum status check_header(const struct engine *e, struct transfer *x, const struct tenant *tenant,
+                                struct error *err)
 {
 	struct header ours, *h = &x->header;
 	memcpy(h, x->bytes, sizeof *h);
@@ -316,10 +332,12 @@ static enum status check_header(const struct engine *e, struct transfer *x, cons
 	if (memcmp(h->magic, MAGIC, sizeof h->magic) != 0)
 		return error_set_param(err, STATUS_INVALID, "body", "the body is not an export of a session");
 	if (h->byte_order != BYTE_ORDER_MARK || h->format != FORMAT)
-		return error_set_param(err, STATUS_INVALID, "body", "the export has another format or byte order than this daemon's");
+		return error_set_param(err, STATUS_INVALID, "body",
+		                       "the export has another format or byte order than this daemon's");
 	next_tag(e, x, h, offsetof(struct header, tag), NULL, 0);
 	if (!hmac_equal(x->tag, h->tag))
-		return error_set_param(err, STATUS_INVALID, "body", "the export is damaged, or was made under another --transfer-key");
+		return error_set_param(err, STATUS_INVALID, "body",
+		                       "the export is damaged, or was made under another --transfer-key");
 	/* From here on it is what a daemon with the key wrote; what it says may still not fit. */
 	if (strcmp(h->version, ours.version) != 0)
 		return differs(err, "version", h->version, ours.version);
@@ -331,7 +349,8 @@ static enum status check_header(const struct engine *e, struct transfer *x, cons
 		return differs(err, "model", h->model, ours.model);
 	if (h->n_pages < 0 || h->n_tokens < 0 || h->n_pages != kv_pages_for(h->n_tokens) || h->n_tokens > e->info.n_ctx)
 		return error_set_param(err, STATUS_INVALID, "body",
-		                       "the export has %" PRId32 " tokens in %" PRId32 " pages, more than the context of %" PRId32 " tokens here",
+		                       "the export has %" PRId32 " tokens in %" PRId32
+		                       " pages, more than the context of %" PRId32 " tokens here",
 		                       h->n_tokens, h->n_pages, e->info.n_ctx);
 	if (strncmp(h->session.tenant, tenant->name, sizeof tenant->name) != 0)
 		return error_set_param(err, STATUS_INVALID, "body", "the export belongs to another API key");
@@ -387,7 +406,8 @@ static void join(struct engine *e, struct transfer *x, const struct kv_page_name
 {
 	const struct kv_tier_device device = device_of(e);
 	struct kv_holder holder = {KV_HOLDER_COPY, x->id};
-	struct kv_use use = {.now_ms = clock_now_ms(e->clock), .n_prompt = x->header.n_tokens, .claim = x->session->claim};
+	struct kv_use use = {
+		.now_ms = clock_now_ms(e->clock), .n_prompt = x->header.n_tokens, .claim = x->session->claim};
 	int32_t parent = KV_NO_PAGE, joined = KV_NO_PAGE;
 	if (x->n_joined > 0) {
 		const struct kv_weak_page *last = &x->pages[x->n_joined - 1];
@@ -414,7 +434,8 @@ static void join(struct engine *e, struct transfer *x, const struct kv_page_name
 
 static enum status damaged(const struct transfer *x, struct error *err)
 {
-	return error_set_param(err, STATUS_INVALID, "body", "the export is damaged at page %" PRId32 " of %" PRId32, x->at, x->n_pages);
+	return error_set_param(err, STATUS_INVALID, "body", "the export is damaged at page %" PRId32 " of %" PRId32,
+	                       x->at, x->n_pages);
 }
 
 /* A record is there, whose page comes next; the last one has none. That it is whole shows when its page is there. */
@@ -476,7 +497,8 @@ static void keep(struct engine *e, const struct transfer *x, struct session_tabl
 		return;
 	for (int32_t i = 0; i < x->n_joined; i++) {
 		int32_t n = kv_prefix_page_tokens(e->prefix, x->pages[i].page);
-		if (kv_prefix_serial(e->prefix, x->pages[i].page) != x->pages[i].serial || !kv_seq_append(e->pool, &seq, x->pages[i].page))
+		if (kv_prefix_serial(e->prefix, x->pages[i].page) != x->pages[i].serial ||
+		    !kv_seq_append(e->pool, &seq, x->pages[i].page))
 			break;
 		n_tokens += n;
 	}
@@ -487,7 +509,8 @@ static void keep(struct engine *e, const struct transfer *x, struct session_tabl
 	kv_seq_release(e->pool, &seq);
 }
 
-static enum status take(struct transfer *x, struct engine *e, struct session_table *sessions, const char *data, size_t n, struct error *err)
+static enum status take(struct transfer *x, struct engine *e, struct session_table *sessions, const char *data,
+                        size_t n, struct error *err)
 {
 	while (n > 0) {
 		size_t k = x->need - x->have < n ? x->need - x->have : n;
@@ -502,15 +525,17 @@ static enum status take(struct transfer *x, struct engine *e, struct session_tab
 		x->have = 0;
 		if (x->session && !own_session(x, sessions))
 			return error_set(err, STATUS_NOT_FOUND, "the session ended while it was imported");
-		enum status st = !x->session ? take_header(e, x, sessions, err) : x->in_page ? take_page_bytes(e, x, err) : take_record(e, x, err);
+		enum status st = !x->session  ? take_header(e, x, sessions, err)
+		                 : x->in_page ? take_page_bytes(e, x, err)
+		                              : take_record(e, x, err);
 		if (st != STATUS_OK)
 			return st;
 	}
 	return STATUS_OK;
 }
 
-enum status import_data(struct transfers *t, struct engine *e, struct session_table *sessions, uint64_t id, const char *data, size_t n,
-                        struct session **out, struct error *err)
+enum status import_data(struct transfers *t, struct engine *e, struct session_table *sessions, uint64_t id,
+                        const char *data, size_t n, struct session **out, struct error *err)
 {
 	struct transfer *x = find(t, id);
 	*out = NULL;
@@ -520,7 +545,8 @@ enum status import_data(struct transfers *t, struct engine *e, struct session_ta
 	if (st == STATUS_OK && n > 0)
 		return STATUS_OK;
 	if (st == STATUS_OK && !x->complete)
-		st = error_set_param(err, STATUS_INVALID, "body", "the export ends too early, at page %" PRId32 " of %" PRId32, x->at, x->n_pages);
+		st = error_set_param(err, STATUS_INVALID, "body",
+		                     "the export ends too early, at page %" PRId32 " of %" PRId32, x->at, x->n_pages);
 	*out = own_session(x, sessions);
 	if (st == STATUS_OK && !*out)
 		st = error_set(err, STATUS_NOT_FOUND, "the session ended while it was imported");
@@ -530,7 +556,8 @@ enum status import_data(struct transfers *t, struct engine *e, struct session_ta
 	return st;
 }
 
-struct session *transfer_cancel(struct transfers *t, const struct engine *e, struct session_table *sessions, uint64_t id)
+struct session *transfer_cancel(struct transfers *t, const struct engine *e, struct session_table *sessions,
+                                uint64_t id)
 {
 	struct transfer *x = find(t, id);
 	if (!x)

@@ -38,7 +38,8 @@ bool trigger_watches(const struct trigger *t);
 bool trigger_same(const struct trigger *a, const struct trigger *b);
 /* Fires, unless it has; whether it did. */
 bool trigger_fire(struct trigger *t, enum engine_trigger why, int32_t n_tokens);
-/* The row at `position` of an answer has been computed, after which the request's look came to this; whether it fires.
+/*
+ * The row at `position` of an answer has been computed, after which the request's look came to this; whether it fires.
  */
 bool trigger_saw(struct trigger *t, int32_t position, const struct attention_look *look);
 /* Looks begin anew. */

@@ -36,7 +36,8 @@ bool truncate_turns(struct engine_request *r, const struct value *all, int32_t n
 static bool begins_with_system(const struct engine_request *r)
 {
 	const struct value *messages = value_dict_get(r->chat, "messages", 8);
-	if (!messages || messages->type != VALUE_LIST || messages->seq->n == 0 || messages->seq->items[0].type != VALUE_DICT)
+	if (!messages || messages->type != VALUE_LIST || messages->seq->n == 0 ||
+	    messages->seq->items[0].type != VALUE_DICT)
 		return false;
 	const struct value *role = value_dict_get(&messages->seq->items[0], "role", 4);
 	return role && role->type == VALUE_STRING && role->s->n == 6 && memcmp(role->s->p, "system", 6) == 0;

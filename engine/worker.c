@@ -14,7 +14,10 @@
 
 /* How long to sleep at most while a tier is at work. */
 enum { TIERS_NS = 20000000 };
-/* How long before it is tried again when somebody waits and nothing can be computed: there was no memory for a block table. */
+/*
+ * How long before it is tried again when somebody waits and nothing can be computed: there was no memory for a block
+ * table.
+ */
 enum { STARVED_NS = 5000000 };
 /* And how long the end of the process may take for its sessions. */
 enum { SAVE_MS = 10000 };
@@ -152,7 +155,8 @@ static void end_overdue(struct worker *w)
 
 void worker_explain_loss(struct error *err)
 {
-	error_set(err, STATUS_IO, "the disk that has conversations larger than the KV cache failed, and this one needs it");
+	error_set(err, STATUS_IO,
+	          "the disk that has conversations larger than the KV cache failed, and this one needs it");
 }
 
 void worker_explain_failure(const struct worker *w, enum status st, struct error *err)
@@ -206,7 +210,10 @@ static void publish(struct worker *w)
 	mailbox_post_all(&e->events, &w->out);
 }
 
-/* How long to sleep when nothing can be computed: until the next collection that could find something, or the census that is due. */
+/*
+ * How long to sleep when nothing can be computed: until the next collection that could find something, or the census
+ * that is due.
+ */
 static int64_t sleep_ns(const struct worker *w)
 {
 	bool collect = session_next_deadline_ms(&w->sessions) != INT64_MAX;
@@ -238,7 +245,8 @@ static int64_t sleep_ns(const struct worker *w)
 /* A question leaves everything as it is, so that asking often costs no census. */
 static bool only_looks(enum command_type type)
 {
-	return type == COMMAND_SESSION_GET || type == COMMAND_SESSION_WATCH || type == COMMAND_SESSION_LIST || type == COMMAND_KV_REPORT || type == COMMAND_SESSION_HEARTBEAT;
+	return type == COMMAND_SESSION_GET || type == COMMAND_SESSION_WATCH || type == COMMAND_SESSION_LIST ||
+	       type == COMMAND_KV_REPORT || type == COMMAND_SESSION_HEARTBEAT;
 }
 
 static void take_commands(struct worker *w, bool idle)
@@ -265,7 +273,10 @@ static void collect_when_due(struct worker *w)
 	w->next_gc_ms = now + w->e->options.session_gc_ms;
 }
 
-/* Nothing can be computed although somebody waits: perhaps because copying a page has failed, which looks like a full pool. */
+/*
+ * Nothing can be computed although somebody waits: perhaps because copying a page has failed, which looks like a full
+ * pool.
+ */
 static void look_at_device(struct worker *w)
 {
 	struct backend *b = w->e->backend;
@@ -285,7 +296,10 @@ int32_t worker_max_tokens(const struct worker *w)
 	return most < info->n_ctx ? most : info->n_ctx;
 }
 
-/* The room below the pool has become less, since its disk has failed: requests that need what it had end now, rather than wait for ever. */
+/*
+ * The room below the pool has become less, since its disk has failed: requests that need what it had end now, rather
+ * than wait for ever.
+ */
 static void look_below(struct worker *w)
 {
 	struct list *const heads[] = {&w->sched.running, &w->sched.waiting};
@@ -299,7 +313,9 @@ static void look_below(struct worker *w)
 			struct request *r = list_entry(l, struct request, link);
 			if (r->policy.kind != KV_POLICY_FULL || r->max_total <= most)
 				continue;
-			/* What it said it needs, or has already, is no longer to be had; else its answer ends sooner. */
+			/*
+			 * What it said it needs, or has already, is no longer to be had; else its answer ends sooner.
+			 */
 			if (r->spec->max_tokens < 0 && (int32_t)r->tokens.n < most) {
 				r->max_total = most;
 				continue;
@@ -398,12 +414,13 @@ static enum status start(struct worker *w, struct error *err)
 	st = tenant_table_init(&w->tenants, e->layout.page_stride);
 	if (st != STATUS_OK)
 		return error_set(err, st, "no memory for the tenants");
-	st = session_table_init(&w->sessions, &w->tenants, e->prefix, e->clock, o->heartbeat_timeout_ms, o->session_ttl_ms,
-	                        o->max_sessions);
+	st = session_table_init(&w->sessions, &w->tenants, e->prefix, e->clock, o->heartbeat_timeout_ms,
+	                        o->session_ttl_ms, o->max_sessions);
 	if (st != STATUS_OK)
 		return error_set(err, st, "no memory for the session table");
 	w->sessions.max_tokens = o->session_tokens;
-	st = sched_init(&w->sched, e->pool, e->prefix, &w->sessions, e->clock, o->max_running, o->step_tokens, e->max_outputs);
+	st = sched_init(&w->sched, e->pool, e->prefix, &w->sessions, e->clock, o->max_running, o->step_tokens,
+	                e->max_outputs);
 	if (st != STATUS_OK)
 		return error_set(err, st, "no memory for the scheduler");
 	st = census_init(&w->census, e->pool, &w->sched, &w->sessions, &w->tenants);

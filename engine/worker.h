@@ -1,6 +1,6 @@
 /*
- * The worker as its parts see it: worker.c has its life and its loop, worker_commands.c does what it is told, worker_step.c computes.
- * All of it is the worker thread's alone.
+ * The worker as its parts see it: worker.c has its life and its loop, worker_commands.c does what it is told,
+ * worker_step.c computes. All of it is the worker thread's alone.
  */
 #pragma once
 
@@ -31,8 +31,12 @@ struct worker {
 	int64_t census_ms;      /* and when */
 	bool census_stale;      /* something may have changed since */
 	int64_t next_gc_ms;
-	struct list out; /* events of this turn of the loop; they leave together, after the figures that belong to them */
-	/* Of a step, by part, [2 * max_running] each: the logits it needs here, or the token that the backend has chosen. */
+	/* events of this turn of the loop; they leave together, after the figures that belong to them */
+	struct list out;
+	/*
+	 * Of a step, by part, [2 * max_running] each: the logits it needs here, or the token that the backend has
+	 * chosen.
+	 */
 	float **part_logits;
 	int32_t *part_token;
 	struct sample_row *choice; /* [max_running] what the backend chooses */

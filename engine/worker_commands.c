@@ -13,7 +13,8 @@
 
 static enum status no_session(const char *id, struct error *err)
 {
-	return error_set_param(err, STATUS_NOT_FOUND, "session_id", "there is no session '%s': it was never made, has expired or was deleted", id);
+	return error_set_param(err, STATUS_NOT_FOUND, "session_id",
+	                       "there is no session '%s': it was never made, has expired or was deleted", id);
 }
 
 static void answer_session(struct worker *w, struct command *c, const struct session *s)
@@ -36,7 +37,8 @@ static void list_sessions(struct worker *w, struct command *c)
 {
 	struct engine_event *ev = c->reply;
 	struct error err;
-	enum status st = session_list(&w->sessions, w->e->pool, c->tenant, &c->page, &ev->sessions, &ev->n_sessions, &ev->more_sessions);
+	enum status st = session_list(&w->sessions, w->e->pool, c->tenant, &c->page, &ev->sessions, &ev->n_sessions,
+	                              &ev->more_sessions);
 	if (st == STATUS_OK && c->type == COMMAND_KV_REPORT) {
 		ev->kv = calloc(1, sizeof *ev->kv);
 		st = ev->kv ? STATUS_OK : STATUS_NOMEM;
@@ -64,7 +66,8 @@ static void handle_export(struct worker *w, struct command *c)
 	if (c->type == COMMAND_SESSION_EXPORT) {
 		worker_collect_sessions(w);
 		const struct session *s = session_find(&w->sessions, c->tenant, c->session.id);
-		st = s ? export_begin(&w->transfers, w->e, c->id, &w->sessions, s, &err) : no_session(c->session.id, &err);
+		st = s ? export_begin(&w->transfers, w->e, c->id, &w->sessions, s, &err)
+		       : no_session(c->session.id, &err);
 	}
 	if (st == STATUS_OK)
 		st = export_next(&w->transfers, w->e, c->id, &c->reply->text, &c->reply->more, &later, &err);
@@ -179,7 +182,8 @@ static void enforce_limit(struct worker *w, const struct tenant *t)
 			if (r->tenant != t || kv_policy_max_pages(&r->policy, r->max_total) <= t->max_pages)
 				continue;
 			error_set_param(&err, STATUS_LIMIT, "kv_memory",
-			                "the limit of this API key was lowered to %" PRId32 " tokens, and the request may come to %" PRId32,
+			                "the limit of this API key was lowered to %" PRId32
+			                " tokens, and the request may come to %" PRId32,
 			                tenant_max_tokens(t), r->max_total);
 			worker_fail_request(w, r, &err);
 		}
@@ -252,7 +256,8 @@ static void handle_generate(struct worker *w, struct command *c)
 	r->session = session;
 	r->deadline_ns = limits_deadline_ns(r, e->options.request_timeout_ms);
 	st = limits_apply(r, &err);
-	if (st == STATUS_OK && r->spec->context.diagnostics && policy.kind == KV_POLICY_QUEST && !(r->drift = drift_create(e->info.n_vocab)))
+	if (st == STATUS_OK && r->spec->context.diagnostics && policy.kind == KV_POLICY_QUEST &&
+	    !(r->drift = drift_create(e->info.n_vocab)))
 		st = error_set(&err, STATUS_NOMEM, "no memory for another request");
 	if (st != STATUS_OK) {
 		request_destroy(r);

@@ -1,4 +1,7 @@
-/* A step of the worker: the device computes the batch, the next tokens are chosen, and what came of it goes to whom it concerns. */
+/*
+ * A step of the worker: the device computes the batch, the next tokens are chosen, and what came of it goes to whom it
+ * concerns.
+ */
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
@@ -49,8 +52,8 @@ static void read_prompt_logprobs(struct worker *w, struct request *r, const floa
 		r->prompt_logprobs[0].logprob = NAN;
 	}
 	for (int32_t i = 0; i < n && first + i + 1 < r->n_prompt; i++)
-		sampler_logprobs(logits + (size_t)i * (size_t)w->e->info.n_vocab, n_vocab, r->tokens.ids[first + i + 1], n_top,
-		                 &r->prompt_logprobs[first + i + 1]);
+		sampler_logprobs(logits + (size_t)i * (size_t)w->e->info.n_vocab, n_vocab, r->tokens.ids[first + i + 1],
+		                 n_top, &r->prompt_logprobs[first + i + 1]);
 }
 
 /* `token` where the backend has chosen (as `sample` of backend.h marks it), and else this. */
@@ -71,8 +74,10 @@ static void take_token(struct worker *w, struct request *r, float *logits, int32
 		goto fail;
 	if (r->spec->choose)
 		ev->sample = (struct sample_result){
-		        .token = r->spec->choose(r->spec->choose_arg, logits, tokenizer_n_vocab(e->tokenizer), r->usage.completion_tokens),
-		        .logprob = NAN};
+			.token = r->spec->choose(r->spec->choose_arg, logits, tokenizer_n_vocab(e->tokenizer),
+			                         r->usage.completion_tokens),
+			.logprob = NAN,
+		};
 	else if (chosen == NOT_CHOSEN)
 		sampler_sample_allowed(r->sampler, logits, allowed, &ev->sample);
 	else
@@ -166,8 +171,8 @@ static void take_part(struct worker *w, const struct step_part *part, float *min
 }
 
 /*
- * A step has failed: its requests end. Memory that ran short or a kernel that could not start concerns them alone; a device
- * that is lost is the end of all of them.
+ * A step has failed: its requests end. Memory that ran short or a kernel that could not start concerns them alone; a
+ * device that is lost is the end of all of them.
  */
 static void fail_step(struct worker *w, enum status st)
 {
@@ -195,14 +200,16 @@ static bool chosen_on_device(const struct worker *w, const struct step_part *par
 {
 	const struct request *r = part->request;
 	/* A grammar's mask is applied here. */
-	if (r->matcher || r->drift || r->spec->choose || !model_samples(w->e->model) || part->n_outputs != 1 || (r->prompt_logprobs && !r->prompt_done) ||
-	    !sampler_offload(r->sampler, row))
+	if (r->matcher || r->drift || r->spec->choose || !model_samples(w->e->model) || part->n_outputs != 1 ||
+	    (r->prompt_logprobs && !r->prompt_done) || !sampler_offload(r->sampler, row))
 		return false;
 	row->output = part->first_output;
 	return true;
 }
 
-/* What the step gave: tokens where the backend can choose them, so that no logits cross the bus, and logits where not. */
+/*
+ * What the step gave: tokens where the backend can choose them, so that no logits cross the bus, and logits where not.
+ */
 static enum status fetch_outputs(struct worker *w)
 {
 	struct model *m = w->e->model;

@@ -15,7 +15,9 @@
 struct waiter {
 	struct list link;
 	uint64_t id;
-	/* Given each event; after the last one (anything but PROMPT, TOKEN and CONTEXT) the waiter is out of the table already.
+	/*
+	 * Given each event; after the last one (anything but PROMPT, TOKEN and CONTEXT) the waiter is out of the table
+	 * already.
 	 */
 	void (*event)(struct waiter *w, const struct engine_event *ev);
 };
@@ -34,7 +36,8 @@ struct app {
 	int n_exports;		      /* on their way to a client */
 	int n_documents;	      /* that are answered for in parts */
 	struct list compactions;      /* struct compact.link */
-	int n_preparing;	      /* responses that are not submitted yet: a conversation is measured, or its summary waited for */
+	/* responses that are not submitted yet: a conversation is measured, or its summary waited for */
+	int n_preparing;
 	int n_background;	      /* compactions that nobody waits for */
 	struct response_store store;
 	struct list websockets; /* struct conn.link in lanes.c */
@@ -77,7 +80,8 @@ void reply_json(struct http_exchange *x, int status, struct buf *body);
 void reply_failure(struct http_exchange *x, const struct failure *f);
 void reply_failure_unlogged(struct http_exchange *x, const struct failure *f);
 void reply_error(struct http_exchange *x, const struct error *err);
-/* Parses the body, or answers 400 and returns false. With `optional`, an empty body is an empty object (*doc is NULL).
+/*
+ * Parses the body, or answers 400 and returns false. With `optional`, an empty body is an empty object (*doc is NULL).
  */
 bool read_body(struct http_exchange *x, bool optional, struct json_doc **doc, struct json *root);
 
@@ -92,8 +96,10 @@ void write_session_list(const struct app *a, const struct engine_event *ev, stru
 
 /* A log-probability as JSON; minus infinity becomes -9999. */
 void write_logprob(struct buf *out, float logprob);
-/* A TOKEN's log-probability in the form that chat and responses share:
- * {"token","logprob","bytes","top_logprobs":[...]}. */
+/*
+ * A TOKEN's log-probability in the form that chat and responses share:
+ * {"token","logprob","bytes","top_logprobs":[...]}.
+ */
 void write_token_logprob(const struct app *a, struct buf *out, const struct engine_event *ev, int32_t n_top);
 
 /* ---- One command, one event, one answer ---- */

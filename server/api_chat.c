@@ -127,8 +127,8 @@ void api_chat(struct http_exchange *x, void *app)
 		reply_failure(x, &f);
 		goto done;
 	}
-	if (params_parse(&params, a->engine, http_principal(x), &root, PARAMS_CHAT, http_header(x, "x-session-token"), &err) !=
-		    STATUS_OK ||
+	if (params_parse(&params, a->engine, http_principal(x), &root, PARAMS_CHAT, http_header(x, "x-session-token"),
+	                 &err) != STATUS_OK ||
 	    json_read_bool(&generate, &chat.add_generation_prompt, &err) != STATUS_OK) {
 		reply_error(x, &err);
 		goto done;
@@ -142,7 +142,8 @@ void api_chat(struct http_exchange *x, void *app)
 	if (!c)
 		goto done;
 	chat.turns = c->params.truncate ? &c->turns : NULL;
-	if ((!c->params.truncate || turns_read(&c->turns, &messages, &err) == STATUS_OK) && add_choices(c, &chat, &err) == STATUS_OK)
+	if ((!c->params.truncate || turns_read(&c->turns, &messages, &err) == STATUS_OK) &&
+	    add_choices(c, &chat, &err) == STATUS_OK)
 		completion_start(c);
 	else
 		completion_abort(c, &err);

@@ -1,12 +1,13 @@
 /*
  * POST /v1/chunk: a document that may be longer than the context, answered for in parts (document.h).
  *
- *     {"input": "...", "instruction": "Summarise this.", "reduce_instruction"?, "max_chunk_tokens"?, "overlap"?, "max_output_tokens"?,
+ * {"input": "...", "instruction": "Summarise this.", "reduce_instruction"?, "max_chunk_tokens"?, "overlap"?,
+ * "max_output_tokens"?,
  *      "temperature"?, "seed"?, "parallel"?, "cache_salt"?, "split_only"?, "stream"?}
  *
- * A stream has an event for the parts (chunk.split), for each answer (chunk.output), for what is new of the last one (chunk.delta), and the
- * whole as without one (chunk.completed). Each request is a generation of its own, a few at a time, so that others take turns with them. Whoever
- * leaves cancels all of them.
+ * A stream has an event for the parts (chunk.split), for each answer (chunk.output), for what is new of the last one
+ * (chunk.delta), and the whole as without one (chunk.completed). Each request is a generation of its own, a few at a
+ * time, so that others take turns with them. Whoever leaves cancels all of them.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -152,7 +153,8 @@ static bool event_send(struct chunking *c)
 
 static void write_head(struct chunking *c, const char *object, struct buf *out)
 {
-	buf_printf(out, "{\"id\":\"%s\",\"object\":\"%s\",\"created\":%lld,\"model\":", c->id, object, (long long)c->created);
+	buf_printf(out, "{\"id\":\"%s\",\"object\":\"%s\",\"created\":%lld,\"model\":", c->id, object,
+	           (long long)c->created);
 	buf_json_string(out, app_model_id(c->app), strlen(app_model_id(c->app)));
 	buf_putc(out, ',');
 }
@@ -190,8 +192,10 @@ static void go_on(struct chunking *c)
 		return;
 	}
 	snprintf(path, sizeof path, "%.*s", STR_ARG(http_path(c->x)));
-	const struct generation_origin origin = {
-		.method = method_name(http_method(c->x)), .path = path, .peer = http_peer(c->x), .request_id = http_request_id(c->x)};
+	const struct generation_origin origin = {.method = method_name(http_method(c->x)),
+	                                         .path = path,
+	                                         .peer = http_peer(c->x),
+	                                         .request_id = http_request_id(c->x)};
 	for (;;) {
 		struct engine_request *request;
 		size_t call;
@@ -337,7 +341,8 @@ static void on_split(struct waiter *w, const struct engine_event *ev)
 
 /* ---- The request ---- */
 
-static enum status read_size(const struct json *root, const char *name, int64_t min, int64_t max, int32_t *out, struct error *err)
+static enum status read_size(const struct json *root, const char *name, int64_t min, int64_t max, int32_t *out,
+                             struct error *err)
 {
 	struct json field = json_get(root, name);
 	int64_t v = *out;
@@ -356,10 +361,13 @@ static enum status read_string(const struct json *root, const char *name, struct
 }
 
 /* salt: [SALT_MAX + 1] */
-static enum status read_params(struct chunking *c, const struct json *root, struct document_params *p, char *salt, struct error *err)
+static enum status read_params(struct chunking *c, const struct json *root, struct document_params *p, char *salt,
+                               struct error *err)
 {
-	struct json stream = json_get(root, "stream"), split_only = json_get(root, "split_only"), overlap = json_get(root, "overlap");
-	struct json temperature = json_get(root, "temperature"), seed = json_get(root, "seed"), cache_salt = json_get(root, "cache_salt");
+	struct json stream = json_get(root, "stream"), split_only = json_get(root, "split_only"),
+		    overlap = json_get(root, "overlap");
+	struct json temperature = json_get(root, "temperature"), seed = json_get(root, "seed"),
+		    cache_salt = json_get(root, "cache_salt");
 	struct str s = {NULL, 0};
 	double share = -1;
 	int64_t seed_value = 0;

@@ -31,7 +31,8 @@ static void write_token(struct buf *out, struct str piece)
 	buf_putc(out, '"');
 }
 
-/* {"token": logprob, ...}: the alternatives and the token itself; of two tokens with the same text the likelier stays.
+/*
+ * {"token": logprob, ...}: the alternatives and the token itself; of two tokens with the same text the likelier stays.
  */
 static void write_top(struct completion *c, struct buf *out, const struct sample_result *s, struct str piece)
 {
@@ -301,8 +302,8 @@ void api_completions(struct http_exchange *x, void *app)
 		reply_failure(x, &f);
 		goto done;
 	}
-	if (params_parse(&params, a->engine, http_principal(x), &root, PARAMS_COMPLETION, http_header(x, "x-session-token"), &err) !=
-		    STATUS_OK ||
+	if (params_parse(&params, a->engine, http_principal(x), &root, PARAMS_COMPLETION,
+	                 http_header(x, "x-session-token"), &err) != STATUS_OK ||
 	    count_prompts(&prompt, params.n, &n_prompts, &err) != STATUS_OK) {
 		reply_error(x, &err);
 		goto done;

@@ -25,7 +25,8 @@ static void write_model(struct app *a, struct buf *out)
 			buf_printf(out, ",\"chunk\":%d", info->rope.chunk);
 		buf_putc(out, '}');
 		if (info->n_windowed)
-			buf_printf(out, ",\"sliding_window\":%d,\"sliding_window_layers\":%d", info->window, info->n_windowed);
+			buf_printf(out, ",\"sliding_window\":%d,\"sliding_window_layers\":%d", info->window,
+			           info->n_windowed);
 		buf_puts(out, ",\"name\":");
 		buf_json_string(out, info->model_name, strlen(info->model_name));
 		buf_puts(out, ",\"quantization\":");

@@ -1,6 +1,6 @@
 /*
- * POST /v1/responses: the Responses API over HTTP, whole or as server-sent events. previous_response_id names what is stored (store.h);
- * within a WebSocket connection (lanes.c), whose URL this is as well, what has just ended too.
+ * POST /v1/responses: the Responses API over HTTP, whole or as server-sent events. previous_response_id names what is
+ * stored (store.h); within a WebSocket connection (lanes.c), whose URL this is as well, what has just ended too.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,9 +20,10 @@ static void end_without_memory(struct http_response *h)
 {
 	char text[256];
 	int n = snprintf(text, sizeof text,
-			 "event: error\ndata: {\"type\":\"error\",\"sequence_number\":%lld,\"code\":\"out_of_memory\",\"message\":"
-			 "\"There is no memory to go on with the answer.\",\"param\":null}\n\n",
-			 (long long)response_next_number(h->r));
+	                 "event: error\ndata: "
+	                 "{\"type\":\"error\",\"sequence_number\":%lld,\"code\":\"out_of_memory\",\"message\":"
+	                 "\"There is no memory to go on with the answer.\",\"param\":null}\n\n",
+	                 (long long)response_next_number(h->r));
 	http_stream_finish(h->x, text, (size_t)n);
 }
 
@@ -107,7 +108,8 @@ static void start(struct app *a, struct http_exchange *x, struct response_reques
 }
 
 void response_request_read(struct app *a, struct http_exchange *x, const char *missing,
-			   void (*begin)(struct app *a, struct http_exchange *x, struct response_request *q, struct history *base))
+                           void (*begin)(struct app *a, struct http_exchange *x, struct response_request *q,
+                                         struct history *base))
 {
 	struct json_doc *doc;
 	struct json root, model;
@@ -125,8 +127,8 @@ void response_request_read(struct app *a, struct http_exchange *x, const char *m
 	model = json_get(&root, "model");
 	if (!app_serves(a, &model, &f)) {
 		reply_failure(x, &f);
-	} else if (response_request_parse(&q, a->engine, http_principal(x), &root, http_header(x, "x-session-token"), &err) !=
-		   STATUS_OK) {
+	} else if (response_request_parse(&q, a->engine, http_principal(x), &root, http_header(x, "x-session-token"),
+	                                  &err) != STATUS_OK) {
 		reply_error(x, &err);
 	} else if (q.previous_id[0] && !(base = store_find(&a->store, http_principal(x), str_from(q.previous_id)))) {
 		failure_set(&f, FAILURE_NO_PREVIOUS, "previous_response_id", "There is no response '%s' to %s",

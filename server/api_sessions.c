@@ -17,8 +17,9 @@ enum { LIST_LIMIT = 1000 };
 
 void write_pages_by_tier(int32_t device, const int32_t tier[ENGINE_TIER_KINDS], int32_t lost, struct buf *out)
 {
-	buf_printf(out, ",\"pages_by_tier\":{\"device\":%d,\"ram\":%d,\"disk\":%d,\"remote\":%d,\"lost\":%d}", device, tier[ENGINE_TIER_RAM],
-		   tier[ENGINE_TIER_DISK] + tier[ENGINE_TIER_DISK_WIDE], tier[ENGINE_TIER_REMOTE], lost);
+	buf_printf(out, ",\"pages_by_tier\":{\"device\":%d,\"ram\":%d,\"disk\":%d,\"remote\":%d,\"lost\":%d}", device,
+	           tier[ENGINE_TIER_RAM], tier[ENGINE_TIER_DISK] + tier[ENGINE_TIER_DISK_WIDE],
+	           tier[ENGINE_TIER_REMOTE], lost);
 }
 
 /* Times are seconds, as everywhere in the API. */
@@ -59,8 +60,8 @@ void write_session(const struct app *a, const struct engine_session_info *s, str
 	buf_printf(out, ",\"prompt_tokens\":%llu,\"cached_tokens\":%llu,\"generated_tokens\":%llu",
 		   (unsigned long long)s->prompt_tokens, (unsigned long long)s->cached_tokens,
 		   (unsigned long long)s->generated_tokens);
-	buf_printf(out, ",\"kv_cache\":{\"policy\":\"%s\",\"tokens_logical\":%d,\"tokens_resident\":%d}", s->policy ? s->policy : "full",
-		   s->n_logical, s->n_tokens);
+	buf_printf(out, ",\"kv_cache\":{\"policy\":\"%s\",\"tokens_logical\":%d,\"tokens_resident\":%d}",
+	           s->policy ? s->policy : "full", s->n_logical, s->n_tokens);
 	buf_puts(out, ",\"max_tokens\":");
 	if (s->max_tokens > 0)
 		buf_printf(out, "%d", s->max_tokens);

@@ -170,10 +170,13 @@ void api_tokenizer_info(struct http_exchange *x, void *app)
 	const struct {
 		const char *name;
 		int32_t token;
-	} rows[] = {{"bos_token", info->bos_token}, {"eos_token", info->eos_token}, {"pad_token", -1}, {"unk_token", -1}};
-	buf_printf(&body, "{\"tokenizer_class\":\"GGUF\",\"model_max_length\":%d,\"vocab_size\":%d", info->n_ctx, info->n_vocab);
+	} rows[] = {
+		{"bos_token", info->bos_token}, {"eos_token", info->eos_token}, {"pad_token", -1}, {"unk_token", -1}};
+	buf_printf(&body, "{\"tokenizer_class\":\"GGUF\",\"model_max_length\":%d,\"vocab_size\":%d", info->n_ctx,
+	           info->n_vocab);
 	for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-		struct str piece = rows[i].token >= 0 ? engine_token_piece(a->engine, rows[i].token) : (struct str){NULL, 0};
+		struct str piece =
+			rows[i].token >= 0 ? engine_token_piece(a->engine, rows[i].token) : (struct str){NULL, 0};
 		buf_printf(&body, ",\"%s\":", rows[i].name);
 		if (piece.p)
 			buf_json_string(&body, piece.p, piece.n);

@@ -4,8 +4,8 @@
  *     POST /v1/sessions/{id}/export    the answer is a stream of bytes
  *     POST /v1/sessions/{id}/import    the body is that stream; {id} is the session's name here
  *
- * Neither side ever has the whole: the export asks the engine for a part when the client has taken the one before it, and the import
- * lets the client wait while the engine has enough to do.
+ * Neither side ever has the whole: the export asks the engine for a part when the client has taken the one before it,
+ * and the import lets the client wait while the engine has enough to do.
  */
 #include <stdlib.h>
 
@@ -57,7 +57,8 @@ static void ask(struct transfer *t)
 }
 
 /* Registers the exchange; NULL after a refusal. */
-static struct transfer *start(struct app *a, struct http_exchange *x, bool is_export, char session[ENGINE_SESSION_ID_MAX + 1])
+static struct transfer *start(struct app *a, struct http_exchange *x, bool is_export,
+                              char session[ENGINE_SESSION_ID_MAX + 1])
 {
 	struct error err = {0};
 	struct failure f;

@@ -22,7 +22,8 @@ enum status app_create(const struct config *config, struct engine *engine, struc
 	a->config = config;
 	a->engine = engine;
 	auth_init(&a->auth, config->api_key);
-	a->http = (struct http_app){.app = a, .dispatch = routes_dispatch, .streams = routes_streams, .error_body = error_body};
+	a->http = (struct http_app){
+		.app = a, .dispatch = routes_dispatch, .streams = routes_streams, .error_body = error_body};
 	a->ws = (struct ws_app){.app = a,
 				.opened = lanes_opened,
 				.message = lanes_message,
@@ -88,7 +89,8 @@ static void deliver(struct app *a, const struct engine_event *ev)
 		struct waiter *w = list_entry(node, struct waiter, link);
 		if (w->id != ev->request_id)
 			continue;
-		if (ev->type != ENGINE_EVENT_PROMPT && ev->type != ENGINE_EVENT_TOKEN && ev->type != ENGINE_EVENT_CONTEXT)
+		if (ev->type != ENGINE_EVENT_PROMPT && ev->type != ENGINE_EVENT_TOKEN &&
+		    ev->type != ENGINE_EVENT_CONTEXT)
 			list_remove(&w->link);
 		w->event(w, ev);
 		return;

@@ -19,15 +19,15 @@ void app_destroy(struct app *a); /* NULL is allowed */
 const struct http_app *app_http(struct app *a);
 const struct ws_app *app_ws(struct app *a);
 /*
- * Takes over the keys of --api-keys, as a text (auth_set_keys()), and tells the engine of their limits. Connections of a key that is gone
- * get no further answers; what it has running ends by itself.
+ * Takes over the keys of --api-keys, as a text (auth_set_keys()), and tells the engine of their limits. Connections of
+ * a key that is gone get no further answers; what it has running ends by itself.
  */
 enum status app_set_keys(struct app *a, struct str text, const char *where, struct error *err);
 /* Takes the engine's waiting events and hands each to whoever waits for it; called when the engine wakes the loop. */
 void app_handle_events(struct app *a);
 /*
- * From now on readiness fails and new work gets 503 with Retry-After. A WebSocket on which nothing runs is closed with 1012
- * (service restart) now, any other when its last response has ended.
+ * From now on readiness fails and new work gets 503 with Retry-After. A WebSocket on which nothing runs is closed with
+ * 1012 (service restart) now, any other when its last response has ended.
  */
 void app_start_drain(struct app *a);
 /* Who is told the figures of each generation that has ended; may be NULL. */

@@ -80,7 +80,8 @@ const struct auth_key *auth_find(const struct auth *a, int32_t tenant)
 
 /* ---- The file of keys ---- */
 
-static const char *const fields[] = {"name", "key", "sha256", "cache_salt", "max_requests", "max_sessions", "kv_memory", "admin"};
+static const char *const fields[] = {"name",         "key",          "sha256",    "cache_salt",
+                                     "max_requests", "max_sessions", "kv_memory", "admin"};
 
 static enum status check_fields(const struct json *entry, struct error *err)
 {
@@ -106,13 +107,14 @@ static enum status read_name(const struct json *entry, char name[AUTH_NAME_MAX +
 	struct str s = json_text(&j);
 	bool ok = s.p && s.n > 0 && s.n <= AUTH_NAME_MAX;
 	for (size_t i = 0; ok && i < s.n; i++)
-		ok = (s.p[i] >= 'a' && s.p[i] <= 'z') || (s.p[i] >= 'A' && s.p[i] <= 'Z') || (s.p[i] >= '0' && s.p[i] <= '9') ||
-		     s.p[i] == '_' || s.p[i] == '-' || s.p[i] == '.';
+		ok = (s.p[i] >= 'a' && s.p[i] <= 'z') || (s.p[i] >= 'A' && s.p[i] <= 'Z') ||
+		     (s.p[i] >= '0' && s.p[i] <= '9') || s.p[i] == '_' || s.p[i] == '-' || s.p[i] == '.';
 	if (!ok)
-		return json_fail(entry, STATUS_INVALID, err, "needs a \"name\" of 1 to %d of the characters A-Z a-z 0-9 _ . -",
-				 AUTH_NAME_MAX);
+		return json_fail(entry, STATUS_INVALID, err,
+		                 "needs a \"name\" of 1 to %d of the characters A-Z a-z 0-9 _ . -", AUTH_NAME_MAX);
 	if (str_is(s, default_name))
-		return json_fail(&j, STATUS_INVALID, err, "is \"%s\", which is the name of the key of --api-key.", default_name);
+		return json_fail(&j, STATUS_INVALID, err, "is \"%s\", which is the name of the key of --api-key.",
+		                 default_name);
 	memcpy(name, s.p, s.n);
 	name[s.n] = '\0';
 	return STATUS_OK;
@@ -124,7 +126,10 @@ static bool read_hex(struct str s, uint8_t digest[SHA256_BYTES])
 		return false;
 	for (size_t i = 0; i < s.n; i++) {
 		char c = s.p[i];
-		int v = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+		int v = c >= '0' && c <= '9'   ? c - '0'
+		        : c >= 'a' && c <= 'f' ? c - 'a' + 10
+		        : c >= 'A' && c <= 'F' ? c - 'A' + 10
+		                               : -1;
 		if (v < 0)
 			return false;
 		digest[i / 2] = (uint8_t)(i % 2 ? digest[i / 2] << 4 | v : v);
@@ -143,16 +148,22 @@ static enum status read_secret(const struct json *entry, uint8_t digest[SHA256_B
 			return json_fail(&key, STATUS_INVALID, err, "must be a string that is not empty.");
 		if (!config_key_fits_header(s))
 			return json_fail(&key, STATUS_INVALID, err,
-					 "cannot be carried by a header: there is a control character in it, or a space at its end.");
+			                 "cannot be carried by a header: there is a control character in it, or a "
+			                 "space at its end.");
 		digest_of(s, digest);
 		return STATUS_OK;
 	}
-	return read_hex(json_text(&hex), digest) ? STATUS_OK
-						 : json_fail(&hex, STATUS_INVALID, err, "must be 64 hexadecimal digits.");
+	return read_hex(json_text(&hex), digest)
+	               ? STATUS_OK
+	               : json_fail(&hex, STATUS_INVALID, err, "must be 64 hexadecimal digits.");
 }
 
-/* The salt decides with whom KV is shared, and so whose prompts one can guess at by how quickly they are answered: by default nobody's. */
-static enum status read_salt(const struct json *entry, const char *name, char salt[ENGINE_SALT_MAX + 1], struct error *err)
+/*
+ * The salt decides with whom KV is shared, and so whose prompts one can guess at by how quickly they are answered: by
+ * default nobody's.
+ */
+static enum status read_salt(const struct json *entry, const char *name, char salt[ENGINE_SALT_MAX + 1],
+                             struct error *err)
 {
 	struct json j = json_get(entry, "cache_salt");
 	struct str s = str_from(name);
@@ -223,13 +234,16 @@ static enum status place_key(struct auth *a, const struct json *entry, struct au
 	while (at < a->n && strcmp(a->keys[at].name, k->name) != 0)
 		at++;
 	if (at < a->n && a->keys[at].live)
-		return json_fail(entry, STATUS_INVALID, err, "has the name \"%s\", which another key has already.", k->name);
+		return json_fail(entry, STATUS_INVALID, err, "has the name \"%s\", which another key has already.",
+		                 k->name);
 	int32_t twin = find_digest(a, k->digest);
 	if (twin != AUTH_REFUSED)
-		return json_fail(entry, STATUS_INVALID, err, "has the same secret as the key \"%s\".", a->keys[twin].name);
+		return json_fail(entry, STATUS_INVALID, err, "has the same secret as the key \"%s\".",
+		                 a->keys[twin].name);
 	if (at == ENGINE_MAX_TENANTS)
-		return json_fail(entry, STATUS_LIMIT, err, "is one name too many: there may be %d, those counted that were removed.",
-				 ENGINE_MAX_TENANTS - 1);
+		return json_fail(entry, STATUS_LIMIT, err,
+		                 "is one name too many: there may be %d, those counted that were removed.",
+		                 ENGINE_MAX_TENANTS - 1);
 	k->tenant.id = at;
 	memcpy(k->tenant.name, k->name, sizeof k->tenant.name);
 	a->keys[at] = *k;

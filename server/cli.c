@@ -162,9 +162,10 @@ enum status cli_chat_template(const char *name_or_path, struct buf *out, struct 
 		return cli_read_file(name_or_path, out, err);
 	source = engine_builtin_template(name_or_path);
 	if (!source)
-		return error_set_param(err, STATUS_NOT_FOUND, "chat-template",
-		                       "chat-template: \"%.200s\" is neither a file nor the name of a built-in template",
-		                       name_or_path);
+		return error_set_param(
+			err, STATUS_NOT_FOUND, "chat-template",
+			"chat-template: \"%.200s\" is neither a file nor the name of a built-in template",
+			name_or_path);
 	buf_puts(out, source);
 	return out->failed ? error_set(err, STATUS_NOMEM, "out of memory") : STATUS_OK;
 }
@@ -177,7 +178,8 @@ enum status cli_api_keys(const char *path_or_json, struct buf *out, struct error
 	return out->failed ? error_set(err, STATUS_NOMEM, "out of memory") : STATUS_OK;
 }
 
-enum status cli_each_line(enum status (*line)(void *arg, const char *text, size_t n, struct buf *out, struct error *err),
+enum status cli_each_line(enum status (*line)(void *arg, const char *text, size_t n, struct buf *out,
+                                              struct error *err),
                           void *arg, struct error *err)
 {
 	enum status st = STATUS_OK;
@@ -220,11 +222,14 @@ enum status cli_read_numbers(const char *name, const char *text, struct cli_numb
 	while (*p) {
 		char *end;
 		long n = strtol(p, &end, 10);
-		if (end == p || (*p < '0' || *p > '9') || n > INT32_MAX || (*end && *end != ',') || (*end == ',' && !end[1]))
-			return error_set_param(err, STATUS_INVALID, name, "%s: \"%.64s\" is no list of numbers with commas between them",
-			                       name, text);
+		if (end == p || (*p < '0' || *p > '9') || n > INT32_MAX || (*end && *end != ',') ||
+		    (*end == ',' && !end[1]))
+			return error_set_param(err, STATUS_INVALID, name,
+			                       "%s: \"%.64s\" is no list of numbers with commas between them", name,
+			                       text);
 		if (out->n == CLI_NUMBERS_MAX)
-			return error_set_param(err, STATUS_INVALID, name, "%s: more than %d numbers", name, CLI_NUMBERS_MAX);
+			return error_set_param(err, STATUS_INVALID, name, "%s: more than %d numbers", name,
+			                       CLI_NUMBERS_MAX);
 		out->item[out->n++] = (int32_t)n;
 		p = *end ? end + 1 : end;
 	}

@@ -39,8 +39,8 @@ enum cli_step { CLI_RUN, CLI_STOP };
 
 /*
  * Fills the fields at `base` with defaults, then with the arguments; at most one positional argument, when `positional`
- * is not NULL. CLI_STOP: the command returns *exit_status at once (help was shown, or a mistake named). In either case the
- * caller ends with option_free().
+ * is not NULL. CLI_STOP: the command returns *exit_status at once (help was shown, or a mistake named). In either case
+ * the caller ends with option_free().
  */
 enum cli_step cli_read_args(const struct cli_usage *usage, void *base, int argc, char **argv, const char **positional,
                             int *exit_status);
@@ -84,14 +84,18 @@ enum status cli_read_file(const char *path, struct buf *out, struct error *err);
 /* What --api-keys FILE|JSON means: the text that begins with a brace, or the content of the file. */
 enum status cli_api_keys(const char *path_or_json, struct buf *out, struct error *err);
 
-/* What --chat-template NAME|FILE means: the content of the file if there is one, else the built-in template of that name. */
+/*
+ * What --chat-template NAME|FILE means: the content of the file if there is one, else the built-in template of that
+ * name.
+ */
 enum status cli_chat_template(const char *name_or_path, struct buf *out, struct error *err);
 
 /*
- * Calls `line` for each line of stdin, without its newline; empty lines are skipped. What it appends to `out` is written to
- * stdout as one line. Stops with its status, or with IO when stdout is closed.
+ * Calls `line` for each line of stdin, without its newline; empty lines are skipped. What it appends to `out` is
+ * written to stdout as one line. Stops with its status, or with IO when stdout is closed.
  */
-enum status cli_each_line(enum status (*line)(void *arg, const char *text, size_t n, struct buf *out, struct error *err),
+enum status cli_each_line(enum status (*line)(void *arg, const char *text, size_t n, struct buf *out,
+                                              struct error *err),
                           void *arg, struct error *err);
 /* Appends {"error":"MESSAGE"}: the answer to a line that is wrong. */
 void cli_error_line(const struct error *err, struct buf *out);

@@ -18,21 +18,30 @@ static const struct option rows[] = {
 	OPTION_ROW_INT(struct args, decode, "decode", 64, 0, 1 << 24, "tokens that each sequence decodes; 0: none"),
 	OPTION_ROW_STRING(struct args, depth, "depth", "0", "tokens of context before each test"),
 	OPTION_ROW_STRING(struct args, batch, "batch", "1", "sequences that decode together"),
-	OPTION_ROW_INT(struct args, runs, "runs", 3, 1, ENGINE_BENCH_RUNS_MAX, "runs of each test, of which the median counts"),
-	OPTION_ROW_STRING(struct args, rope_scaling, "rope-scaling", NULL, "as the server's: yarn:4, linear:2, none, ..."),
-	OPTION_ROW_STRING(struct args, kv_dtype, "kv-dtype", "auto", "as the server's: auto, f16, bf16, int8 or fp8_e4m3"),
+	OPTION_ROW_INT(struct args, runs, "runs", 3, 1, ENGINE_BENCH_RUNS_MAX,
+                       "runs of each test, of which the median counts"),
+	OPTION_ROW_STRING(struct args, rope_scaling, "rope-scaling", NULL,
+                          "as the server's: yarn:4, linear:2, none, ..."),
+	OPTION_ROW_STRING(struct args, kv_dtype, "kv-dtype", "auto",
+                          "as the server's: auto, f16, bf16, int8 or fp8_e4m3"),
 	OPTION_ROW_STRING(struct args, device, "device", "cpu", "backend"),
 	OPTION_ROW_INT(struct args, threads, "threads", 0, 0, 4096, "compute threads; 0: one per physical core"),
-	OPTION_ROW_BOOL(struct args, random_kv, "random-kv", "fill the context with random numbers: quick, and as much to read"),
+	OPTION_ROW_BOOL(struct args, random_kv, "random-kv",
+                        "fill the context with random numbers: quick, and as much to read"),
 	OPTION_ROW_BOOL(struct args, json, "json", "one JSON object instead of a table"),
 };
 
 static const struct cli_usage usage = {
-	"kvasir bench --model FILE [--prefill N,...] [--decode N] [--depth N,...] [--batch N,...] [--threads N] [--json]",
-	"Measures the forward pass: prefill of each length and decoding with each number of sequences, on top of each depth of\n"
-	"context. The context is a prompt that is computed, or random numbers where --random-kv is given; more sequences than\n"
-	"one get copies of its pages. Bytes are those of weights and KV that a step has to read; \"of memory\" is their part of\n"
-	"what plain reading of memory reached between the same runs. `kvasir bench long` measures what long conversations cost under\n"
+	"kvasir bench --model FILE [--prefill N,...] [--decode N] [--depth N,...] [--batch N,...] [--threads N] "
+        "[--json]",
+	"Measures the forward pass: prefill of each length and decoding with each number of sequences, on top of each "
+        "depth of\n"
+	"context. The context is a prompt that is computed, or random numbers where --random-kv is given; more "
+        "sequences than\n"
+	"one get copies of its pages. Bytes are those of weights and KV that a step has to read; \"of memory\" is "
+        "their part of\n"
+	"what plain reading of memory reached between the same runs. `kvasir bench long` measures what long "
+        "conversations cost under\n"
 	"each context policy.",
 	{rows, sizeof rows / sizeof *rows},
 };
@@ -124,10 +133,10 @@ static void put_text(struct text_out *o, struct buf *line)
 static void text_info(void *arg, const struct engine_bench_info *info)
 {
 	struct buf line = BUF_INIT;
-	buf_printf(&line, "%s, %d threads; reading: %.1f GB/s from memory, %.1f GB/s from a cache\n", info->backend, info->n_threads,
-	           info->memory_bytes_per_s * 1e-9, info->cache_bytes_per_s * 1e-9);
-	buf_printf(&line, "%-8s %7s %7s %6s %12s %12s %10s %10s   most of the time in\n", "test", "tokens", "depth", "batch", "tokens/s",
-	           "best", "GB/s", "of memory");
+	buf_printf(&line, "%s, %d threads; reading: %.1f GB/s from memory, %.1f GB/s from a cache\n", info->backend,
+	           info->n_threads, info->memory_bytes_per_s * 1e-9, info->cache_bytes_per_s * 1e-9);
+	buf_printf(&line, "%-8s %7s %7s %6s %12s %12s %10s %10s   most of the time in\n", "test", "tokens", "depth",
+	           "batch", "tokens/s", "best", "GB/s", "of memory");
 	put_text(arg, &line);
 }
 
@@ -138,7 +147,8 @@ static void put_ops(struct buf *out, const struct engine_bench_row *row)
 	for (;;) {
 		size_t top = row->n_ops;
 		for (size_t i = 0; i < row->n_ops; i++)
-			if (!shown[i] && row->ops[i].share > 0.05 && (top == row->n_ops || row->ops[i].share > row->ops[top].share))
+			if (!shown[i] && row->ops[i].share > 0.05 &&
+			    (top == row->n_ops || row->ops[i].share > row->ops[top].share))
 				top = i;
 		if (top == row->n_ops)
 			return;
@@ -150,8 +160,8 @@ static void put_ops(struct buf *out, const struct engine_bench_row *row)
 static void text_row(void *arg, const struct engine_bench_row *row)
 {
 	struct buf line = BUF_INIT;
-	buf_printf(&line, "%-8s %7d %7d %6d %12.1f %12.1f %10.1f", row->prefill ? "prefill" : "decode", row->tokens, row->depth,
-	           row->batch, row->tokens_per_s, row->best_tokens_per_s, row->bytes_per_s * 1e-9);
+	buf_printf(&line, "%-8s %7d %7d %6d %12.1f %12.1f %10.1f", row->prefill ? "prefill" : "decode", row->tokens,
+	           row->depth, row->batch, row->tokens_per_s, row->best_tokens_per_s, row->bytes_per_s * 1e-9);
 	if (row->read_bytes_per_s > 0)
 		buf_printf(&line, " %9.0f%%  ", row->bytes_per_s / row->read_bytes_per_s * 100);
 	else
@@ -204,7 +214,8 @@ int cli_bench(int argc, char **argv)
 		status = cli_misuse("bench needs --model FILE");
 		goto out;
 	}
-	if (cli_read_numbers("prefill", args.prefill, &prefill, &err) != STATUS_OK || cli_read_numbers("depth", args.depth, &depth, &err) != STATUS_OK ||
+	if (cli_read_numbers("prefill", args.prefill, &prefill, &err) != STATUS_OK ||
+	    cli_read_numbers("depth", args.depth, &depth, &err) != STATUS_OK ||
 	    cli_read_numbers("batch", args.batch, &batch, &err) != STATUS_OK) {
 		status = cli_misuse("%s", err.message);
 		goto out;

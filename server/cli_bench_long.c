@@ -1,4 +1,6 @@
-/* kvasir bench long: what a long conversation costs under each context policy, and what the model then no longer knows. */
+/*
+ * kvasir bench long: what a long conversation costs under each context policy, and what the model then no longer knows.
+ */
 #include "server/cli.h"
 
 #include <math.h>
@@ -16,28 +18,41 @@ struct args {
 
 static const struct option rows[] = {
 	OPTION_ROW_STRING(struct args, model, "model", NULL, "GGUF file"),
-	OPTION_ROW_STRING(struct args, length, "length", "1024,2048,4096,8192,16384,32768,65536,131072", "lengths of the prompt, in tokens"),
-	OPTION_ROW_STRING(struct args, policies, "policies", "", "as a request's kv_cache: full, streaming, evict:norm_ratio, ...; \"\": all"),
-	OPTION_ROW_REAL(struct args, cache, "cache", 25, 0, 100000, "max_cache_size of policies other than full, in percent of the length"),
-	OPTION_ROW_INT(struct args, keys, "keys", 5, 0, ENGINE_LONG_KEYS_MAX, "pass keys that are hidden in each prompt, and asked for"),
-	OPTION_ROW_STRING(struct args, text, "text", NULL, "file that prompts are made of; none: sentences that are made up"),
-	OPTION_ROW_INT(struct args, text_tokens, "text-tokens", 64, 1, 4096, "tokens of the text that go on behind the prompt"),
+	OPTION_ROW_STRING(struct args, length, "length", "1024,2048,4096,8192,16384,32768,65536,131072",
+                          "lengths of the prompt, in tokens"),
+	OPTION_ROW_STRING(struct args, policies, "policies", "",
+                          "as a request's kv_cache: full, streaming, evict:norm_ratio, ...; \"\": all"),
+	OPTION_ROW_REAL(struct args, cache, "cache", 25, 0, 100000,
+                        "max_cache_size of policies other than full, in percent of the length"),
+	OPTION_ROW_INT(struct args, keys, "keys", 5, 0, ENGINE_LONG_KEYS_MAX,
+                       "pass keys that are hidden in each prompt, and asked for"),
+	OPTION_ROW_STRING(struct args, text, "text", NULL,
+                          "file that prompts are made of; none: sentences that are made up"),
+	OPTION_ROW_INT(struct args, text_tokens, "text-tokens", 64, 1, 4096,
+                       "tokens of the text that go on behind the prompt"),
 	OPTION_ROW_INT(struct args, answer, "answer", 32, 0, 4096, "tokens of the answer to a second question"),
 	OPTION_ROW_BOOL(struct args, speed_only, "speed-only", "times and bytes only: for models with random weights"),
-	OPTION_ROW_STRING(struct args, kv_dtype, "kv-dtype", "auto", "as the server's: auto, f16, bf16, int8 or fp8_e4m3"),
-	OPTION_ROW_STRING(struct args, rope_scaling, "rope-scaling", NULL, "as the server's: yarn:4, linear:2, none, ..."),
+	OPTION_ROW_STRING(struct args, kv_dtype, "kv-dtype", "auto",
+                          "as the server's: auto, f16, bf16, int8 or fp8_e4m3"),
+	OPTION_ROW_STRING(struct args, rope_scaling, "rope-scaling", NULL,
+                          "as the server's: yarn:4, linear:2, none, ..."),
 	OPTION_ROW_STRING(struct args, device, "device", "cpu", "backend"),
 	OPTION_ROW_INT(struct args, threads, "threads", 0, 0, 4096, "compute threads; 0: one per physical core"),
-	OPTION_ROW_BOOL(struct args, cpu_time, "cpu-time", "count the processor's time, on a machine that others use too; with --threads 1"),
+	OPTION_ROW_BOOL(struct args, cpu_time, "cpu-time",
+                        "count the processor's time, on a machine that others use too; with --threads 1"),
 	OPTION_ROW_BOOL(struct args, json, "json", "one JSON object instead of a table"),
 };
 
 static const struct cli_usage usage = {
 	"kvasir bench long --model FILE [--length N,...] [--policies P,...] [--cache PERCENT] [--text FILE] [--json]",
-	"Has the model read a prompt of each length in which pass keys are hidden, under each context policy, and then gives it the\n"
-	"answer token by token: the text going on, and each key asked for and told. KL is the mean Kullback-Leibler divergence (nats a\n"
-	"token) of what it would have said from what it would have said with everything kept, where the text goes on and where keys\n"
-	"are asked for; passkey the share of the keys' tokens that were its first choice; agreement the share of a free answer to a\n"
+	"Has the model read a prompt of each length in which pass keys are hidden, under each context policy, and then "
+        "gives it the\n"
+	"answer token by token: the text going on, and each key asked for and told. KL is the mean Kullback-Leibler "
+        "divergence (nats a\n"
+	"token) of what it would have said from what it would have said with everything kept, where the text goes on "
+        "and where keys\n"
+	"are asked for; passkey the share of the keys' tokens that were its first choice; agreement the share of a "
+        "free answer to a\n"
 	"second question before it differs. Nothing is cached between runs.",
 	{rows, sizeof rows / sizeof *rows},
 };
@@ -82,7 +97,9 @@ static bool add_kinds(struct policies *p, const char *label)
 	for (size_t i = 0; i < N_KINDS; i++)
 		if (strcmp(label, kinds[i].label) == 0 || strcmp(label, kinds[i].policy) == 0)
 			add_policy(p, kinds[i].label,
-			           (struct engine_context){.policy = kinds[i].policy, .by_age = kinds[i].by_age, .by_mass = kinds[i].by_mass});
+			           (struct engine_context){.policy = kinds[i].policy,
+			                                   .by_age = kinds[i].by_age,
+			                                   .by_mass = kinds[i].by_mass});
 	for (size_t i = 0; p->n == before && engine_context_policy(i); i++)
 		if (strcmp(label, engine_context_policy(i)) == 0)
 			add_policy(p, label, (struct engine_context){.policy = engine_context_policy(i)});
@@ -101,7 +118,9 @@ static enum status read_policies(const char *text, struct policies *out, struct 
 		size_t n = strcspn(p, ",");
 		snprintf(label, sizeof label, "%.*s", (int)n, p);
 		if (n >= sizeof label || !add_kinds(out, label))
-			st = error_set_param(err, STATUS_INVALID, "policies", "policies: \"%.40s\" is none of %s, evict:norm_ratio, evict:attention_mass and evict:recency",
+			st = error_set_param(err, STATUS_INVALID, "policies",
+			                     "policies: \"%.40s\" is none of %s, evict:norm_ratio, "
+			                     "evict:attention_mass and evict:recency",
 			                     label, all.data);
 		p += n + (p[n] == ',');
 	}
@@ -140,8 +159,8 @@ static void json_info(void *arg, const struct engine_long_info *info)
 	cli_json_string(&o->head, "text", o->args->text ? o->args->text : "made up");
 	cli_json_string(&o->head, "time", o->args->cpu_time ? "processor" : "wall");
 	cli_json_number(&o->head, "cache_percent", o->args->cache);
-	buf_printf(&o->head, ",\"keys\":%d,\"text_tokens\":%d,\"answer_tokens\":%d", (int)o->args->keys, (int)o->args->text_tokens,
-	           (int)o->args->answer);
+	buf_printf(&o->head, ",\"keys\":%d,\"text_tokens\":%d,\"answer_tokens\":%d", (int)o->args->keys,
+	           (int)o->args->text_tokens, (int)o->args->answer);
 }
 
 static void json_row(void *arg, const struct engine_long_row *row)
@@ -152,8 +171,8 @@ static void json_row(void *arg, const struct engine_long_row *row)
 	cli_json_string(out, "policy", row->policy);
 	cli_json_number(out, "ttft_s", row->ttft_s);
 	cli_json_number(out, "tokens_per_s", row->tokens_per_s);
-	buf_printf(out, ",\"tokens_logical\":%d,\"tokens_resident\":%d,\"resident_bytes\":%llu", row->tokens_logical, row->tokens_resident,
-	           (unsigned long long)row->resident_bytes);
+	buf_printf(out, ",\"tokens_logical\":%d,\"tokens_resident\":%d,\"resident_bytes\":%llu", row->tokens_logical,
+	           row->tokens_resident, (unsigned long long)row->resident_bytes);
 	cli_json_number(out, "kl_text", row->kl_text);
 	cli_json_number(out, "kl_recall", row->kl_recall);
 	cli_json_number(out, "passkey", row->passkey);
@@ -173,17 +192,18 @@ static void json_left_out(void *arg, const char *policy, int32_t length, const c
 
 static bool json_end(struct output *o)
 {
-	buf_printf(&o->head, ",\"rows\":[%s],\"left_out\":[%s]}\n", o->rows.data ? o->rows.data : "", o->left_out.data ? o->left_out.data : "");
+	buf_printf(&o->head, ",\"rows\":[%s],\"left_out\":[%s]}\n", o->rows.data ? o->rows.data : "",
+	           o->left_out.data ? o->left_out.data : "");
 	return !o->rows.failed && !o->left_out.failed && !o->head.failed && cli_write(o->head.data, o->head.len);
 }
 
 static void text_info(void *arg, const struct engine_long_info *info)
 {
 	struct buf line = BUF_INIT;
-	buf_printf(&line, "%s, %d threads; KV as %s, %llu bytes a token; a context of %d tokens\n", info->backend, info->n_threads, info->kv_type,
-	           (unsigned long long)info->kv_bytes_per_token, info->n_ctx);
-	buf_printf(&line, "%7s %-21s %8s %9s %9s %10s %8s %9s %8s %9s %9s\n", "tokens", "policy", "TTFT s", "tokens/s", "resident", "MiB",
-	           "KL text", "KL recall", "passkey", "log-prob", "agreement");
+	buf_printf(&line, "%s, %d threads; KV as %s, %llu bytes a token; a context of %d tokens\n", info->backend,
+	           info->n_threads, info->kv_type, (unsigned long long)info->kv_bytes_per_token, info->n_ctx);
+	buf_printf(&line, "%7s %-21s %8s %9s %9s %10s %8s %9s %8s %9s %9s\n", "tokens", "policy", "TTFT s", "tokens/s",
+	           "resident", "MiB", "KL text", "KL recall", "passkey", "log-prob", "agreement");
 	put_line(arg, &line);
 }
 
@@ -222,7 +242,8 @@ static void text_left_out(void *arg, const char *policy, int32_t length, const c
 static int run(const struct args *args, const struct engine_long_params *params)
 {
 	struct output o = {.args = args};
-	const struct engine_long_sink json = {&o, json_info, json_row, json_left_out}, text = {&o, text_info, text_row, text_left_out};
+	const struct engine_long_sink json = {&o, json_info, json_row, json_left_out},
+				      text = {&o, text_info, text_row, text_left_out};
 	struct error err;
 	int status = CLI_OK;
 	enum status st = engine_long(params, args->json ? &json : &text, &err);
@@ -252,7 +273,8 @@ int cli_bench_long(int argc, char **argv)
 		status = cli_misuse("bench long needs --model FILE");
 		goto out;
 	}
-	if (cli_read_numbers("length", args.length, &length, &err) != STATUS_OK || read_policies(args.policies, &policies, &err) != STATUS_OK) {
+	if (cli_read_numbers("length", args.length, &length, &err) != STATUS_OK ||
+	    read_policies(args.policies, &policies, &err) != STATUS_OK) {
 		status = cli_misuse("%s", err.message);
 		goto out;
 	}

@@ -1,4 +1,7 @@
-/* kvasir chunk: carries out an instruction on a document that may be longer than the context, with the engine that the daemon uses. */
+/*
+ * kvasir chunk: carries out an instruction on a document that may be longer than the context, with the engine that the
+ * daemon uses.
+ */
 #include "server/cli.h"
 
 #include <signal.h>
@@ -19,15 +22,22 @@ struct args {
 static const struct option rows[] = {
 	OPTION_ROW_STRING(struct args, model, "model", NULL, "GGUF file"),
 	OPTION_ROW_STRING(struct args, instruction, "instruction", NULL, "what to do with each part"),
-	OPTION_ROW_STRING(struct args, reduce_instruction, "reduce-instruction", NULL, "how to put the answers together; none: as the instruction says"),
-	OPTION_ROW_INT(struct args, max_chunk_tokens, "max-chunk-tokens", 0, 0, INT32_MAX, "tokens of a part; 0: what fits, at most 2048"),
-	OPTION_ROW_REAL(struct args, overlap, "overlap", 0.15, 0, 1, "share of a part that repeats the end of the one before, up to 0.5"),
-	OPTION_ROW_INT(struct args, max_output_tokens, "max-output-tokens", 256, 1, INT32_MAX / 4, "longest answer about a part, and in the end"),
+	OPTION_ROW_STRING(struct args, reduce_instruction, "reduce-instruction", NULL,
+                          "how to put the answers together; none: as the instruction says"),
+	OPTION_ROW_INT(struct args, max_chunk_tokens, "max-chunk-tokens", 0, 0, INT32_MAX,
+                       "tokens of a part; 0: what fits, at most 2048"),
+	OPTION_ROW_REAL(struct args, overlap, "overlap", 0.15, 0, 1,
+                        "share of a part that repeats the end of the one before, up to 0.5"),
+	OPTION_ROW_INT(struct args, max_output_tokens, "max-output-tokens", 256, 1, INT32_MAX / 4,
+                       "longest answer about a part, and in the end"),
 	OPTION_ROW_INT(struct args, parallel, "parallel", 4, 1, 64, "parts that are answered for at a time"),
-	OPTION_ROW_BOOL(struct args, split_only, "split-only", "print the parts as JSON and ask nothing; only the vocabulary is loaded"),
+	OPTION_ROW_BOOL(struct args, split_only, "split-only",
+                        "print the parts as JSON and ask nothing; only the vocabulary is loaded"),
 	OPTION_ROW_BOOL(struct args, json, "json", "all answers, and what they have in common, as one JSON object"),
-	OPTION_ROW_STRING(struct args, chat_template, "chat-template", NULL, "a built-in template's name, or a file that holds one"),
-	OPTION_ROW_STRING(struct args, rope_scaling, "rope-scaling", NULL, "as the server's: yarn:4, linear:2, none, ..."),
+	OPTION_ROW_STRING(struct args, chat_template, "chat-template", NULL,
+                          "a built-in template's name, or a file that holds one"),
+	OPTION_ROW_STRING(struct args, rope_scaling, "rope-scaling", NULL,
+                          "as the server's: yarn:4, linear:2, none, ..."),
 	OPTION_ROW_STRING(struct args, device, "device", "cpu", "as for serve"),
 	OPTION_ROW_INT(struct args, threads, "threads", 0, 0, 1024, "compute threads; 0: one per physical core"),
 	OPTION_ROW_INT(struct args, context, "context", 0, 0, 1 << 30, "longest sequence; 0: as trained"),
@@ -36,7 +46,8 @@ static const struct option rows[] = {
 
 static const struct cli_usage usage = {
 	"kvasir chunk --model FILE --instruction TEXT [options] FILE|-",
-	"Cuts a document at headings, paragraphs, sentences or words into parts that fit, carries out the instruction on each, and puts the\n"
+	"Cuts a document at headings, paragraphs, sentences or words into parts that fit, carries out the instruction "
+        "on each, and puts the\n"
 	"answers together until there is one, which is written to standard output.",
 	{rows, sizeof rows / sizeof *rows},
 };
@@ -125,7 +136,8 @@ static enum status handle(struct chunking *c, struct engine_event *ev, struct er
 	c->run[i].id = 0;
 	if (document_done(c->document, c->run[i].call, ev) != STATUS_OK)
 		return no_memory(err);
-	fprintf(stderr, "answer %zu of %zu so far, %d tokens\n", c->run[i].call + 1, document_n_calls(c->document), ev->usage.completion_tokens);
+	fprintf(stderr, "answer %zu of %zu so far, %d tokens\n", c->run[i].call + 1, document_n_calls(c->document),
+	        ev->usage.completion_tokens);
 	return STATUS_OK;
 }
 
@@ -175,8 +187,8 @@ static enum status write_answer(const struct args *args, const struct document *
 	return st;
 }
 
-static enum status run(const struct args *args, const struct document_params *params, const struct buf *template, struct buf *text,
-                       struct error *err)
+static enum status run(const struct args *args, const struct document_params *params, const struct buf *template,
+                       struct buf *text, struct error *err)
 {
 	struct chunking c = {0};
 	const struct engine_options options = {
@@ -218,14 +230,16 @@ int cli_chunk(int argc, char **argv)
 	if (cli_read_args(&usage, &args, argc, argv, &path, &status) == CLI_STOP)
 		goto out;
 	if (!args.model || !path || (!args.split_only && (!args.instruction || !args.instruction[0]))) {
-		status = cli_misuse("chunk needs --model FILE, --instruction TEXT (or --split-only), and a document: FILE or -");
+		status = cli_misuse(
+			"chunk needs --model FILE, --instruction TEXT (or --split-only), and a document: FILE or -");
 		goto out;
 	}
 	cli_catch_interrupt();
 	status = CLI_OK;
 	const struct document_params params = {
 		.instruction = args.instruction ? str_from(args.instruction) : (struct str){NULL, 0},
-		.reduce_instruction = args.reduce_instruction ? str_from(args.reduce_instruction) : (struct str){NULL, 0},
+		.reduce_instruction =
+			args.reduce_instruction ? str_from(args.reduce_instruction) : (struct str){NULL, 0},
 		.max_chunk_tokens = (int32_t)args.max_chunk_tokens,
 		.max_output_tokens = (int32_t)args.max_output_tokens,
 		.overlap_permille = (int32_t)(args.overlap * 1000 + 0.5),

@@ -25,8 +25,10 @@ static const struct option rows[] = {
 	OPTION_ROW_STRING(struct args, prompt, "prompt", NULL, "the prompt; - reads it from standard input"),
 	OPTION_ROW_BOOL(struct args, chat, "chat", "the prompt is a user's message: the chat template is applied"),
 	OPTION_ROW_STRING(struct args, system, "system", NULL, "with --chat: a system message in front"),
-	OPTION_ROW_STRING(struct args, chat_template, "chat-template", NULL, "a built-in template's name, or a file that holds one"),
-	OPTION_ROW_INT(struct args, max_tokens, "max-tokens", 256, -1, 1 << 30, "longest answer; -1: until the context is full"),
+	OPTION_ROW_STRING(struct args, chat_template, "chat-template", NULL,
+                          "a built-in template's name, or a file that holds one"),
+	OPTION_ROW_INT(struct args, max_tokens, "max-tokens", 256, -1, 1 << 30,
+                       "longest answer; -1: until the context is full"),
 	OPTION_ROW_REAL(struct args, temperature, "temperature", 0.7, 0, 100, "0: always the most likely token"),
 	OPTION_ROW_INT(struct args, top_k, "top-k", 0, 0, INT32_MAX, "sample among this many; 0: all"),
 	OPTION_ROW_REAL(struct args, top_p, "top-p", 1, 0, 1, "sample from this much of the probability"),
@@ -38,8 +40,10 @@ static const struct option rows[] = {
 	OPTION_ROW_STRING(struct args, device, "device", "cpu", "as for serve"),
 	OPTION_ROW_INT(struct args, threads, "threads", 0, 0, 1024, "compute threads; 0: one per physical core"),
 	OPTION_ROW_INT(struct args, context, "context", 0, 0, 1 << 30, "longest sequence; 0: as trained"),
-	OPTION_ROW_STRING(struct args, rope_scaling, "rope-scaling", NULL, "as the server's: yarn:4, linear:2, none, ..."),
-	{OPTION_BYTES, "kv-memory", offsetof(struct args, kv_memory), NULL, 0, 0, 0, INT64_MAX, "cap of the KV cache; 0: derived"},
+	OPTION_ROW_STRING(struct args, rope_scaling, "rope-scaling", NULL,
+                          "as the server's: yarn:4, linear:2, none, ..."),
+	{OPTION_BYTES, "kv-memory", offsetof(struct args, kv_memory), NULL, 0, 0, 0, INT64_MAX,
+         "cap of the KV cache; 0: derived"},
 };
 
 static const struct cli_usage usage = {
@@ -54,14 +58,16 @@ static struct value *chat_value(struct arena *a, const struct args *args, const 
 	const struct {
 		const char *role, *content;
 		size_t n;
-	} turns[] = {{"system", args->system, args->system ? strlen(args->system) : 0}, {"user", prompt->data, prompt->len}};
+	} turns[] = {{"system", args->system, args->system ? strlen(args->system) : 0},
+	             {"user", prompt->data, prompt->len}};
 	struct value *chat = value_dict(a), *messages = value_list(a);
 	bool ok = chat && messages;
 	for (size_t i = 0; ok && i < 2; i++) {
 		if (i == 0 && !args->system)
 			continue;
 		struct value *turn = value_dict(a);
-		ok = value_dict_set(a, turn, "role", 4, value_string(a, turns[i].role, strlen(turns[i].role), VALUE_DATA)) &&
+		ok = value_dict_set(a, turn, "role", 4,
+		                    value_string(a, turns[i].role, strlen(turns[i].role), VALUE_DATA)) &&
 		     value_dict_set(a, turn, "content", 7, value_string(a, turns[i].content, turns[i].n, VALUE_DATA)) &&
 		     value_list_add(a, messages, turn);
 	}
@@ -115,9 +121,9 @@ static void report(const struct engine_event *done)
 	fprintf(stderr,
 	        "prompt: %d tokens in %.3f s (%.1f tokens/s), answer: %d tokens in %.3f s (%.1f tokens/s), "
 	        "first token after %.3f s, ended by %s\n",
-	        u->prompt_tokens, (double)u->prefill_ns / 1e9, per_second(computed, u->prefill_ns), u->completion_tokens,
-	        (double)u->decode_ns / 1e9, per_second(u->completion_tokens, u->decode_ns), (double)u->ttft_ns / 1e9,
-	        done->detail ? done->detail : "?");
+	        u->prompt_tokens, (double)u->prefill_ns / 1e9, per_second(computed, u->prefill_ns),
+	        u->completion_tokens, (double)u->decode_ns / 1e9, per_second(u->completion_tokens, u->decode_ns),
+	        (double)u->ttft_ns / 1e9, done->detail ? done->detail : "?");
 }
 
 /* Shows the answer as it comes; the exit status of the command. */

@@ -1,7 +1,7 @@
 /*
- * kvasir health: asks a daemon how it is, for container health checks and scripts: the image needs no HTTP client. Host and
- * port, and whether it speaks TLS, are those of a daemon with the same environment (and KVASIR_CONFIG). Whose certificate it
- * shows is not looked at: the daemon is this machine's own, and nothing secret is said.
+ * kvasir health: asks a daemon how it is, for container health checks and scripts: the image needs no HTTP client. Host
+ * and port, and whether it speaks TLS, are those of a daemon with the same environment (and KVASIR_CONFIG). Whose
+ * certificate it shows is not looked at: the daemon is this machine's own, and nothing secret is said.
  */
 #include "server/cli.h"
 
@@ -24,11 +24,13 @@ struct args {
 };
 
 static const struct option rows[] = {
-	OPTION_ROW_STRING(struct args, host, "host", NULL, "address of the daemon (default: as `kvasir serve` would listen)"),
+	OPTION_ROW_STRING(struct args, host, "host", NULL,
+                          "address of the daemon (default: as `kvasir serve` would listen)"),
 	OPTION_ROW_INT(struct args, port, "port", 0, 0, 65535, "its port; 0: as `kvasir serve` would listen"),
 	OPTION_ROW_BOOL(struct args, live, "live", "ask whether it lives, not whether it takes work"),
 	OPTION_ROW_BOOL(struct args, tls, "tls", "ask by HTTPS (default: as `kvasir serve` would speak)"),
-	{OPTION_SECONDS, "timeout", offsetof(struct args, timeout), NULL, 0, 2000, 1, 3600000, "time to wait for an answer"},
+	{OPTION_SECONDS, "timeout", offsetof(struct args, timeout), NULL, 0, 2000, 1, 3600000,
+         "time to wait for an answer"},
 };
 
 static const struct cli_usage usage = {
@@ -77,12 +79,14 @@ static enum status ask(int fd, struct tls *tls, const char *path, struct buf *an
 {
 	char chunk[TLS_RECORD_BYTES];
 	ssize_t n;
-	int len = snprintf(chunk, sizeof chunk, "GET %s HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", path);
+	int len =
+		snprintf(chunk, sizeof chunk, "GET %s HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", path);
 	n = tls ? tls_send(tls, chunk, (size_t)len) : send(fd, chunk, (size_t)len, MSG_NOSIGNAL);
 	if (n != len)
 		return error_set(err, STATUS_IO, "the daemon does not take a request: %s",
 		                 tls && *tls_failure(tls) ? tls_failure(tls) : strerror(errno));
-	while ((n = tls ? tls_recv(tls, chunk, sizeof chunk) : recv(fd, chunk, sizeof chunk, 0)) > 0 && answer->len < MAX_ANSWER)
+	while ((n = tls ? tls_recv(tls, chunk, sizeof chunk) : recv(fd, chunk, sizeof chunk, 0)) > 0 &&
+	       answer->len < MAX_ANSWER)
 		buf_append(answer, chunk, (size_t)n);
 	if (n < 0)
 		return error_set(err, STATUS_IO, "the daemon does not answer: %s",
@@ -138,8 +142,10 @@ int cli_health(int argc, char **argv)
 		goto out;
 	}
 	timeout = (struct timeval){args.timeout / 1000, args.timeout % 1000 * 1000};
-	fd = dial(reachable(args.host ? args.host : config.host ? config.host : ""), args.port ? args.port : config.port,
-	          &timeout, &err);
+	fd = dial(reachable(args.host     ? args.host
+	                    : config.host ? config.host
+	                                  : ""),
+	          args.port ? args.port : config.port, &timeout, &err);
 	if (fd >= 0 && (args.tls || config.tls_cert)) {
 		tls = tls_connect(fd);
 		if (!tls) {

@@ -81,8 +81,11 @@ static void write_json(const struct engine_plan *p, struct buf *out)
 	buf_json_string(out, p->arch, strlen(p->arch));
 	for (size_t i = 0; i < sizeof rows_out / sizeof *rows_out; i++)
 		buf_printf(out, ",\"%s\":%llu", rows_out[i].key, (unsigned long long)rows_out[i].value);
-	buf_printf(out, ",\"rope_scaling\":\"%s\",\"rope_factor\":%g,\"rope_original_context\":%d,\"rope_freq_base\":%.9g,\"rope_reach\":%d",
-	           p->rope.scaling, (double)p->rope.factor, p->rope.original_ctx, (double)p->rope.freq_base, p->rope.reach);
+	buf_printf(out,
+	           ",\"rope_scaling\":\"%s\",\"rope_factor\":%g,\"rope_original_context\":%d,\"rope_freq_base\":%.9g,"
+	           "\"rope_reach\":%d",
+	           p->rope.scaling, (double)p->rope.factor, p->rope.original_ctx, (double)p->rope.freq_base,
+	           p->rope.reach);
 	if (p->rope.chunk)
 		buf_printf(out, ",\"rope_chunk\":%d", p->rope.chunk);
 	buf_puts(out, ",\"idle_seconds\":");
@@ -95,18 +98,19 @@ static void write_json(const struct engine_plan *p, struct buf *out)
 
 static void write_size(struct buf *out, const char *what, uint64_t bytes, const char *note)
 {
-	buf_printf(out, "  %-26s %16llu bytes  %10.1f MiB  %s\n", what, (unsigned long long)bytes, (double)bytes / (1 << 20), note);
+	buf_printf(out, "  %-26s %16llu bytes  %10.1f MiB  %s\n", what, (unsigned long long)bytes,
+	           (double)bytes / (1 << 20), note);
 }
 
 static void write_text(const struct engine_plan *p, const struct args *args, struct buf *out)
 {
 	char note[120];
-	buf_printf(out, "%s, %d layers, %d query and %d KV heads of %d; a context of %d tokens\n", p->arch, p->n_layer, p->n_head,
-	           p->n_head_kv, p->head_dim, p->n_ctx);
+	buf_printf(out, "%s, %d layers, %d query and %d KV heads of %d; a context of %d tokens\n", p->arch, p->n_layer,
+	           p->n_head, p->n_head_kv, p->head_dim, p->n_ctx);
 	if (p->rope.chosen || strcmp(p->rope.scaling, "none") != 0)
-		buf_printf(out, "positions are stretched by %s:%g from %d tokens, base %g; they reach %d%s\n", p->rope.scaling,
-		           (double)p->rope.factor, p->rope.original_ctx, (double)p->rope.freq_base, p->rope.reach,
-		           p->rope.chosen ? " (not as the file says)" : "");
+		buf_printf(out, "positions are stretched by %s:%g from %d tokens, base %g; they reach %d%s\n",
+		           p->rope.scaling, (double)p->rope.factor, p->rope.original_ctx, (double)p->rope.freq_base,
+		           p->rope.reach, p->rope.chosen ? " (not as the file says)" : "");
 	if (p->rope.chunk)
 		buf_printf(out, "they count anew every %d tokens\n", p->rope.chunk);
 	if (p->n_windowed)
@@ -125,7 +129,8 @@ static void write_text(const struct engine_plan *p, const struct args *args, str
 	}
 	write_size(out, "KV of a whole context", p->kv_bytes_per_session, "in whole pages");
 	if (p->kv_bytes_running < p->kv_bytes_per_session)
-		write_size(out, "... while it is answered", p->kv_bytes_running, "older pages stay for the next turn as long as there is room");
+		write_size(out, "... while it is answered", p->kv_bytes_running,
+		           "older pages stay for the next turn as long as there is room");
 	snprintf(note, sizeof note, "KV of %lld sessions", (long long)args->sessions);
 	write_size(out, note, p->kv_bytes, "");
 	write_size(out, "in all", p->total_bytes, "");
@@ -147,8 +152,8 @@ static void write_text(const struct engine_plan *p, const struct args *args, str
 		write_size(out, "below it, on disk", p->overflow_disk_bytes,
 		           "read once for each step of such a conversation");
 	if (p->idle_seconds > 0)
-		buf_printf(out, "  %-26s %16.0f seconds, while all clients write %g tokens a second\n", "an idle session stays",
-		           p->idle_seconds, args->rate);
+		buf_printf(out, "  %-26s %16.0f seconds, while all clients write %g tokens a second\n",
+		           "an idle session stays", p->idle_seconds, args->rate);
 }
 
 int cli_plan(int argc, char **argv)

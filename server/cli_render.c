@@ -17,9 +17,12 @@ struct args {
 };
 
 static const struct option rows[] = {
-	OPTION_ROW_STRING(struct args, template, "template", NULL, "file that holds a Jinja template, or a built-in one's name"),
-	OPTION_ROW_BOOL(struct args, jsonl, "jsonl", "read lines {\"messages\":[...], ...}, print a line {\"prompt\":...} for each"),
-	OPTION_ROW_STRING(struct args, now, "now", NULL, "what strftime_now reads: \"2026-01-15 12:00:00\" (UTC) or Unix seconds"),
+	OPTION_ROW_STRING(struct args, template, "template", NULL,
+                          "file that holds a Jinja template, or a built-in one's name"),
+	OPTION_ROW_BOOL(struct args, jsonl, "jsonl",
+                        "read lines {\"messages\":[...], ...}, print a line {\"prompt\":...} for each"),
+	OPTION_ROW_STRING(struct args, now, "now", NULL,
+                          "what strftime_now reads: \"2026-01-15 12:00:00\" (UTC) or Unix seconds"),
 };
 
 static const struct cli_usage usage = {
@@ -59,7 +62,8 @@ static bool trust(struct arena *a, struct value *vars, const struct json *root)
 	for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
 		struct json member = json_get(root, names[i]);
 		struct str s = json_text(&member);
-		if (s.p && !value_dict_set(a, vars, names[i], strlen(names[i]), value_string(a, s.p, s.n, VALUE_TRUSTED)))
+		if (s.p &&
+		    !value_dict_set(a, vars, names[i], strlen(names[i]), value_string(a, s.p, s.n, VALUE_TRUSTED)))
 			return false;
 	}
 	return true;
@@ -114,7 +118,8 @@ int cli_render(int argc, char **argv)
 		goto out;
 	}
 	if (args.now && !parse_now(args.now, &job.now_unix_s)) {
-		status = cli_misuse("--now \"%s\" does not fit; expected 2026-01-15 12:00:00 or seconds since 1970", args.now);
+		status = cli_misuse("--now \"%s\" does not fit; expected 2026-01-15 12:00:00 or seconds since 1970",
+		                    args.now);
 		goto out;
 	}
 	if (cli_chat_template(args.template, &source, &err) != STATUS_OK ||

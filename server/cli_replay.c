@@ -23,9 +23,12 @@ static const struct option rows[] = {
 
 static const struct cli_usage usage = {
 	"kvasir replay TRACE [--capacity N,...] [--policy NAME,...] [--scale X] [--json]",
-	"Replays a trace on the code that evicts KV pages, and prints which part of its blocks each policy finds in a cache\n"
-	"that starts empty: those of each prompt from its start to the first one missing. TRACE has a line for each prompt,\n"
-	"{\"timestamp\": MS, \"hash_ids\": [...], \"output_length\": TOKENS}: the format of the Mooncake traces, whose blocks\n"
+	"Replays a trace on the code that evicts KV pages, and prints which part of its blocks each policy finds in a "
+        "cache\n"
+	"that starts empty: those of each prompt from its start to the first one missing. TRACE has a line for each "
+        "prompt,\n"
+	"{\"timestamp\": MS, \"hash_ids\": [...], \"output_length\": TOKENS}: the format of the Mooncake traces, whose "
+        "blocks\n"
 	"have 512 tokens. - reads standard input.",
 	{rows, sizeof rows / sizeof *rows},
 };
@@ -92,7 +95,8 @@ static enum status read_capacities(char *list, struct plan *plan, struct error *
 			return error_set_param(err, STATUS_INVALID, "capacity",
 			                       "capacity: \"%.32s\" is no number of blocks from 1 to 100000000", text);
 		if (plan->n_capacities == MAX_CAPACITIES)
-			return error_set_param(err, STATUS_INVALID, "capacity", "capacity: more than %d sizes", MAX_CAPACITIES);
+			return error_set_param(err, STATUS_INVALID, "capacity", "capacity: more than %d sizes",
+			                       MAX_CAPACITIES);
 		plan->capacities[plan->n_capacities++] = (int32_t)n;
 	}
 	return STATUS_OK;
@@ -211,8 +215,8 @@ static void put_table_head(struct buf *out, const struct engine_trace_info *info
 	buf_puts(out, "   CPU us/block\n");
 }
 
-static enum status replay(const struct plan *plan, const struct args *args, const char *path, const struct engine_trace *trace,
-                          struct buf *out, struct error *err)
+static enum status replay(const struct plan *plan, const struct args *args, const char *path,
+                          const struct engine_trace *trace, struct buf *out, struct error *err)
 {
 	struct engine_trace_info info;
 	enum status st = STATUS_OK;
@@ -262,7 +266,8 @@ int cli_replay(int argc, char **argv)
 		status = cli_misuse("replay needs the path of a trace");
 		goto out;
 	}
-	if (read_policies(args.policy, &plan, &err) != STATUS_OK || read_capacities(args.capacity, &plan, &err) != STATUS_OK) {
+	if (read_policies(args.policy, &plan, &err) != STATUS_OK ||
+	    read_capacities(args.capacity, &plan, &err) != STATUS_OK) {
 		status = cli_misuse("%s", err.message);
 		goto out;
 	}

@@ -24,7 +24,8 @@ static void show_help(void)
 	buf_puts(&b, "  --config FILE                read options from a JSON file first\n"
 	             "  --check                      validate the configuration and exit\n"
 	             "  --print-config               print the effective configuration as JSON and exit\n\n"
-	             "An option can also be set by the environment (--max-queue: KVASIR_MAX_QUEUE) and in the file (max_queue).\n"
+	             "An option can also be set by the environment (--max-queue: KVASIR_MAX_QUEUE) and in the file "
+	             "(max_queue).\n"
 	             "The command line wins over the environment, the environment over the file.\n");
 	if (b.data)
 		cli_write(b.data, b.len);
@@ -70,7 +71,8 @@ static enum status check(const struct config *c, struct error *err)
 	if (st == STATUS_OK && c->api_keys)
 		st = check_keys(c, err);
 	if (st == STATUS_OK && (!c->tls_cert != !c->tls_key))
-		st = error_set_param(err, STATUS_INVALID, c->tls_cert ? "tls-key" : "tls-cert", "--tls-cert and --tls-key go together");
+		st = error_set_param(err, STATUS_INVALID, c->tls_cert ? "tls-key" : "tls-cert",
+		                     "--tls-cert and --tls-key go together");
 	return st;
 }
 
@@ -99,8 +101,8 @@ static enum status check_sizes(const struct config *c, struct error *err)
 	enum status st = engine_plan(&params, &plan, err);
 	if (st == STATUS_OK && c->kv_memory && (uint64_t)c->kv_memory < plan.page_bytes)
 		return error_set_param(err, STATUS_INVALID, "kv-memory",
-		                       "kv-memory: %lld bytes are less than one page of %d tokens takes (%llu)", (long long)c->kv_memory,
-		                       plan.page_tokens, (unsigned long long)plan.page_bytes);
+		                       "kv-memory: %lld bytes are less than one page of %d tokens takes (%llu)",
+		                       (long long)c->kv_memory, plan.page_tokens, (unsigned long long)plan.page_bytes);
 	return st;
 }
 
@@ -115,14 +117,15 @@ static enum status check_host(const char *host, struct error *err)
 	snprintf(name, sizeof name, "%.*s", (int)(bracketed ? n - 2 : n), bracketed ? host + 1 : host);
 	int r = getaddrinfo(name, NULL, &hints, &list);
 	if (r != 0)
-		return error_set_param(err, STATUS_INVALID, "host", "host: \"%.200s\" cannot be resolved: %s", host, gai_strerror(r));
+		return error_set_param(err, STATUS_INVALID, "host", "host: \"%.200s\" cannot be resolved: %s", host,
+		                       gai_strerror(r));
 	freeaddrinfo(list);
 	return STATUS_OK;
 }
 
 /*
- * --check: also what takes a moment. When serving, the same is found on the way, and a model that fails to load is told by
- * readiness.
+ * --check: also what takes a moment. When serving, the same is found on the way, and a model that fails to load is told
+ * by readiness.
  */
 static enum status check_deeply(const struct config *c, struct error *err)
 {

@@ -16,7 +16,8 @@ struct args {
 static const struct option rows[] = {
 	OPTION_ROW_STRING(struct args, model, "model", NULL, "GGUF file; one without tensors is enough"),
 	OPTION_ROW_STRING(struct args, text, "text", NULL, "the text; - reads it from standard input"),
-	OPTION_ROW_BOOL(struct args, jsonl, "jsonl", "read lines {\"text\":...} and print a line {\"ids\":[...]} for each"),
+	OPTION_ROW_BOOL(struct args, jsonl, "jsonl",
+                        "read lines {\"text\":...} and print a line {\"ids\":[...]} for each"),
 	OPTION_ROW_BOOL(struct args, add_special, "add-special", "add the tokens the model wants around a text (BOS)"),
 	OPTION_ROW_BOOL(struct args, parse_special, "parse-special", "recognise control tokens written in the text"),
 };
@@ -37,7 +38,8 @@ static enum status encode(const struct job *job, const char *text, size_t n, str
 {
 	int32_t *ids = NULL;
 	size_t n_ids = 0;
-	enum status st = engine_vocab_encode(job->vocab, text, n, job->args->add_special, job->args->parse_special, &ids, &n_ids, err);
+	enum status st = engine_vocab_encode(job->vocab, text, n, job->args->add_special, job->args->parse_special,
+	                                     &ids, &n_ids, err);
 	if (st != STATUS_OK)
 		return st;
 	buf_puts(out, "{\"ids\":[");

@@ -1,11 +1,11 @@
 /*
- * How far answers about neighbouring parts of a document speak of the same things: the cosine between the counts of their tokens, in which a
- * token weighs the less the more of the answers have it,
+ * How far answers about neighbouring parts of a document speak of the same things: the cosine between the counts of
+ * their tokens, in which a token weighs the less the more of the answers have it,
  *
  *     w(t) = ln(1 + N / df(t)),   c(a, b) = sum_t w(t)^2 a(t) b(t) / (|w a| |w b|)
  *
- * where N is the number of answers, df(t) of how many of them t is a part, and a(t) how often it occurs (Salton and Buckley, "Term-weighting
- * approaches in automatic text retrieval", 1988). 1: the same counts; 0: no token in common.
+ * where N is the number of answers, df(t) of how many of them t is a part, and a(t) how often it occurs (Salton and
+ * Buckley, "Term-weighting approaches in automatic text retrieval", 1988). 1: the same counts; 0: no token in common.
  */
 #pragma once
 

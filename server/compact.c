@@ -67,7 +67,10 @@ static void destroy(struct compact *c)
 
 static void note(struct compact *c, int state)
 {
-	struct compact_note n = {.background = c->background, .tokens_before = c->made.tokens_before, .tokens_after = c->made.tokens_after, .turns = c->made.turns};
+	struct compact_note n = {.background = c->background,
+	                         .tokens_before = c->made.tokens_before,
+	                         .tokens_after = c->made.tokens_after,
+	                         .turns = c->made.turns};
 	n.state = state;
 	c->noted = state == COMPACT_NOTE_STARTED;
 	if (c->session[0])

@@ -55,8 +55,10 @@ struct compact_base {
 	int32_t turns, messages;
 };
 
-/* encrypted_content: all that an input that begins with this item has to bring along. The name is OpenAI's; it is the
- * client's own text. */
+/*
+ * encrypted_content: all that an input that begins with this item has to bring along. The name is OpenAI's; it is the
+ * client's own text.
+ */
 void compact_write_content(struct compact_base base, const struct buf *window, struct buf *out);
 /* The output item; `summary` and the counts are for people. */
 void compact_write_item(const struct compacted *c, const char *id, const struct buf *content, struct buf *out);

@@ -198,7 +198,9 @@ static void send_out(struct completion *c)
 	buf_clear(&c->out);
 	if (status == STATUS_OK || !c->generation)
 		return;
-	generation_cancel(c->generation, status == STATUS_LIMIT ? "slow_reader" : broken ? "out_of_memory" : "disconnect");
+	generation_cancel(c->generation, status == STATUS_LIMIT ? "slow_reader"
+	                                 : broken               ? "out_of_memory"
+	                                                        : "disconnect");
 	c->generation = NULL;
 	/* A stream with a hole in it must not look complete. */
 	if (broken)

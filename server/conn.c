@@ -245,7 +245,9 @@ static void put_error_head(struct buf *out, int status, const char *type, size_t
 
 void conn_refuse(struct conn *c, const struct head_error *e)
 {
-	/* An answer is on its way already: there can be no second one. Before the handshake there can be none at all. */
+	/*
+	 * An answer is on its way already: there can be no second one. Before the handshake there can be none at all.
+	 */
 	if (c->answered || (c->link && http_link_begun(c->link)) || (c->tls && !tls_is_up(c->tls))) {
 		conn_drop(c);
 		return;
@@ -398,7 +400,8 @@ static void read_client(struct conn *c)
 {
 	char *p = c->host->scratch;
 	for (int i = 0; i < READ_ROUNDS; i++) {
-		ssize_t n = c->tls ? tls_recv(c->tls, p, sizeof c->host->scratch) : recv(c->fd, p, sizeof c->host->scratch, 0);
+		ssize_t n = c->tls ? tls_recv(c->tls, p, sizeof c->host->scratch)
+		                   : recv(c->fd, p, sizeof c->host->scratch, 0);
 		if (n < 0 && errno == EINTR)
 			continue;
 		if (n < 0) {
@@ -610,7 +613,8 @@ enum status conn_open(struct conn_host *host, int fd, const struct conn_peer *fr
 	int on = 1;
 	setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
 	setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
-	/* Else the kernel would queue megabytes for a client that does not read before the client's own queue sees it.
+	/*
+	 * Else the kernel would queue megabytes for a client that does not read before the client's own queue sees it.
 	 */
 	int unsent = UNSENT_BYTES;
 	setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &unsent, sizeof unsent);
@@ -619,7 +623,8 @@ enum status conn_open(struct conn_host *host, int fd, const struct conn_peer *fr
 		conn_refuse(c,
 			    &(struct head_error){503, "too_many_connections", "The server has too many connections."});
 	} else if (crowded) {
-		conn_refuse(c, &(struct head_error){429, "too_many_connections", "Your address has too many connections to the server."});
+		conn_refuse(c, &(struct head_error){429, "too_many_connections",
+		                                    "Your address has too many connections to the server."});
 	} else {
 		conn_set_deadline(c, host->config->header_timeout);
 		host->stats.accepted++;

@@ -16,10 +16,9 @@
  * - a client that leaves is noticed in the loop iteration in which its FIN or RST arrives, whatever its request does;
  * - a WebSocket can be opened by any request of a connection.
  *
- * It costs two more descriptors per connection that has work in progress, and one copy in the kernel; an idle one gives them back
- * (KEEP_LINK_MS, conn_park.h). Back pressure passes through: while the
- * client does not read, the pair is not drained, libmicrohttpd is not asked for more, and the exchange's bounded queue
- * fills (stream.h).
+ * It costs two more descriptors per connection that has work in progress, and one copy in the kernel; an idle one gives
+ * them back (KEEP_LINK_MS, conn_park.h). Back pressure passes through: while the client does not read, the pair is not
+ * drained, libmicrohttpd is not asked for more, and the exchange's bounded queue fills (stream.h).
  *
  * Half-close: a client that shuts down its sending side while its answer is still being worked on counts as gone. That
  * is how a closed socket looks from here, and not computing for nobody is worth more than the rare client that does so
@@ -41,7 +40,8 @@ enum { CONN_SITE_BYTES = 16, CONN_SITE_SLOTS = 1024 };
 
 /* Where a client is. */
 struct conn_peer {
-	uint8_t site[CONN_SITE_BYTES]; /* what a client has for itself: an IPv4 address, the first 64 bits of an IPv6 one */
+	/* what a client has for itself: an IPv4 address, the first 64 bits of an IPv6 one */
+	uint8_t site[CONN_SITE_BYTES];
 	char name[72];                 /* address and port, for the log */
 };
 
@@ -55,7 +55,8 @@ struct conn_host {
 	struct list conns;
 	struct list by_site[CONN_SITE_SLOTS]; /* the same by a hash of the peer's site */
 	int32_t n_conns;     /* in the list */
-	int32_t n_pairs, max_pairs; /* socket pairs between us and the libraries; as many as there are descriptors for */
+	/* socket pairs between us and the libraries; as many as there are descriptors for */
+	int32_t n_pairs, max_pairs;
 	struct list awake, to_wake, waking; /* WebSockets by their state (conn_park.h), the longest in it first */
 	int32_t n_parked;
 	int64_t woken_ms; /* when one was woken last */
@@ -74,9 +75,9 @@ struct conn_host {
 /* Before the first connection. */
 void conn_host_init(struct conn_host *host, uv_loop_t *loop, const struct config *config);
 /*
- * Takes over an accepted, non-blocking socket (closed in any case). With `full` it is answered 503 and closed, with 429 when
- * its site has as many connections as one may have, and just closed when it goes on to ask. NOMEM or IO when it could not be
- * served.
+ * Takes over an accepted, non-blocking socket (closed in any case). With `full` it is answered 503 and closed, with 429
+ * when its site has as many connections as one may have, and just closed when it goes on to ask. NOMEM or IO when it
+ * could not be served.
  */
 enum status conn_open(struct conn_host *host, int fd, const struct conn_peer *from, bool full);
 /* Connections that have not sent their first request yet, or only a part of one. */

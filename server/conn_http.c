@@ -15,8 +15,10 @@ static void consume(struct buf *b, size_t n)
 static bool pass_on(struct conn *c, size_t n)
 {
 	if (!conn_send(c->pair->fd, NULL, &c->up, c->in.data, n)) {
-		/* It has closed its end: it answered early and will not read the rest, or it failed. conn_http_pump()
-		 * sees which. */
+		/*
+		 * It has closed its end: it answered early and will not read the rest, or it failed. conn_http_pump()
+		 * sees which.
+		 */
 		if (errno != EPIPE && errno != ECONNRESET)
 			return false;
 	}

@@ -88,12 +88,17 @@ static inline bool backlog_empty(const struct backlog *b)
 	return b->at == b->bytes.len;
 }
 
-/* Sends (through tls, if not NULL) what the kernel takes and keeps the rest; false when the socket is broken or there is no memory. */
+/*
+ * Sends (through tls, if not NULL) what the kernel takes and keeps the rest; false when the socket is broken or there
+ * is no memory.
+ */
 bool conn_send(int fd, struct tls *tls, struct backlog *b, const char *p, size_t n);
 /* Sends from the backlog; false when the socket is broken. */
 bool conn_send_backlog(int fd, struct tls *tls, struct backlog *b);
 void conn_set_state(struct conn *c, enum conn_state state);
-/* Polls for what the connection can use now, and counts its memory: at the end of everything that may have changed it. */
+/*
+ * Polls for what the connection can use now, and counts its memory: at the end of everything that may have changed it.
+ */
 void conn_update(struct conn *c);
 /* (Re)starts the connection's one timer; negative: none. */
 void conn_set_deadline(struct conn *c, int64_t ms);
@@ -107,8 +112,10 @@ void conn_close_pair(struct conn *c);
 void conn_drop(struct conn *c);
 /* The same with an RST: what the client has not read is not kept for it. */
 void conn_reset(struct conn *c);
-/* Nothing more will be said: sends what is queued, then FIN, and reads on for a while, so that no RST destroys the
- * answer. */
+/*
+ * Nothing more will be said: sends what is queued, then FIN, and reads on for a while, so that no RST destroys the
+ * answer.
+ */
 void conn_linger(struct conn *c);
 /* Answers with an error of our own and lingers. */
 void conn_refuse(struct conn *c, const struct head_error *e);

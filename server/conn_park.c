@@ -16,8 +16,8 @@ enum {
 	SOON_MS = 1,	   /* in the next turn of the loop: libuv runs a timer of 0 ms again in the same one */
 	MAX_ANSWER = 1024, /* bytes of libwebsockets' 101 */
 	/*
-	 * Turns of the loop in which libwebsockets has read what it was sent, written what it owes (a pong, of which it says
-	 * nothing), and that has been read here; however long a turn takes.
+	 * Turns of the loop in which libwebsockets has read what it was sent, written what it owes (a pong, of which it
+	 * says nothing), and that has been read here; however long a turn takes.
 	 */
 	QUIET_TURNS = 4,
 };
@@ -190,7 +190,8 @@ static bool wake_queued(struct conn_host *host)
 	{
 		struct conn *c = list_entry(node, struct conn, park.node);
 		if (now - c->park.since_ms >= PARK_WAKE_MS && now - host->woken_ms >= PARK_WAKE_MS) {
-			log_msg(LOG_WARN, "websocket", "there are no descriptors or memory to go on with %s", c->peer.name);
+			log_msg(LOG_WARN, "websocket", "there are no descriptors or memory to go on with %s",
+			        c->peer.name);
 			conn_park_end(c, WS_TRY_AGAIN_LATER, "The server has no room for this connection now.");
 			conn_update(c);
 			continue;
@@ -268,7 +269,8 @@ void conn_park_pong(struct conn *c)
 
 void conn_park_closed(struct conn *c)
 {
-	linger_if(c, c->park.state == PARK_CLOSING || send_control(c, FRAME_CLOSE, c->frames.control, c->frames.n_control));
+	linger_if(c, c->park.state == PARK_CLOSING ||
+	                     send_control(c, FRAME_CLOSE, c->frames.control, c->frames.n_control));
 }
 
 /* ---- For ws.c ---- */

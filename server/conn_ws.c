@@ -1,5 +1,7 @@
-/* WebSocket: frames checked on their way to libwebsockets, which has the other end of a socket pair. See conn.h and
- * frame.h. */
+/*
+ * WebSocket: frames checked on their way to libwebsockets, which has the other end of a socket pair. See conn.h and
+ * frame.h.
+ */
 #include "server/conn_impl.h"
 #include "server/ws_memory.h"
 #include "server/ws_server.h"

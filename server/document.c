@@ -17,8 +17,10 @@ enum {
 	ARENA_SPARE_BYTES = 64 << 10,
 };
 
-static const char reduce_begins[] = "These are answers to one instruction, each for one part of a document, in their order. The instruction was: ",
-                  reduce_ends[] = "\nPut the answers together into one for the whole document, as the instruction says.";
+static const char reduce_begins[] =
+	"These are answers to one instruction, each for one part of a document, in their order. The instruction was: ",
+		  reduce_ends[] =
+			  "\nPut the answers together into one for the whole document, as the instruction says.";
 
 enum state { WAITING, RUNNING, DONE };
 
@@ -75,32 +77,40 @@ static int64_t frame_tokens(const struct document *d)
 
 static enum status check_sizes(struct document *d, const struct engine_info *info, struct error *err)
 {
-	int64_t frame = frame_tokens(d), room = info->n_ctx - d->max_output_tokens - frame, least = 2 * ((int64_t)d->max_output_tokens + LABEL_TOKENS);
+	int64_t frame = frame_tokens(d), room = info->n_ctx - d->max_output_tokens - frame,
+		least = 2 * ((int64_t)d->max_output_tokens + LABEL_TOKENS);
 	if (room < MIN_CHUNK_TOKENS)
 		return error_set_param(err, STATUS_INVALID, "max_output_tokens",
-		                       "The context of %d tokens leaves no room for a part of a document beside %lld tokens of instructions and an answer "
-		                       "of %d.", info->n_ctx, (long long)frame, d->max_output_tokens);
+		                       "The context of %d tokens leaves no room for a part of a document beside %lld "
+		                       "tokens of instructions and an answer "
+		                       "of %d.",
+		                       info->n_ctx, (long long)frame, d->max_output_tokens);
 	if (d->max_chunk_tokens == 0) {
 		int64_t wanted = least > CHUNK_TOKENS ? least : CHUNK_TOKENS;
 		d->max_chunk_tokens = (int32_t)(room < wanted ? room : wanted);
 	}
 	if (d->max_chunk_tokens > room)
 		return error_set_param(err, STATUS_INVALID, "max_chunk_tokens",
-		                       "max_chunk_tokens can be at most %lld: the context has %d tokens, of which up to %lld are for instructions and %d "
-		                       "for an answer.", (long long)room, info->n_ctx, (long long)frame, d->max_output_tokens);
+		                       "max_chunk_tokens can be at most %lld: the context has %d tokens, of which up "
+		                       "to %lld are for instructions and %d "
+		                       "for an answer.",
+		                       (long long)room, info->n_ctx, (long long)frame, d->max_output_tokens);
 	/* Else answers could not be put together two by two. */
 	if (d->max_chunk_tokens < least)
 		return error_set_param(err, STATUS_INVALID, "max_chunk_tokens",
-		                       "max_chunk_tokens must be at least %lld: two answers of max_output_tokens (%d) have to fit in it.",
+		                       "max_chunk_tokens must be at least %lld: two answers of max_output_tokens (%d) "
+		                       "have to fit in it.",
 		                       (long long)least, d->max_output_tokens);
 	return STATUS_OK;
 }
 
-enum status document_create(const struct document_params *p, const struct engine_info *info, struct document **out, struct error *err)
+enum status document_create(const struct document_params *p, const struct engine_info *info, struct document **out,
+                            struct error *err)
 {
 	bool failed = false;
 	if (!p->split_only && (!p->instruction.p || p->instruction.n == 0))
-		return error_set_param(err, STATUS_INVALID, "instruction", "instruction must say what to do with each part of the document.");
+		return error_set_param(err, STATUS_INVALID, "instruction",
+		                       "instruction must say what to do with each part of the document.");
 	struct document *d = calloc(1, sizeof *d);
 	if (!d)
 		return error_set(err, STATUS_NOMEM, "There is no memory for the document.");
@@ -168,7 +178,8 @@ static struct call *add_call(struct document *d, int32_t level, size_t first, si
 	return c;
 }
 
-enum status document_begin_with(struct document *d, struct buf *text, struct engine_chunk *chunks, size_t n, struct error *err)
+enum status document_begin_with(struct document *d, struct buf *text, struct engine_chunk *chunks, size_t n,
+                                struct error *err)
 {
 	d->text = *text;
 	d->chunks = chunks;
@@ -221,7 +232,8 @@ static void write_answers(const struct document *d, const struct call *c, struct
 static struct value *chat_of(struct arena *a, const struct buf *prompt)
 {
 	struct value *chat = value_dict(a), *messages = value_list(a), *turn = value_dict(a);
-	bool ok = chat && messages && turn && value_dict_set(a, turn, "role", 4, value_string(a, "user", 4, VALUE_DATA)) &&
+	bool ok = chat && messages && turn &&
+	          value_dict_set(a, turn, "role", 4, value_string(a, "user", 4, VALUE_DATA)) &&
 	          value_dict_set(a, turn, "content", 7, value_string(a, prompt->data, prompt->len, VALUE_DATA)) &&
 	          value_list_add(a, messages, turn) && value_dict_set(a, chat, "messages", 8, messages) &&
 	          value_dict_set(a, chat, "add_generation_prompt", 21, value_bool(a, true));
@@ -254,7 +266,8 @@ static struct engine_request *make_request(const struct document *d, struct engi
 	return r;
 }
 
-enum status document_next(struct document *d, struct engine *e, struct engine_request **r, size_t *call, struct error *err)
+enum status document_next(struct document *d, struct engine *e, struct engine_request **r, size_t *call,
+                          struct error *err)
 {
 	*r = NULL;
 	while (d->next < d->n_calls && d->calls[d->next].state != WAITING)
@@ -312,7 +325,8 @@ static enum status add_level(struct document *d)
 	while (first < end) {
 		size_t n = 0;
 		int64_t tokens = 0;
-		while (first + n < end && (n < 2 || tokens + (int64_t)d->calls[first + n].n_tokens + LABEL_TOKENS <= d->max_chunk_tokens)) {
+		while (first + n < end && (n < 2 || tokens + (int64_t)d->calls[first + n].n_tokens + LABEL_TOKENS <=
+		                                            d->max_chunk_tokens)) {
 			tokens += (int64_t)d->calls[first + n].n_tokens + LABEL_TOKENS;
 			n++;
 		}
@@ -379,8 +393,8 @@ struct str document_output(const struct document *d)
 static void write_chunk(const struct document *d, size_t i, bool text, struct buf *out)
 {
 	const struct engine_chunk *k = &d->chunks[i];
-	buf_printf(out, "{\"index\":%zu,\"start\":%zu,\"fresh\":%zu,\"end\":%zu,\"tokens\":%d,\"cut\":\"%s\"", i, k->start, k->fresh, k->end,
-	           k->n_tokens, k->cut);
+	buf_printf(out, "{\"index\":%zu,\"start\":%zu,\"fresh\":%zu,\"end\":%zu,\"tokens\":%d,\"cut\":\"%s\"", i,
+	           k->start, k->fresh, k->end, k->n_tokens, k->cut);
 	if (text) {
 		buf_puts(out, ",\"text\":");
 		buf_json_string(out, d->text.data + k->start, k->end - k->start);
@@ -418,8 +432,8 @@ void document_write_call(const struct document *d, size_t call, struct buf *out)
 {
 	const struct call *c = &d->calls[call];
 	size_t below = c->level > 0 ? level_start(d, c->first) : 0;
-	buf_printf(out, "{\"level\":%d,\"index\":%zu,\"of\":[%zu,%zu]", c->level, call - level_start(d, call), c->first - below,
-	           c->first - below + c->n - 1);
+	buf_printf(out, "{\"level\":%d,\"index\":%zu,\"of\":[%zu,%zu]", c->level, call - level_start(d, call),
+	           c->first - below, c->first - below + c->n - 1);
 	write_answer(c, out);
 	buf_putc(out, '}');
 }
@@ -479,9 +493,11 @@ enum status document_write_result(const struct document *d, struct buf *out)
 		document_write_call(d, i, out);
 	}
 	buf_printf(out,
-	           "],\"usage\":{\"prompt_tokens\":%lld,\"completion_tokens\":%lld,\"total_tokens\":%lld,\"prompt_tokens_details\":{"
+	           "],\"usage\":{\"prompt_tokens\":%lld,\"completion_tokens\":%lld,\"total_tokens\":%lld,\"prompt_"
+	           "tokens_details\":{"
 	           "\"cached_tokens\":%lld},\"requests\":%lld}",
-	           (long long)d->prompt_tokens, (long long)d->completion_tokens, (long long)(d->prompt_tokens + d->completion_tokens),
-	           (long long)d->cached_tokens, (long long)d->requests);
+	           (long long)d->prompt_tokens, (long long)d->completion_tokens,
+	           (long long)(d->prompt_tokens + d->completion_tokens), (long long)d->cached_tokens,
+	           (long long)d->requests);
 	return st == STATUS_OK && out->failed ? STATUS_NOMEM : st;
 }

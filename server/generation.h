@@ -54,8 +54,10 @@ void generation_stop_all(struct app *a, const char *why);
 /* The HTTP status that the client got, for the log; 0 until known. */
 void generation_set_status(struct generation *g, int status);
 
-/* Sums over the members so far; a prompt shared by n choices counts once per distinct prompt (see
- * generation_share_prompt). */
+/*
+ * Sums over the members so far; a prompt shared by n choices counts once per distinct prompt (see
+ * generation_share_prompt).
+ */
 struct generation_usage {
 	int64_t prompt_tokens, cached_tokens, completion_tokens;
 	struct engine_context_usage context; /* of the first member: no policy until it has ended */

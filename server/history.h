@@ -36,8 +36,10 @@ struct history *history_ref(struct history *h); /* NULL is allowed */
 void history_unref(struct history *h);		/* NULL is allowed */
 /* What the model reads of it. */
 const struct buf *history_window(const struct history *h);
-/* Begins to summarise it in the background; q->messages and q->base are filled in here. Nothing happens when there is
- * no room for that. */
+/*
+ * Begins to summarise it in the background; q->messages and q->base are filled in here. Nothing happens when there is
+ * no room for that.
+ */
 void history_compact(struct app *a, struct history *h, struct compact_request *q);
 /* Ends that, unless somebody waits. */
 void history_stop_compaction(struct history *h);

@@ -217,7 +217,8 @@ void http_on_close(struct http_exchange *x, void (*cb)(struct http_exchange *x, 
 	x->on_close_arg = arg;
 }
 
-void http_on_body(struct http_exchange *x, bool (*body)(struct http_exchange *x, const char *data, size_t n, void *arg), void *arg)
+void http_on_body(struct http_exchange *x, bool (*body)(struct http_exchange *x, const char *data, size_t n, void *arg),
+                  void *arg)
 {
 	x->on_body = body;
 	x->on_body_arg = arg;

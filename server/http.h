@@ -33,7 +33,8 @@ const char *http_peer(const struct http_exchange *x); /* "127.0.0.1:5123" */
 const char *http_request_id(const struct http_exchange *x);
 
 /*
- * Who asks: a number that dispatch gives, and that a WebSocket opened here has as well (ws_principal()). 0 unless it is set.
+ * Who asks: a number that dispatch gives, and that a WebSocket opened here has as well (ws_principal()). 0 unless it is
+ * set.
  */
 void http_set_principal(struct http_exchange *x, int32_t principal);
 int32_t http_principal(const struct http_exchange *x);
@@ -46,8 +47,10 @@ void http_on_close(struct http_exchange *x, void (*cb)(struct http_exchange *x, 
 
 /* Adds a response header; before the answer begins. Name and value are copied. */
 void http_set_header(struct http_exchange *x, const char *name, const char *value);
-/* The whole answer. Takes the content of body (which is then empty). At most one answer per exchange; later ones are
- * ignored. */
+/*
+ * The whole answer. Takes the content of body (which is then empty). At most one answer per exchange; later ones are
+ * ignored.
+ */
 void http_reply(struct http_exchange *x, int status, const char *content_type, struct buf *body);
 
 /*
@@ -58,24 +61,27 @@ void http_reply(struct http_exchange *x, int status, const char *content_type, s
 enum status http_stream_begin(struct http_exchange *x, int status, const char *content_type);
 enum status http_stream_write(struct http_exchange *x, const void *data, size_t n);
 void http_stream_end(struct http_exchange *x);
-/* The last piece and the end. Without memory for the piece the connection breaks off, so that nothing looks complete. */
+/*
+ * The last piece and the end. Without memory for the piece the connection breaks off, so that nothing looks complete.
+ */
 void http_stream_finish(struct http_exchange *x, const void *data, size_t n);
 /* Bytes queued and not yet handed to the kernel. */
 size_t http_stream_pending(const struct http_exchange *x);
 
 /*
- * The client has taken all that was written: `drained` is called once, soon after. For answers that are longer than what may be queued.
- * At most one at a time.
+ * The client has taken all that was written: `drained` is called once, soon after. For answers that are longer than
+ * what may be queued. At most one at a time.
  */
 void http_on_drained(struct http_exchange *x, void (*drained)(struct http_exchange *x, void *arg), void *arg);
 /* A streamed answer that cannot be completed: the connection is cut, so that the client does not take it for whole. */
 void http_stream_abort(struct http_exchange *x);
 
 /*
- * The body of a ROUTE_STREAMED route, piece by piece; n == 0 once: its end. Returns whether it was taken; if not, the same bytes come
- * again after http_body_resume(). What comes after an answer is thrown away. Set by the handler.
+ * The body of a ROUTE_STREAMED route, piece by piece; n == 0 once: its end. Returns whether it was taken; if not, the
+ * same bytes come again after http_body_resume(). What comes after an answer is thrown away. Set by the handler.
  */
-void http_on_body(struct http_exchange *x, bool (*body)(struct http_exchange *x, const char *data, size_t n, void *arg), void *arg);
+void http_on_body(struct http_exchange *x, bool (*body)(struct http_exchange *x, const char *data, size_t n, void *arg),
+                  void *arg);
 void http_body_resume(struct http_exchange *x);
 
 /* ---- Routes ---- */
@@ -88,7 +94,10 @@ enum route_flags {
 	 * 404.
 	 */
 	ROUTE_WEBSOCKET = 2,
-	/* The handler runs when the head is there, and takes the body with http_on_body(); config.max_body does not hold. */
+	/*
+	 * The handler runs when the head is there, and takes the body with http_on_body(); config.max_body does not
+	 * hold.
+	 */
 	ROUTE_STREAMED = 4,
 };
 
@@ -103,8 +112,10 @@ struct route {
 /* What http.c asks of the application. */
 struct http_app {
 	void *app; /* passed to handlers */
-	/* Finds the route and sets its parameters with http_add_param(); answers 404 and 405 itself and returns NULL
-	 * then. Also checks the API key. Called when the head is there, before the body is read. */
+	/*
+	 * Finds the route and sets its parameters with http_add_param(); answers 404 and 405 itself and returns NULL
+	 * then. Also checks the API key. Called when the head is there, before the body is read.
+	 */
 	const struct route *(*dispatch)(struct http_exchange *x, void *app);
 	/* Whether a request goes to a ROUTE_STREAMED route, by its target as it came; may be NULL: none does. */
 	bool (*streams)(void *app, enum http_method method, struct str target);

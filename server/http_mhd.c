@@ -22,7 +22,8 @@
 /* A request refused before its body came (401, 404) still reads this much of it, to keep the connection. */
 enum { EARLY_READ_BYTES = 256 * 1024 };
 
-/* With the rest of that memory, which is free by then: a piece of a stream up to about 128 KiB goes out as one chunk.
+/*
+ * With the rest of that memory, which is free by then: a piece of a stream up to about 128 KiB goes out as one chunk.
  */
 enum { OUTPUT_ROOM = 32 * 1024 };
 
@@ -431,8 +432,9 @@ bool http_link_begun(const struct http_link *l)
 
 static struct MHD_Response *make_out_of_memory(void)
 {
-	static const char body[] = "{\"error\":{\"message\":\"There is no memory to answer.\",\"type\":\"server_error\","
-				   "\"param\":null,\"code\":\"out_of_memory\"}}";
+	static const char body[] =
+		"{\"error\":{\"message\":\"There is no memory to answer.\",\"type\":\"server_error\","
+		"\"param\":null,\"code\":\"out_of_memory\"}}";
 	static const char *const headers[][2] = {{"Content-Type", "application/json"}, {"Retry-After", "1"}};
 	struct MHD_Response *r = MHD_create_response_from_buffer(sizeof body - 1, (void *)body, MHD_RESPMEM_PERSISTENT);
 	for (size_t i = 0; r && i < sizeof headers / sizeof headers[0]; i++) {
@@ -444,8 +446,8 @@ static struct MHD_Response *make_out_of_memory(void)
 	return r;
 }
 
-enum status http_server_create(uv_loop_t *loop, const struct config *config, const struct http_app *app, struct meter *meter,
-			       struct http_server **out, struct error *err)
+enum status http_server_create(uv_loop_t *loop, const struct config *config, const struct http_app *app,
+                               struct meter *meter, struct http_server **out, struct error *err)
 {
 	struct http_server *s = calloc(1, sizeof *s);
 	if (!s)
@@ -468,7 +470,8 @@ enum status http_server_create(uv_loop_t *loop, const struct config *config, con
 		MHD_OPTION_NOTIFY_COMPLETED, on_completed, s, MHD_OPTION_CONNECTION_MEMORY_LIMIT, s->pool_bytes,
 		MHD_OPTION_CONNECTION_LIMIT, limit, MHD_OPTION_CONNECTION_TIMEOUT, 0u, MHD_OPTION_END);
 	s->out_of_memory = make_out_of_memory();
-	const union MHD_DaemonInfo *info = s->daemon && s->out_of_memory ? MHD_get_daemon_info(s->daemon, MHD_DAEMON_INFO_EPOLL_FD) : NULL;
+	const union MHD_DaemonInfo *info =
+		s->daemon && s->out_of_memory ? MHD_get_daemon_info(s->daemon, MHD_DAEMON_INFO_EPOLL_FD) : NULL;
 	if (!info || uv_poll_init(loop, &s->poll, info->epoll_fd) != 0) {
 		if (s->daemon)
 			MHD_stop_daemon(s->daemon);
@@ -494,7 +497,9 @@ void http_server_close(struct http_server *s, void (*closed)(void *arg), void *a
 	s->closing = true;
 	s->closed = closed;
 	s->closed_arg = arg;
-	/* The rest happens in on_turn(), outside of libmicrohttpd's callbacks; the timer makes sure that there is a
-	 * turn. */
+	/*
+	 * The rest happens in on_turn(), outside of libmicrohttpd's callbacks; the timer makes sure that there is a
+	 * turn.
+	 */
 	uv_timer_start(&s->timer, on_timer, 0, 0);
 }

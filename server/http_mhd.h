@@ -41,8 +41,8 @@ enum link_event {
 };
 
 /* All pointers must outlive the server. */
-enum status http_server_create(uv_loop_t *loop, const struct config *config, const struct http_app *app, struct meter *meter,
-			       struct http_server **out, struct error *err);
+enum status http_server_create(uv_loop_t *loop, const struct config *config, const struct http_app *app,
+                               struct meter *meter, struct http_server **out, struct error *err);
 /* All connections must have been closed. `closed` runs from the loop when the last handle is gone and *s is freed. */
 void http_server_close(struct http_server *s, void (*closed)(void *arg), void *arg);
 /* From now on answers end their connection. */

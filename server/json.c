@@ -18,10 +18,10 @@ struct json_doc {
 };
 
 /*
- * Memory of jansson while it parses. Its lexer (2.14) does not look whether its buffer could grow: it drops the character, and
- * when that was a closing quote it reads and writes behind the string. So no allocation of a parser returns NULL: it leaves
- * jansson by longjmp(), and what was built is in an arena, to be thrown away whole. It keeps no lock and no state that
- * could be left half done.
+ * Memory of jansson while it parses. Its lexer (2.14) does not look whether its buffer could grow: it drops the
+ * character, and when that was a closing quote it reads and writes behind the string. So no allocation of a parser
+ * returns NULL: it leaves jansson by longjmp(), and what was built is in an arena, to be thrown away whole. It keeps no
+ * lock and no state that could be left half done.
  */
 struct parse {
 	struct arena *arena;
@@ -70,7 +70,8 @@ static json_t *load(struct str text, struct arena *a, json_error_t *why, bool *s
 
 /* ---- The text before it is parsed ---- */
 
-/* Refuses what would cost too much to parse. Counts every bracket and comma outside strings; jansson judges the rest.
+/*
+ * Refuses what would cost too much to parse. Counts every bracket and comma outside strings; jansson judges the rest.
  */
 static enum status measure(struct str s, struct error *err)
 {
@@ -181,7 +182,8 @@ enum status json_parse(struct str text, struct json_doc **doc, struct json *root
 		enum json_error_code code = json_error_code(&je);
 		locate(text, je.position > 0 ? (size_t)je.position : 0, path, sizeof path);
 		if (code == json_error_numeric_overflow)
-			status = error_set_param(err, STATUS_INVALID, path, "%s is a number out of range.", path[0] ? path : "The body");
+			status = error_set_param(err, STATUS_INVALID, path, "%s is a number out of range.",
+			                         path[0] ? path : "The body");
 		else if (code == json_error_duplicate_key)
 			status = error_set_param(err, STATUS_INVALID, path, "%s occurs twice in one object.", path);
 		else

@@ -11,8 +11,10 @@
 			return try_status;                                                                             \
 	} while (0)
 
-/* Bounds of an entropy in nats; weights that are even over all tokens that a context may ever have come to less than
- * the latter. */
+/*
+ * Bounds of an entropy in nats; weights that are even over all tokens that a context may ever have come to less than
+ * the latter.
+ */
 static const double ENTROPY_LEAST = 0.001, ENTROPY_MOST = 20;
 
 static enum status read_size(const struct json *field, int64_t min, int32_t *out, struct error *err)
@@ -44,10 +46,12 @@ static enum status check_dtype(const struct json *field, const struct engine_inf
 {
 	struct str name = json_text(field);
 	TRY(json_expect(field, JSON_TEXT, err));
-	if (!json_has(field) || (info && name.n == strlen(info->kv_type) && strncasecmp(name.p, info->kv_type, name.n) == 0))
+	if (!json_has(field) ||
+	    (info && name.n == strlen(info->kv_type) && strncasecmp(name.p, info->kv_type, name.n) == 0))
 		return STATUS_OK;
-	return json_fail(field, STATUS_INVALID, err, "must be \"%s\": the KV of all requests is kept as --kv-dtype of the server says.",
-			 info ? info->kv_type : "?");
+	return json_fail(field, STATUS_INVALID, err,
+	                 "must be \"%s\": the KV of all requests is kept as --kv-dtype of the server says.",
+	                 info ? info->kv_type : "?");
 }
 
 /* A share, which has to be exact to a thousandth. */
@@ -93,8 +97,8 @@ static enum status read_trigger(const struct json *field, struct engine_context 
 	return STATUS_OK;
 }
 
-enum status kv_cache_read(const struct json *body, const struct engine_info *info, struct engine_context *out, bool *given,
-			  struct error *err)
+enum status kv_cache_read(const struct json *body, const struct engine_info *info, struct engine_context *out,
+                          bool *given, struct error *err)
 {
 	struct json field = json_get(body, "kv_cache"), member;
 	void *it = NULL;
@@ -157,7 +161,8 @@ static void write_diagnostics(struct buf *out, const struct engine_diagnostics *
 	buf_printf(out, "\"drift_samples\":%d}", d->n_samples);
 }
 
-void kv_cache_write(struct buf *out, const struct engine_context_usage *u, const struct compacted *compacted, bool asked)
+void kv_cache_write(struct buf *out, const struct engine_context_usage *u, const struct compacted *compacted,
+                    bool asked)
 {
 	int32_t below = u->pages_tier[ENGINE_TIER_RAM] + u->pages_tier[ENGINE_TIER_DISK];
 	if (!u->policy || (!asked && below == 0 && u->policy == engine_context_policy(0)))

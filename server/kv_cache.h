@@ -16,12 +16,13 @@
 #include "server/json.h"
 
 /* *given: whether the body has it. Which sizes go together is the engine's to say, when it gets the request. */
-enum status kv_cache_read(const struct json *body, const struct engine_info *info, struct engine_context *out, bool *given,
-			  struct error *err);
+enum status kv_cache_read(const struct json *body, const struct engine_info *info, struct engine_context *out,
+                          bool *given, struct error *err);
 struct compacted;
 
 /*
- * Appends ",\"kv_cache\":{...}"; nothing while the engine has not told, and when it was not asked for and all was kept. compacted: what a
- * summary has done to the conversation before it was read, or NULL.
+ * Appends ",\"kv_cache\":{...}"; nothing while the engine has not told, and when it was not asked for and all was kept.
+ * compacted: what a summary has done to the conversation before it was read, or NULL.
  */
-void kv_cache_write(struct buf *out, const struct engine_context_usage *u, const struct compacted *compacted, bool asked);
+void kv_cache_write(struct buf *out, const struct engine_context_usage *u, const struct compacted *compacted,
+                    bool asked);

@@ -234,7 +234,8 @@ static void lane_free(struct lane *l)
 		turn_free(list_entry(node, struct turn, link));
 	if (l->opening)
 		l->opening->lane = NULL;
-	/* Commands keep their order, so this also ends a session that is still being made. Nobody waits for the answer.
+	/*
+	 * Commands keep their order, so this also ends a session that is still being made. Nobody waits for the answer.
 	 */
 	if (l->session[0])
 		engine_session_delete(e, engine_next_id(e), l->conn->tenant, l->session);
@@ -270,7 +271,9 @@ static bool is_pending(const struct lane *l, const char *id)
 static void no_previous(struct failure *f, const char *id)
 {
 	failure_set(f, FAILURE_NO_PREVIOUS, "previous_response_id",
-		    "There is no response '%s' to continue: a connection keeps the latest one of each lane, and others only while there is room.", id);
+	            "There is no response '%s' to continue: a connection keeps the latest one of each lane, and others "
+	            "only while there is room.",
+	            id);
 }
 
 static enum status start_turn(struct turn *t, struct error *err)
@@ -390,18 +393,20 @@ static size_t kept_bytes(const struct conn *c)
 }
 
 /*
- * A conversation can be as long as a message, and the one that it becomes is there beside the one that it was: so a connection may
- * keep twice that.
+ * A conversation can be as long as a message, and the one that it becomes is there beside the one that it was: so a
+ * connection may keep twice that.
  */
-static bool has_room(const struct conn *c, const struct response_request *q, const struct history *base, struct failure *f)
+static bool has_room(const struct conn *c, const struct response_request *q, const struct history *base,
+                     struct failure *f)
 {
 	uint64_t most = 2 * (uint64_t)c->app->config->max_body;
 	size_t n = kept_bytes(c) + response_request_bytes(q) + history_bytes(base);
 	if (n <= most)
 		return true;
 	failure_set(f, FAILURE_INVALID, "input",
-		    "With this turn the conversations of this connection would have %zu bytes, and %llu is the most: twice --max-body.", n,
-		    (unsigned long long)most);
+	            "With this turn the conversations of this connection would have %zu bytes, and %llu is the most: "
+	            "twice --max-body.",
+	            n, (unsigned long long)most);
 	return false;
 }
 
@@ -548,7 +553,8 @@ static void on_update(struct conn *c, const struct json *root)
 	struct buf out = BUF_INIT;
 	enum status status = json_read_bool(&events, &wanted, &err);
 	if (status == STATUS_OK && !json_has(&events))
-		status = json_fail(&events, STATUS_INVALID, &err, "must be true or false: it is all that can be updated.");
+		status = json_fail(&events, STATUS_INVALID, &err,
+		                   "must be true or false: it is all that can be updated.");
 	if (status == STATUS_OK)
 		status = json_read_text(&id, &name, &err);
 	if (status == STATUS_OK && name.p)
@@ -557,7 +563,8 @@ static void on_update(struct conn *c, const struct json *root)
 		send_error(c, NULL, &err);
 		return;
 	}
-	buf_printf(&out, "{\"type\":\"session.updated\",\"context_events\":%s,\"session_id\":", wanted ? "true" : "false");
+	buf_printf(&out,
+	           "{\"type\":\"session.updated\",\"context_events\":%s,\"session_id\":", wanted ? "true" : "false");
 	if (session[0])
 		buf_printf(&out, "\"%s\"}", session);
 	else

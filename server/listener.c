@@ -56,7 +56,10 @@ static void format_name(char out[72], const struct sockaddr_storage *a)
 	snprintf(out, 72, "%s:%d", ip, ntohs(in->sin_port));
 }
 
-/* An IPv4 address, also one that an IPv6 socket shows mapped (RFC 4291, 2.5.5.2), stands for a client; of IPv6, a /64 does. */
+/*
+ * An IPv4 address, also one that an IPv6 socket shows mapped (RFC 4291, 2.5.5.2), stands for a client; of IPv6, a /64
+ * does.
+ */
 static void describe_peer(struct conn_peer *out, const struct sockaddr_storage *a)
 {
 	*out = (struct conn_peer){0};
@@ -166,8 +169,10 @@ int listener_allow_descriptors(const struct config *config)
 		if (limit.rlim_max != RLIM_INFINITY && limit.rlim_cur > limit.rlim_max) {
 			listener_share_descriptors(config, (int64_t)limit.rlim_max, &connections, &pairs);
 			log_msg(LOG_WARN, "descriptors",
-				"%lld connections at work need %lld descriptors, and the hard limit is %lld: room for %d connections, %d of them at work",
-				(long long)config->max_connections, (long long)want, (long long)limit.rlim_max, connections, pairs);
+			        "%lld connections at work need %lld descriptors, and the hard limit is %lld: room for "
+			        "%d connections, %d of them at work",
+			        (long long)config->max_connections, (long long)want, (long long)limit.rlim_max,
+			        connections, pairs);
 			limit.rlim_cur = limit.rlim_max;
 		}
 		if (setrlimit(RLIMIT_NOFILE, &limit) != 0)
@@ -191,7 +196,8 @@ static void share_descriptors(struct listener *l)
 	struct rlimit limit;
 	l->most = INT32_MAX;
 	/* Those over the configured limit are accepted, to be told so. */
-	if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= (rlim_t)l->host.config->max_connections * 3 + OTHER_FILES)
+	if (getrlimit(RLIMIT_NOFILE, &limit) != 0 ||
+	    limit.rlim_cur >= (rlim_t)l->host.config->max_connections * 3 + OTHER_FILES)
 		return;
 	listener_share_descriptors(l->host.config, (int64_t)limit.rlim_cur, &l->most, &l->host.max_pairs);
 	if (l->most == l->host.config->max_connections)

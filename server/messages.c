@@ -61,7 +61,9 @@ enum status content_text(const struct json *content, struct buf *out, struct err
 	return STATUS_OK;
 }
 
-/* tool_calls with arguments parsed; what does not parse stays the string it is. *starved: there was no memory to parse. */
+/*
+ * tool_calls with arguments parsed; what does not parse stays the string it is. *starved: there was no memory to parse.
+ */
 static struct value *tool_calls_value(struct arena *a, const struct json *calls, bool *starved)
 {
 	struct value *list = value_list(a);
@@ -258,7 +260,8 @@ enum status chat_build(const struct chat_request *c, struct arena **arena, struc
 		if (!told && !is_system)
 			status = plain_message(a, list, str_from("system"), &none, &no_calls, c->tools, err);
 		if (status == STATUS_OK)
-			status = add_message(a, list, &message, c->tools_as_text, !told && is_system ? c->tools : NULL, err);
+			status = add_message(a, list, &message, c->tools_as_text, !told && is_system ? c->tools : NULL,
+			                     err);
 		told = true;
 	}
 	if (status != STATUS_OK)

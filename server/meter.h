@@ -1,6 +1,6 @@
 /*
- * What connections hold for their clients, all together: requests and messages that are being read, and output that is not
- * sent yet. Each holder says how much it has; before it reads more of something large it asks.
+ * What connections hold for their clients, all together: requests and messages that are being read, and output that is
+ * not sent yet. Each holder says how much it has; before it reads more of something large it asks.
  */
 #pragma once
 

@@ -6,7 +6,8 @@ enum status mlflow_check_url(const char *url, struct error *err)
 {
 	size_t skip = strncmp(url, "http://", 7) == 0 ? 7 : strncmp(url, "https://", 8) == 0 ? 8 : 0;
 	if (!skip || !url[skip] || url[skip] == '/' || strpbrk(url, " \t\r\n"))
-		return error_set_param(err, STATUS_INVALID, "mlflow", "mlflow: the tracking server's address must begin with http:// or https://");
+		return error_set_param(err, STATUS_INVALID, "mlflow",
+		                       "mlflow: the tracking server's address must begin with http:// or https://");
 	return STATUS_OK;
 }
 
@@ -71,8 +72,8 @@ enum {
 };
 
 /*
- * Shared by the loop and its thread. Who lets go last frees it: a thread that hangs in a name server at the end of the process is left
- * behind.
+ * Shared by the loop and its thread. Who lets go last frees it: a thread that hangs in a name server at the end of the
+ * process is left behind.
  */
 struct mlflow {
 	char *url, *experiment;
@@ -180,7 +181,9 @@ static CURLcode perform(struct mlflow *m)
 static void say_down(struct mlflow *m, const char *why)
 {
 	if (!m->told_down)
-		log_msg(LOG_WARN, "mlflow", "the tracking server does not take figures: %s; it is tried again, and no request waits for it", why);
+		log_msg(LOG_WARN, "mlflow",
+		        "the tracking server does not take figures: %s; it is tried again, and no request waits for it",
+		        why);
 	m->told_down = true;
 }
 
@@ -252,7 +255,8 @@ static bool read_text(const struct buf *answer, const char *const *path, char ou
 
 static enum outcome find_experiment(struct mlflow *m, struct buf *body, struct buf *answer)
 {
-	static const char *const found[] = {"experiment", "experiment_id", NULL}, *const made[] = {"experiment_id", NULL};
+	static const char *const found[] = {"experiment", "experiment_id", NULL};
+	static const char *const made[] = {"experiment_id", NULL};
 	char path[1024];
 	char *name = curl_easy_escape(m->curl, m->experiment, 0);
 	if (!name)
@@ -298,7 +302,9 @@ static enum outcome start_run(struct mlflow *m, struct buf *body, struct buf *an
 	buf_clear(body);
 	buf_puts(body, "{\"experiment_id\":");
 	buf_json_string(body, m->experiment_id, strlen(m->experiment_id));
-	buf_printf(body, ",\"start_time\":%lld,\"run_name\":\"kvasir-%lld\",\"tags\":[{\"key\":\"mlflow.source.name\",\"value\":\"kvasir %s\"}]}",
+	buf_printf(body,
+	           ",\"start_time\":%lld,\"run_name\":\"kvasir-%lld\",\"tags\":[{\"key\":\"mlflow.source.name\","
+	           "\"value\":\"kvasir %s\"}]}",
 	           (long long)unix_ms(), (long long)unix_ms(), KVASIR_VERSION);
 	enum outcome o = call(m, "runs/create", body, answer);
 	if (o == GONE)
@@ -321,7 +327,8 @@ static enum outcome prepare(struct mlflow *m, struct buf *body, struct buf *answ
 	return o == TAKEN && send_params(m, body, answer) == AGAIN ? AGAIN : o;
 }
 
-static enum outcome send_batch(struct mlflow *m, const struct mlflow_record *batch, size_t n, struct buf *body, struct buf *answer)
+static enum outcome send_batch(struct mlflow *m, const struct mlflow_record *batch, size_t n, struct buf *body,
+                               struct buf *answer)
 {
 	enum outcome o = prepare(m, body, answer);
 	if (o != TAKEN)

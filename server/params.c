@@ -139,7 +139,8 @@ static enum status read_limits(struct params *p, const struct json *body, enum p
 	if (api != PARAMS_RESPONSE)
 		TRY(json_read_int(&newer, -1, INT32_MAX, &v, err));
 	if (v == 0 && api != PARAMS_COMPLETION)
-		return json_fail(api != PARAMS_RESPONSE && json_has(&newer) ? &newer : &max, STATUS_INVALID, err, "must be at least 1.");
+		return json_fail(api != PARAMS_RESPONSE && json_has(&newer) ? &newer : &max, STATUS_INVALID, err,
+		                 "must be at least 1.");
 	p->has_max_tokens = v >= 0;
 	p->proto->max_tokens = (int32_t)v;
 	TRY(json_read_number(&timeout, 0.001, 2592000, &seconds, err));
@@ -273,7 +274,8 @@ static enum status read_truncation(struct params *p, const struct json *body, en
 	if (!p->truncate && !str_is(s, "disabled"))
 		return json_fail(&truncation, STATUS_INVALID, err, "must be \"auto\" or \"disabled\".");
 	if (p->truncate && api == PARAMS_COMPLETION)
-		return json_fail(&truncation, STATUS_UNSUPPORTED, err, "cannot be \"auto\" here: a raw prompt has no turns to leave out.");
+		return json_fail(&truncation, STATUS_UNSUPPORTED, err,
+		                 "cannot be \"auto\" here: a raw prompt has no turns to leave out.");
 	return STATUS_OK;
 }
 
@@ -282,7 +284,8 @@ static enum status read_form(struct params *p, struct engine *e, const struct js
 			     struct error *err)
 {
 	bool flat = api == PARAMS_RESPONSE;
-	struct json text = json_get(body, "text"), format = json_get(flat ? &text : body, flat ? "format" : "response_format");
+	struct json text = json_get(body, "text"),
+		    format = json_get(flat ? &text : body, flat ? "format" : "response_format");
 	if (flat)
 		TRY(json_expect(&text, JSON_DICT, err));
 	TRY(answer_format_read(&format, flat, &p->proto->grammar, err));
@@ -322,8 +325,8 @@ enum status params_session_id(struct str s, const char *param, char out[ENGINE_S
 	return STATUS_OK;
 }
 
-enum status params_parse(struct params *p, struct engine *e, int32_t tenant, const struct json *body, enum params_api api,
-			 struct str session_header, struct error *err)
+enum status params_parse(struct params *p, struct engine *e, int32_t tenant, const struct json *body,
+                         enum params_api api, struct str session_header, struct error *err)
 {
 	*p = (struct params){.n = 1};
 	p->proto = engine_request_create(e);

@@ -26,10 +26,12 @@ struct params {
 	struct tools tools; /* CHAT and RESPONSE */
 };
 
-/* tenant: who asks. session_header: the x-session-token header, used when the body has no session_id. Free with
- * params_free() in any case. */
-enum status params_parse(struct params *p, struct engine *e, int32_t tenant, const struct json *body, enum params_api api,
-			 struct str session_header, struct error *err);
+/*
+ * tenant: who asks. session_header: the x-session-token header, used when the body has no session_id. Free with
+ * params_free() in any case.
+ */
+enum status params_parse(struct params *p, struct engine *e, int32_t tenant, const struct json *body,
+                         enum params_api api, struct str session_header, struct error *err);
 void params_free(struct params *p);
 
 /*

@@ -90,8 +90,8 @@ static int64_t next_turn_tokens(const struct response *r)
 }
 
 /*
- * The next turn will pass the threshold, or be near it: the summary is made while the conversation idles. The response is
- * over for its client then, so that only a history that somebody keeps is worth it.
+ * The next turn will pass the threshold, or be near it: the summary is made while the conversation idles. The response
+ * is over for its client then, so that only a history that somebody keeps is worth it.
  */
 static void look_ahead(struct response *r)
 {
@@ -216,7 +216,8 @@ struct response *response_create(struct app *a, struct response_request *q, cons
 	if (stream_id)
 		r->stream_id = strdup(stream_id);
 	if (q->params.tools.active)
-		r->parser = tool_parser_create(q->params.tools.family, &r->q.params.tools.names, &response_tool_sink, r);
+		r->parser =
+			tool_parser_create(q->params.tools.family, &r->q.params.tools.names, &response_tool_sink, r);
 	if ((stream_id && !r->stream_id) || (q->params.tools.active && !r->parser)) {
 		tool_parser_destroy(r->parser);
 		free(r->stream_id);
@@ -374,8 +375,8 @@ static void stop_waiting(struct response *r)
 }
 
 /*
- * It is too long. A summary that is being written is waited for, and in the background no longer; one that has not begun is
- * made here and now instead.
+ * It is too long. A summary that is being written is waited for, and in the background no longer; one that has not
+ * begun is made here and now instead.
  */
 static bool on_needed(void *arg)
 {

@@ -24,26 +24,30 @@ struct response_request {
 	struct buf format, tool_choice;	       /* as JSON, or empty: the defaults */
 	struct buf instructions, metadata;     /* as JSON: a string or null, an object */
 	char previous_id[RESPONSE_ID_MAX * 2]; /* "": none */
-	struct buf items;		       /* the input items as they came, comma-separated, each with an id and a type */
+	/* the input items as they came, comma-separated, each with an id and a type */
+	struct buf items;
 	struct compact_settings compact;
-	struct compact_base base;	       /* of an input that begins with a summary, which stands for all before it */
+	/* of an input that begins with a summary, which stands for all before it */
+	struct compact_base base;
 	bool generate;			       /* false: only warm the cache */
 	bool logprobs;
-	bool store;			       /* it can be asked for, and continued by anybody with the key, for a while */
+	/* it can be asked for, and continued by anybody with the key, for a while */
+	bool store;
 };
 
 /* Free with response_request_free() in any case. */
-enum status response_request_parse(struct response_request *q, struct engine *e, int32_t tenant, const struct json *body,
-				   struct str session_header, struct error *err);
+enum status response_request_parse(struct response_request *q, struct engine *e, int32_t tenant,
+                                   const struct json *body, struct str session_header, struct error *err);
 void response_request_free(struct response_request *q);
 /* What the client sent of it that is kept. */
 size_t response_request_bytes(const struct response_request *q);
 /*
- * Reads a POST of one and has `begin` go on: base is the history of the response that it continues, or NULL. What is wrong with it is
- * answered; `missing` is how "There is no response ID to" goes on.
+ * Reads a POST of one and has `begin` go on: base is the history of the response that it continues, or NULL. What is
+ * wrong with it is answered; `missing` is how "There is no response ID to" goes on.
  */
 void response_request_read(struct app *a, struct http_exchange *x, const char *missing,
-			   void (*begin)(struct app *a, struct http_exchange *x, struct response_request *q, struct history *base));
+                           void (*begin)(struct app *a, struct http_exchange *x, struct response_request *q,
+                                         struct history *base));
 
 struct response;
 
@@ -61,8 +65,10 @@ struct response_sink {
 	bool keeps; /* response_history() is wanted, whatever is stored */
 };
 
-/* Takes the content of *q. stream_id: put into every event, or NULL. NULL when there is no memory (*q is then
- * untouched). */
+/*
+ * Takes the content of *q. stream_id: put into every event, or NULL. NULL when there is no memory (*q is then
+ * untouched).
+ */
 struct response *response_create(struct app *a, struct response_request *q, const struct response_sink *sink, void *arg,
 				 const struct generation_origin *origin, const char *stream_id);
 /*
@@ -80,8 +86,8 @@ const struct response_request *response_request(const struct response *r);
 /* Appends the response object as it is now. */
 void response_write(struct response *r, struct buf *out);
 /*
- * Once it has ended, the conversation with this response's input and output. NULL for a response that failed, or that was
- * cancelled before it ran: a lane then keeps what it had.
+ * Once it has ended, the conversation with this response's input and output. NULL for a response that failed, or that
+ * was cancelled before it ran: a lane then keeps what it had.
  */
 struct history *response_history(const struct response *r);
 /* The sequence_number of what would be sent next. */

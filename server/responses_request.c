@@ -88,8 +88,8 @@ static enum status add_result(const struct json *item, struct buf *out, struct e
 }
 
 /*
- * A summary of an earlier response: it brings along all that was read after it, so it stands for the items before it, whether a client still
- * sends them or not. What it brings is the client's own, and is checked like any other message.
+ * A summary of an earlier response: it brings along all that was read after it, so it stands for the items before it,
+ * whether a client still sends them or not. What it brings is the client's own, and is checked like any other message.
  */
 static enum status add_compaction(struct response_request *q, const struct json *item, bool *open, struct error *err)
 {
@@ -98,7 +98,8 @@ static enum status add_compaction(struct response_request *q, const struct json 
 	struct json_doc *doc = NULL;
 	struct json root;
 	int64_t turns = 0, messages = 0;
-	enum status status = json_kind(&content) == JSON_TEXT ? json_parse(json_text(&content), &doc, &root, NULL) : STATUS_INVALID;
+	enum status status =
+		json_kind(&content) == JSON_TEXT ? json_parse(json_text(&content), &doc, &root, NULL) : STATUS_INVALID;
 	if (status == STATUS_NOMEM)
 		return error_set(err, STATUS_NOMEM, "There is no memory for the request.");
 	struct json window = {0}, n_turns = {0}, n_messages = {0};
@@ -110,7 +111,8 @@ static enum status add_compaction(struct response_request *q, const struct json 
 	}
 	if (status == STATUS_OK)
 		status = json_read_int(&n_messages, 1, INT32_MAX / 2, &messages, NULL);
-	if (status != STATUS_OK || json_kind(&window) != JSON_LIST || json_len(&window) == 0 || turns == 0 || messages == 0) {
+	if (status != STATUS_OK || json_kind(&window) != JSON_LIST || json_len(&window) == 0 || turns == 0 ||
+	    messages == 0) {
 		json_doc_free(doc);
 		return json_fail(&content, STATUS_INVALID, err, "is not what a compaction item of this server holds.");
 	}
@@ -189,7 +191,8 @@ static enum status read_input(struct response_request *q, const struct json *bod
 		buf_puts(out, "{\"role\":\"user\"");
 		put_text(out, "content", json_text(&input));
 		buf_putc(out, '}');
-		buf_puts(&q->items, "{\"id\":\"item_0\",\"type\":\"message\",\"role\":\"user\",\"content\":[{\"type\":\"input_text\"");
+		buf_puts(&q->items, "{\"id\":\"item_0\",\"type\":\"message\",\"role\":\"user\",\"content\":[{\"type\":"
+		                    "\"input_text\"");
 		put_text(&q->items, "text", json_text(&input));
 		buf_puts(&q->items, "}]}");
 		return STATUS_OK;
@@ -273,11 +276,12 @@ static enum status read_logprobs(struct response_request *q, const struct json *
 	return STATUS_OK;
 }
 
-enum status response_request_parse(struct response_request *q, struct engine *e, int32_t tenant, const struct json *body,
-				   struct str session_header, struct error *err)
+enum status response_request_parse(struct response_request *q, struct engine *e, int32_t tenant,
+                                   const struct json *body, struct str session_header, struct error *err)
 {
 	struct json instructions = json_get(body, "instructions"), metadata = json_get(body, "metadata");
-	struct json previous = json_get(body, "previous_response_id"), generate = json_get(body, "generate"), store = json_get(body, "store");
+	struct json previous = json_get(body, "previous_response_id"), generate = json_get(body, "generate"),
+		    store = json_get(body, "store");
 	struct str id = {NULL, 0};
 
 	*q = (struct response_request){.generate = true, .store = true};
@@ -305,12 +309,14 @@ enum status response_request_parse(struct response_request *q, struct engine *e,
 		json_write(&q->metadata, &metadata);
 	else
 		buf_puts(&q->metadata, "{}");
-	struct json text = json_get(body, "text"), format = json_get(&text, "format"), choice = json_get(body, "tool_choice");
+	struct json text = json_get(body, "text"), format = json_get(&text, "format"),
+		    choice = json_get(body, "tool_choice");
 	if (json_has(&format))
 		json_write(&q->format, &format);
 	if (json_has(&choice))
 		json_write(&q->tool_choice, &choice);
-	if (q->format.failed || q->tool_choice.failed || q->input.failed || q->items.failed || q->tools.failed || q->flat_tools.failed || q->instructions.failed || q->metadata.failed)
+	if (q->format.failed || q->tool_choice.failed || q->input.failed || q->items.failed || q->tools.failed ||
+	    q->flat_tools.failed || q->instructions.failed || q->metadata.failed)
 		return error_set(err, STATUS_NOMEM, "There is no memory for the request.");
 	if (!q->generate)
 		q->params.proto->max_tokens = 0;
@@ -319,7 +325,8 @@ enum status response_request_parse(struct response_request *q, struct engine *e,
 
 size_t response_request_bytes(const struct response_request *q)
 {
-	return q->input.len + q->items.len + q->tools.len + q->flat_tools.len + q->format.len + q->tool_choice.len + q->instructions.len + q->metadata.len;
+	return q->input.len + q->items.len + q->tools.len + q->flat_tools.len + q->format.len + q->tool_choice.len +
+	       q->instructions.len + q->metadata.len;
 }
 
 void response_request_free(struct response_request *q)

@@ -36,8 +36,9 @@ static void write_item(struct response *r, bool full, struct buf *out)
 			     : is_status(r, "in_progress") ? "in_progress"
 							   : "incomplete";
 	if (r->open == CALL) {
-		buf_printf(out, "{\"id\":\"%s\",\"type\":\"function_call\",\"status\":\"%s\",\"call_id\":\"%s\",\"name\":",
-			   r->item_id, status, r->call_id);
+		buf_printf(out,
+		           "{\"id\":\"%s\",\"type\":\"function_call\",\"status\":\"%s\",\"call_id\":\"%s\",\"name\":",
+		           r->item_id, status, r->call_id);
 		buf_json_buf(out, &r->call_name);
 		buf_puts(out, ",\"arguments\":");
 		buf_json_buf(out, full ? &r->arguments : &nothing);
@@ -126,12 +127,12 @@ void response_write(struct response *r, struct buf *out)
 	else
 		buf_puts(out, "null");
 	/* store is what was done, not what was asked. */
-	buf_printf(
-		out,
-		",\"reasoning\":{\"effort\":null,\"summary\":null},\"service_tier\":\"default\",\"store\":%s,"
-		"\"temperature\":%.6g,\"text\":{\"format\":%s},\"tool_choice\":%s,\"tools\":",
-		r->stored ? "true" : "false", (double)p->sampling.temperature, r->q.format.len ? r->q.format.data : "{\"type\":\"text\"}",
-		r->q.tool_choice.len ? r->q.tool_choice.data : "\"auto\"");
+	buf_printf(out,
+	           ",\"reasoning\":{\"effort\":null,\"summary\":null},\"service_tier\":\"default\",\"store\":%s,"
+	           "\"temperature\":%.6g,\"text\":{\"format\":%s},\"tool_choice\":%s,\"tools\":",
+	           r->stored ? "true" : "false", (double)p->sampling.temperature,
+	           r->q.format.len ? r->q.format.data : "{\"type\":\"text\"}",
+	           r->q.tool_choice.len ? r->q.tool_choice.data : "\"auto\"");
 	if (r->q.flat_tools.len)
 		buf_append(out, r->q.flat_tools.data, r->q.flat_tools.len);
 	else
@@ -182,7 +183,8 @@ void response_send_object(struct response *r, const char *type)
 static void part_begin(struct response *r, const char *type)
 {
 	event_begin(r, type);
-	buf_printf(&r->out, ",\"response_id\":\"%s\",\"item_id\":\"%s\",\"output_index\":%d", r->id, r->item_id, r->index);
+	buf_printf(&r->out, ",\"response_id\":\"%s\",\"item_id\":\"%s\",\"output_index\":%d", r->id, r->item_id,
+	           r->index);
 	if (r->open == MESSAGE)
 		buf_puts(&r->out, ",\"content_index\":0");
 }

@@ -107,8 +107,8 @@ static bool is_listed(const char *list, struct str origin)
 }
 
 /*
- * On every answer, streams and errors included: a browser hides an answer that lacks it. The header can name one origin only, so
- * of several it is the one that asks.
+ * On every answer, streams and errors included: a browser hides an answer that lacks it. The header can name one origin
+ * only, so of several it is the one that asks.
  */
 static void set_cors(struct http_exchange *x, const struct config *config)
 {
@@ -189,8 +189,9 @@ static bool takes_encoding(struct http_exchange *x)
 	if (encoding.n == 0 || (encoding.n == 8 && strncasecmp(encoding.p, "identity", 8) == 0))
 		return true;
 	http_set_header(x, "Accept-Encoding", "identity");
-	failure_set(&f, FAILURE_ENCODING, NULL, "The Content-Encoding '%.*s' is not supported: the body must be sent as it is.",
-		    (int)(encoding.n < 40 ? encoding.n : 40), encoding.p);
+	failure_set(&f, FAILURE_ENCODING, NULL,
+	            "The Content-Encoding '%.*s' is not supported: the body must be sent as it is.",
+	            (int)(encoding.n < 40 ? encoding.n : 40), encoding.p);
 	reply_failure(x, &f);
 	return false;
 }
@@ -271,7 +272,10 @@ const struct route *routes_dispatch(struct http_exchange *x, void *app)
 		reply_failure(x, &f);
 		return NULL;
 	}
-	/* Refused before the upgrade, a WebSocket is tried elsewhere by whatever balances; afterwards it could only be closed. */
+	/*
+	 * Refused before the upgrade, a WebSocket is tried elsewhere by whatever balances; afterwards it could only be
+	 * closed.
+	 */
 	if (found->flags & ROUTE_WEBSOCKET && http_header(x, "upgrade").p && !app_accepts(a, &f)) {
 		reply_failure(x, &f);
 		return NULL;
@@ -291,7 +295,8 @@ bool routes_streams(void *app, enum http_method method, struct str target)
 	if (query)
 		target.n = (size_t)(query - target.p);
 	for (size_t i = 0; i < sizeof routes / sizeof *routes; i++) {
-		if (routes[i].flags & ROUTE_STREAMED && routes[i].method == method && match_route(&routes[i], target, &m))
+		if (routes[i].flags & ROUTE_STREAMED && routes[i].method == method &&
+		    match_route(&routes[i], target, &m))
 			return true;
 	}
 	return false;

@@ -75,19 +75,21 @@ static void announce(struct server *s)
 	struct engine_stats stats;
 	struct buf b = BUF_INIT;
 	buf_printf(&b, "kvasir %s is ready\n", KVASIR_VERSION);
-	buf_printf(&b, "  listening  http%s://%s%s%s:%d\n", s->config->tls_cert ? "s" : "", bare_ipv6 ? "[" : "", host, bare_ipv6 ? "]" : "",
-	           listener_port(s->listener));
+	buf_printf(&b, "  listening  http%s://%s%s%s:%d\n", s->config->tls_cert ? "s" : "", bare_ipv6 ? "[" : "", host,
+	           bare_ipv6 ? "]" : "", listener_port(s->listener));
 	buf_printf(&b, "  model      %s (%s, %s, %.1f M parameters, ",
 	           s->config->model_name ? s->config->model_name : info->file_name, info->arch, info->quantization,
 	           (double)info->n_params / 1e6);
 	show_size(&b, info->file_bytes);
 	buf_printf(&b, ")\n  context    %d tokens (trained for %d", info->n_ctx, info->n_ctx_train);
 	if (info->rope.chosen)
-		buf_printf(&b, "; %s:%g, base %g, reaches %d", info->rope.scaling, (double)info->rope.factor, (double)info->rope.freq_base, info->rope.reach);
+		buf_printf(&b, "; %s:%g, base %g, reaches %d", info->rope.scaling, (double)info->rope.factor,
+		           (double)info->rope.freq_base, info->rope.reach);
 	if (info->rope.chunk)
 		buf_printf(&b, ", chunks of %d", info->rope.chunk);
 	buf_puts(&b, ")\n");
-	buf_printf(&b, "  compute    %s, %d thread%s\n", info->backend, info->n_threads, info->n_threads == 1 ? "" : "s");
+	buf_printf(&b, "  compute    %s, %d thread%s\n", info->backend, info->n_threads,
+	           info->n_threads == 1 ? "" : "s");
 	buf_printf(&b, "  KV cache   %lld tokens in ", (long long)info->n_pages * info->page_tokens);
 	show_size(&b, info->kv_bytes);
 	buf_printf(&b, " (%d pages of %d)\n", info->n_pages, info->page_tokens);
@@ -175,8 +177,8 @@ static void on_drain_tick(void *arg)
 }
 
 /*
- * The second signal ends the process, whatever state it is in. By its default action where that works; the first process of
- * a container has none, so it exits with the status that a shell would show.
+ * The second signal ends the process, whatever state it is in. By its default action where that works; the first
+ * process of a container has none, so it exits with the status that a shell would show.
  */
 static void on_second_signal(int signo)
 {
@@ -192,8 +194,8 @@ static void on_signal(uv_signal_t *handle, int signo)
 	uv_signal_stop(&s->sigint);
 	sigaction(SIGTERM, &at_once, NULL);
 	sigaction(SIGINT, &at_once, NULL);
-	log_msg(LOG_INFO, "drain", "%s: draining %d generations for up to %g s", signo == SIGTERM ? "SIGTERM" : "SIGINT",
-	        app_active(s->app), (double)s->config->drain_timeout / 1000);
+	log_msg(LOG_INFO, "drain", "%s: draining %d generations for up to %g s",
+	        signo == SIGTERM ? "SIGTERM" : "SIGINT", app_active(s->app), (double)s->config->drain_timeout / 1000);
 	notify_service_manager("STOPPING=1");
 	notify_status("draining");
 	app_start_drain(s->app);
@@ -233,7 +235,8 @@ static void say_reload(const char *what, enum status status, const struct error 
 	if (status == STATUS_OK)
 		log_msg(LOG_INFO, "reload", "SIGHUP: the %s read again", what);
 	else
-		log_msg(LOG_ERROR, "reload", "SIGHUP: the %s not read again and stays as it was: %s", what, err->message);
+		log_msg(LOG_ERROR, "reload", "SIGHUP: the %s not read again and stays as it was: %s", what,
+		        err->message);
 }
 
 /* Options of the file that can change while the daemon runs. */
@@ -335,7 +338,8 @@ static enum status start_engine(struct server *s, const char *chat_template)
 	server_engine_options(c, &options);
 	enum status st = dir_and_size("kv-disk", c->kv_disk, &dir, &options.kv_disk_bytes, s->err);
 	if (st == STATUS_OK)
-		st = dir_and_size("kv-overflow-disk", c->kv_overflow_disk, &overflow_dir, &options.kv_overflow_disk_bytes, s->err);
+		st = dir_and_size("kv-overflow-disk", c->kv_overflow_disk, &overflow_dir,
+		                  &options.kv_overflow_disk_bytes, s->err);
 	options.chat_template = chat_template;
 	options.kv_disk_dir = dir;
 	options.kv_overflow_dir = overflow_dir;
@@ -359,7 +363,10 @@ static enum status start_mlflow(struct server *s, struct error *err)
 	if (st != STATUS_OK)
 		return st;
 	mlflow_set_param(s->mlflow, "version", KVASIR_VERSION);
-	mlflow_set_param(s->mlflow, "model", s->config->model_name ? s->config->model_name : file ? file + 1 : s->config->model);
+	mlflow_set_param(s->mlflow, "model",
+	                 s->config->model_name ? s->config->model_name
+	                 : file                ? file + 1
+	                                       : s->config->model);
 	mlflow_set_param(s->mlflow, "device", s->config->device);
 	mlflow_set_param(s->mlflow, "kv_policy", s->config->kv_policy);
 	mlflow_set_param(s->mlflow, "context_policy", s->config->context_policy);
@@ -382,8 +389,8 @@ static enum status start_signals(struct server *s)
 }
 
 /*
- * The first process of a container loses a signal that it has no handler for yet; one that is blocked waits. The threads
- * that start meanwhile keep them blocked: signals belong to the loop thread.
+ * The first process of a container loses a signal that it has no handler for yet; one that is blocked waits. The
+ * threads that start meanwhile keep them blocked: signals belong to the loop thread.
  */
 static void block_signals(int how)
 {
@@ -409,7 +416,8 @@ static void start_watchdog(struct server *s)
 		return;
 	s->watchdog_timer = loop_timer_start(&s->loop, 0, period_ms, on_watchdog, NULL);
 	if (!s->watchdog_timer)
-		log_msg(LOG_WARN, "watchdog", "out of memory; the service manager will not be told that the daemon lives");
+		log_msg(LOG_WARN, "watchdog",
+		        "out of memory; the service manager will not be told that the daemon lives");
 }
 
 static void on_listener_closed(void *arg)

@@ -27,7 +27,8 @@ static struct list *bucket_of(struct response_store *s, struct str id)
 
 bool store_put(struct response_store *s, int32_t tenant, struct history *h, struct buf *response, struct buf *input)
 {
-	/* A summary that is made later shortens what it replaces, so its window is no more than the conversation again.
+	/*
+	 * A summary that is made later shortens what it replaces, so its window is no more than the conversation again.
 	 */
 	size_t bytes = sizeof(struct stored) + sizeof *h + h->messages.cap + h->window.cap + response->cap + input->cap;
 	struct stored *r = bytes <= s->max_bytes ? calloc(1, sizeof *r) : NULL;

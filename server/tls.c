@@ -37,12 +37,13 @@ static int no_passphrase(char *buf, int size, int writing, void *arg)
 	return 0;
 }
 
-static int choose_protocol(SSL *ssl, const unsigned char **out, unsigned char *out_n, const unsigned char *in, unsigned n,
-                           void *arg)
+static int choose_protocol(SSL *ssl, const unsigned char **out, unsigned char *out_n, const unsigned char *in,
+                           unsigned n, void *arg)
 {
 	static const unsigned char ours[] = "\x08http/1.1";
 	(void)ssl, (void)arg;
-	return SSL_select_next_proto((unsigned char **)out, out_n, ours, sizeof ours - 1, in, n) == OPENSSL_NPN_NEGOTIATED
+	return SSL_select_next_proto((unsigned char **)out, out_n, ours, sizeof ours - 1, in, n) ==
+	                       OPENSSL_NPN_NEGOTIATED
 	               ? SSL_TLSEXT_ERR_OK
 	               : SSL_TLSEXT_ERR_ALERT_FATAL;
 }
@@ -61,21 +62,25 @@ enum status tls_context_create(const char *certificate, const char *key, struct 
 	SSL_CTX_set_min_proto_version(x->ctx, TLS1_2_VERSION);
 	SSL_CTX_set_options(x->ctx, SSL_OP_NO_RENEGOTIATION | SSL_OP_NO_COMPRESSION | SSL_OP_CIPHER_SERVER_PREFERENCE |
 	                                    SSL_OP_IGNORE_UNEXPECTED_EOF);
-	SSL_CTX_set_mode(x->ctx, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER | SSL_MODE_RELEASE_BUFFERS);
+	SSL_CTX_set_mode(x->ctx, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER |
+	                                 SSL_MODE_RELEASE_BUFFERS);
 	SSL_CTX_set_alpn_select_cb(x->ctx, choose_protocol, NULL);
 	SSL_CTX_set_default_passwd_cb(x->ctx, no_passphrase);
 	if (SSL_CTX_use_certificate_chain_file(x->ctx, certificate) != 1) {
-		st = error_set_param(err, STATUS_INVALID, "tls-cert", "no certificate can be read from %.200s: %s", certificate, reason());
+		st = error_set_param(err, STATUS_INVALID, "tls-cert", "no certificate can be read from %.200s: %s",
+		                     certificate, reason());
 		goto fail;
 	}
 	if (SSL_CTX_use_PrivateKey_file(x->ctx, key, SSL_FILETYPE_PEM) != 1) {
-		st = error_set_param(err, STATUS_INVALID, "tls-key", "no private key can be read from %.200s: %s", key, reason());
+		st = error_set_param(err, STATUS_INVALID, "tls-key", "no private key can be read from %.200s: %s", key,
+		                     reason());
 		goto fail;
 	}
 	if (SSL_CTX_check_private_key(x->ctx) != 1) {
 		reason();
-		st = error_set_param(err, STATUS_INVALID, "tls-key", "the private key in %.200s is not that of the certificate in %.200s", key,
-		                certificate);
+		st = error_set_param(err, STATUS_INVALID, "tls-key",
+		                     "the private key in %.200s is not that of the certificate in %.200s", key,
+		                     certificate);
 		goto fail;
 	}
 	*out = x;

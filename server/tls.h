@@ -20,15 +20,17 @@ struct tls;
 enum { TLS_RECORD_BYTES = 16384 };
 
 /*
- * Reads a certificate (PEM: the server's own first, then those that lead to its root) and its private key (PEM, without a
- * passphrase). TLS 1.2 and 1.3; of the application protocols that a client offers, http/1.1 is chosen. INVALID names the
- * file and what is wrong with it, or that the key is another certificate's.
+ * Reads a certificate (PEM: the server's own first, then those that lead to its root) and its private key (PEM, without
+ * a passphrase). TLS 1.2 and 1.3; of the application protocols that a client offers, http/1.1 is chosen. INVALID names
+ * the file and what is wrong with it, or that the key is another certificate's.
  */
 enum status tls_context_create(const char *certificate, const char *key, struct tls_context **out, struct error *err);
 /* Connections made from it go on. NULL is allowed. */
 void tls_context_destroy(struct tls_context *x);
 
-/* The server's side of a connection over an accepted, non-blocking socket, which stays the caller's. NULL: no memory. */
+/*
+ * The server's side of a connection over an accepted, non-blocking socket, which stays the caller's. NULL: no memory.
+ */
 struct tls *tls_accept(const struct tls_context *x, int fd);
 /* The client's side over a connected, blocking socket; whom it speaks to is not checked. NULL: no memory. */
 struct tls *tls_connect(int fd);
@@ -36,10 +38,10 @@ struct tls *tls_connect(int fd);
 void tls_free(struct tls *t);
 
 /*
- * As recv(2) and send(2) with a non-blocking socket: bytes, 0 at the end of the stream (with or without a closing alert: the
- * framing of HTTP and WebSocket tells a whole message from a cut one), or -1 and errno, EPROTO for what is not TLS. Both
- * do the handshake first, as far as it goes. tls_recv() wants n >= TLS_RECORD_BYTES. After a send that was cut short or said
- * EAGAIN, the next must begin with the same bytes, and have them all.
+ * As recv(2) and send(2) with a non-blocking socket: bytes, 0 at the end of the stream (with or without a closing
+ * alert: the framing of HTTP and WebSocket tells a whole message from a cut one), or -1 and errno, EPROTO for what is
+ * not TLS. Both do the handshake first, as far as it goes. tls_recv() wants n >= TLS_RECORD_BYTES. After a send that
+ * was cut short or said EAGAIN, the next must begin with the same bytes, and have them all.
  */
 ssize_t tls_recv(struct tls *t, void *p, size_t n);
 ssize_t tls_send(struct tls *t, const void *p, size_t n);

@@ -43,7 +43,8 @@ struct tool_parser {
 	bool in_string, escaped;
 };
 
-struct tool_parser *tool_parser_create(enum tool_family family, const struct buf *names, const struct tool_sink *sink, void *arg)
+struct tool_parser *tool_parser_create(enum tool_family family, const struct buf *names, const struct tool_sink *sink,
+                                       void *arg)
 {
 	static const char *const open[] = {
 		[TOOLS_TAGGED] = "<tool_call>", [TOOLS_LLAMA] = "<|python_tag|>", [TOOLS_MISTRAL] = "[TOOL_CALLS]"};
@@ -149,7 +150,9 @@ static void text_byte(struct tool_parser *p, char c)
 		return;
 	p->matched = tag_at_end(&p->held, p->open);
 	if (p->matched == strlen(p->open)) {
-		/* What stands before the tag is text, but for its last blanks, which are none of a text of their own. */
+		/*
+		 * What stands before the tag is text, but for its last blanks, which are none of a text of their own.
+		 */
 		p->held.len -= p->matched;
 		while (p->held.len && is_blank(p->held.data[p->held.len - 1]))
 			p->held.len--;
@@ -241,7 +244,8 @@ static void object_ends(struct tool_parser *p)
 		}
 		announce(p);
 		/* Some models write the arguments as a string that holds JSON. */
-		if (p->has_arguments && p->arguments.len && p->arguments.data[0] == '"' && decode(p, &p->arguments, &text))
+		if (p->has_arguments && p->arguments.len && p->arguments.data[0] == '"' &&
+		    decode(p, &p->arguments, &text))
 			p->sink->arguments(p->arg, buf_str(&text));
 		else
 			p->sink->arguments(p->arg, p->has_arguments ? buf_str(&p->arguments) : str_from("{}"));

@@ -2,7 +2,8 @@
  * Finds the calls of tools in what a model writes, as it writes it. Three families of notation, by the templates that
  * models are published with:
  *
- *   TOOLS_TAGGED   <tool_call>{"name": ..., "arguments": {...}}</tool_call>, or a list in the tags (Hermes, Qwen, SmolLM2)
+ * TOOLS_TAGGED   <tool_call>{"name": ..., "arguments": {...}}</tool_call>, or a list in the tags (Hermes, Qwen,
+ * SmolLM2)
  *   TOOLS_LLAMA    {"name": ..., "parameters": {...}} as the whole answer, or behind <|python_tag|> (Llama 3)
  *   TOOLS_MISTRAL  [TOOL_CALLS][{"name": ..., "arguments": {...}}, ...] (Mistral)
  *
@@ -27,7 +28,8 @@ struct tool_sink {
 struct tool_parser;
 
 /* names: of the tools, each followed by a NUL; borrowed. NULL when there is no memory. */
-struct tool_parser *tool_parser_create(enum tool_family family, const struct buf *names, const struct tool_sink *sink, void *arg);
+struct tool_parser *tool_parser_create(enum tool_family family, const struct buf *names, const struct tool_sink *sink,
+                                       void *arg);
 void tool_parser_destroy(struct tool_parser *p); /* NULL is allowed */
 void tool_parser_push(struct tool_parser *p, struct str text);
 /* The answer has ended: what was held back is text. */

@@ -24,7 +24,8 @@ static enum tool_family family_of(const char *source)
 		return TOOLS_MISTRAL;
 	if (strstr(source, "<tool_call>"))
 		return TOOLS_TAGGED;
-	if (strstr(source, "<|python_tag|>") || (strstr(source, "<|start_header_id|>") && strstr(source, "\"parameters\"")))
+	if (strstr(source, "<|python_tag|>") ||
+	    (strstr(source, "<|start_header_id|>") && strstr(source, "\"parameters\"")))
 		return TOOLS_LLAMA;
 	return TOOLS_TAGGED;
 }
@@ -32,7 +33,8 @@ static enum tool_family family_of(const char *source)
 /* Such a template would leave them out without a word. */
 bool tools_as_text(const struct engine_info *info)
 {
-	return info && (!strstr(info->chat_template, "tools") || strstr(info->chat_template, "has no format for tools"));
+	return info &&
+	       (!strstr(info->chat_template, "tools") || strstr(info->chat_template, "has no format for tools"));
 }
 
 static const struct grammar_call_form forms[] = {
@@ -175,7 +177,8 @@ enum status tools_read(struct tools *t, const struct json *body, bool flat, cons
 
 /* ---- Formats of answers ---- */
 
-static enum status compile(const struct json *schema, const struct json *format, struct grammar **grammar, struct error *err)
+static enum status compile(const struct json *schema, const struct json *format, struct grammar **grammar,
+                           struct error *err)
 {
 	struct arena *a = NULL;
 	struct value *v = NULL;

@@ -24,7 +24,8 @@ bool tools_as_text(const struct engine_info *info);
 
 /*
  * Reads tools, tool_choice and parallel_tool_calls. `flat`: the Responses API's form, {"type":"function","name":...},
- * not {"type":"function","function":{"name":...}}. When the answer must be a call, *grammar is set; the caller frees it.
+ * not {"type":"function","function":{"name":...}}. When the answer must be a call, *grammar is set; the caller frees
+ * it.
  */
 enum status tools_read(struct tools *t, const struct json *body, bool flat, const struct engine_info *info,
 		       struct grammar **grammar, struct error *err);

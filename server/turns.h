@@ -1,7 +1,8 @@
 /*
- * The turns of a conversation, for "truncation": "auto": a turn begins with a user's message and ends before the next user's, with all that was
- * called and answered in between. System messages belong to none and always stay; so does the last turn. The engine drops whole turns, the
- * oldest first, until the prompt fits; the answer lists the messages that they were.
+ * The turns of a conversation, for "truncation": "auto": a turn begins with a user's message and ends before the next
+ * user's, with all that was called and answered in between. System messages belong to none and always stay; so does the
+ * last turn. The engine drops whole turns, the oldest first, until the prompt fits; the answer lists the messages that
+ * they were.
  */
 #pragma once
 
@@ -20,5 +21,8 @@ void turns_keep_first(struct turns *t);
 void turns_free(struct turns *t);
 /* Lets the engine drop them. n_before: messages that its chat has in front of these, which stay. NOMEM. */
 enum status turns_give(const struct turns *t, size_t n_before, struct engine_request *r, struct error *err);
-/* Appends ",\"truncated\":{...}" when the n_dropped oldest are missing; the messages are numbered without the first `skip`. */
+/*
+ * Appends ",\"truncated\":{...}" when the n_dropped oldest are missing; the messages are numbered without the first
+ * `skip`.
+ */
 void turns_write(const struct turns *t, size_t skip, int32_t n_dropped, struct buf *out);

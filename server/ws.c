@@ -102,8 +102,9 @@ static void doom(struct ws_conn *c)
 }
 
 /*
- * A peer that asks for much at once is not heard on until it has read half of what waits for it: the pair fills, and conn.c reads no
- * further. Only what comes by itself, such as an answer that is being generated, can then go over the limit of the queue.
+ * A peer that asks for much at once is not heard on until it has read half of what waits for it: the pair fills, and
+ * conn.c reads no further. Only what comes by itself, such as an answer that is being generated, can then go over the
+ * limit of the queue.
  */
 static void throttle(struct ws_conn *c)
 {
@@ -554,7 +555,8 @@ static int pin_plugin(struct dl_phdr_info *info, size_t size, void *arg)
 }
 
 enum status ws_server_create(uv_loop_t *loop, const struct config *config, const struct ws_app *app,
-			     struct listener_stats *stats, struct meter *meter, struct ws_server **out, struct error *err)
+                             struct listener_stats *stats, struct meter *meter, struct ws_server **out,
+                             struct error *err)
 {
 	struct ws_server *s = calloc(1, sizeof *s);
 	if (!s)
@@ -613,9 +615,9 @@ enum status ws_server_create(uv_loop_t *loop, const struct config *config, const
 }
 
 /*
- * Gives fd to libwebsockets. It gets a request of our own with all that matters: it has then nothing to misread, no h2c to offer, no
- * extension to agree to, and no cookie that does not fit. False: fd is closed. *owned says whether c was known to libwebsockets then, so that
- * WSI_DESTROY has dealt with it.
+ * Gives fd to libwebsockets. It gets a request of our own with all that matters: it has then nothing to misread, no h2c
+ * to offer, no extension to agree to, and no cookie that does not fit. False: fd is closed. *owned says whether c was
+ * known to libwebsockets then, so that WSI_DESTROY has dealt with it.
  */
 static bool adopt(struct ws_conn *c, int fd, const char *key, bool *owned)
 {

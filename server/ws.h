@@ -30,8 +30,10 @@ struct ws_app {
 	void (*closed)(struct ws_conn *c, void *app);
 };
 
-/* Queues one text message (copied; an empty one is none). LIMIT when more than config.stream_buffer bytes are unread:
- * the connection is then dropped. */
+/*
+ * Queues one text message (copied; an empty one is none). LIMIT when more than config.stream_buffer bytes are unread:
+ * the connection is then dropped.
+ */
 enum status ws_send(struct ws_conn *c, const char *text, size_t n);
 /* Bytes that the client has left unread, as far as they are queued here. */
 size_t ws_unread(const struct ws_conn *c);

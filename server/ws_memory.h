@@ -20,7 +20,8 @@
 
 /* For lws_set_allocator(). */
 void *ws_memory(void *old, size_t n, const char *reason);
-/* Sets aside what opening a connection takes; false when there is no memory for it, and no connection should be opened.
+/*
+ * Sets aside what opening a connection takes; false when there is no memory for it, and no connection should be opened.
  */
 bool ws_memory_reserve(void);
 /* From here on nothing is freed until ws_memory_end(), which also gives back what is set aside. */

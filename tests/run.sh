@@ -4,7 +4,7 @@
 #   tests/run.sh [--full] [SUITE...]
 #
 # Suites, in this order (default: all but the slow ones, which --full adds):
-#   includes  who may include whom
+#   includes  who may include whom, and how long lines may be
 #   readme    its options are those of the program
 #   noserver  -Dserver=disabled builds, and its tools work
 #   unit      meson test
@@ -249,7 +249,10 @@ api_tests() { # NAME BUILD FILES...
 	tests_with "$1-alone" "$2" -m alone "${@:3}"
 }
 
-suite_includes() { summed includes tests/check_includes.sh; }
+suite_includes() {
+	summed includes tests/check_includes.sh
+	summed lines tests/check_lines.sh
+}
 
 suite_readme() { build build >/dev/null && check readme tests/check_readme.sh build/server/kvasir; }
 

@@ -2,7 +2,8 @@
  * What a test sets in host_cuda, in C. The environment has the same for whole programs:
  *
  *   KVASIR_HOST_CUDA_ORDER=SEED    threads, blocks and streams take turns by chance, from this seed (default: in order)
- *   KVASIR_HOST_CUDA_FAIL=LIST     fail runtime calls: "cudaMalloc:3:cudaErrorMemoryAllocation,launch:10:cudaErrorIllegalAddress"
+ * KVASIR_HOST_CUDA_FAIL=LIST     fail runtime calls:
+ * "cudaMalloc:3:cudaErrorMemoryAllocation,launch:10:cudaErrorIllegalAddress"
  *   KVASIR_HOST_CUDA_MEMORY=BYTES  memory of the device (default 2 GiB)
  *   KVASIR_HOST_CUDA_DEVICES=N     devices there are (default 1)
  */
@@ -20,8 +21,8 @@ void host_cuda_reset(void);
 /* 0: natural order; else a seed. */
 void host_cuda_order(uint64_t seed);
 /*
- * As KVASIR_HOST_CUDA_FAIL: the n-th call from now of a function, of "launch", or, with "*", of any of them fails. Returns 0 when `list`
- * does not parse.
+ * As KVASIR_HOST_CUDA_FAIL: the n-th call from now of a function, of "launch", or, with "*", of any of them fails.
+ * Returns 0 when `list` does not parse.
  */
 int host_cuda_fail(const char *list);
 void host_cuda_devices(int n);

@@ -36,7 +36,8 @@ static cudaError_t check_copy(const void *dst, const void *src, size_t bytes, cu
 	*to = place_of(dst, bytes);
 	*from = place_of(src, bytes);
 	if (*to == place_kind::wrong || *from == place_kind::wrong) {
-		misuse("a copy of %zu bytes leaves its %s allocation", bytes, *to == place_kind::wrong ? "destination's" : "source's");
+		misuse("a copy of %zu bytes leaves its %s allocation", bytes,
+		       *to == place_kind::wrong ? "destination's" : "source's");
 		return error(cudaErrorInvalidValue);
 	}
 	const bool to_device = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
@@ -83,8 +84,8 @@ cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, cudaMemcpy
 	return s ? copy_async(dst, src, bytes, kind, s) : last_error;
 }
 
-cudaError_t cudaMemcpy2DAsync(void *dst, size_t dst_pitch, const void *src, size_t src_pitch, size_t width, size_t height,
-                              cudaMemcpyKind kind, cudaStream_t stream)
+cudaError_t cudaMemcpy2DAsync(void *dst, size_t dst_pitch, const void *src, size_t src_pitch, size_t width,
+                              size_t height, cudaMemcpyKind kind, cudaStream_t stream)
 {
 	HOST_CUDA_ENTER("cudaMemcpy2DAsync");
 	stream_impl *s = stream_of(stream);

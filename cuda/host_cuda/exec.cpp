@@ -65,8 +65,8 @@ static char message[1024];
 static void end_grid(cudaError_t e, const thread_context &t, const char *text)
 {
 	char where[512];
-	snprintf(where, sizeof where, "kernel %s, block (%u,%u,%u), thread (%u,%u,%u): ", current.kernel, current.block_index.x,
-	         current.block_index.y, current.block_index.z, t.index.x, t.index.y, t.index.z);
+	snprintf(where, sizeof where, "kernel %s, block (%u,%u,%u), thread (%u,%u,%u): ", current.kernel,
+	         current.block_index.x, current.block_index.y, current.block_index.z, t.index.x, t.index.y, t.index.z);
 	set_report(where, text);
 	grid_error = e;
 }
@@ -126,10 +126,11 @@ static void fault_in_kernel()
 	const char *p = static_cast<const char *>(fault.address);
 	const long long from_start = p - a->base;
 	if (from_start < 0)
-		fail_kernel(cudaErrorIllegalAddress, "%s address %p, %lld bytes before the allocation %p of %zu bytes", verb,
-		            fault.address, -from_start, static_cast<void *>(a->base), a->bytes);
-	fail_kernel(cudaErrorIllegalAddress, "%s address %p, %lld bytes past the end of the allocation %p of %zu bytes", verb,
-	            fault.address, from_start - static_cast<long long>(a->bytes), static_cast<void *>(a->base), a->bytes);
+		fail_kernel(cudaErrorIllegalAddress, "%s address %p, %lld bytes before the allocation %p of %zu bytes",
+		            verb, fault.address, -from_start, static_cast<void *>(a->base), a->bytes);
+	fail_kernel(cudaErrorIllegalAddress, "%s address %p, %lld bytes past the end of the allocation %p of %zu bytes",
+	            verb, fault.address, from_start - static_cast<long long>(a->bytes), static_cast<void *>(a->base),
+	            a->bytes);
 	abort();
 }
 
@@ -145,13 +146,16 @@ static void on_fault(int number, siginfo_t *info, void *opaque)
 	if (!self) {
 		const allocation *a = find_allocation(info->si_addr);
 		if (a && a->kind == memory_kind::device)
-			misuse("host code touches device memory at %p, %zu bytes into an allocation of %zu", info->si_addr,
-			       static_cast<size_t>(static_cast<char *>(info->si_addr) - a->base), a->bytes);
+			misuse("host code touches device memory at %p, %zu bytes into an allocation of %zu",
+			       info->si_addr, static_cast<size_t>(static_cast<char *>(info->si_addr) - a->base),
+			       a->bytes);
 		signal(number, SIG_DFL); /* and again, on return */
 		return;
 	}
 #ifdef __x86_64__
-	/* Goes on in fault_in_kernel(), on the fibre's stack: below what it uses, or at the top when there is no room. */
+	/*
+	 * Goes on in fault_in_kernel(), on the fibre's stack: below what it uses, or at the top when there is no room.
+	 */
 	greg_t *regs = c->uc_mcontext.gregs;
 	const fibre &f = running().on;
 	fault.write = (regs[REG_ERR] & 2) != 0;
@@ -219,9 +223,11 @@ void collective(lane_op &op)
 	if (!(op.mask & me))
 		violation("%s with mask 0x%08x, which does not name the calling lane %u", op.name, op.mask, self->lane);
 	if (op.mask & ~w.present)
-		violation("%s with mask 0x%08x names lanes that the block does not have (0x%08x)", op.name, op.mask, w.present);
+		violation("%s with mask 0x%08x names lanes that the block does not have (0x%08x)", op.name, op.mask,
+		          w.present);
 	if (op.mask & w.exited)
-		violation("divergent %s: mask 0x%08x names lanes that have exited (0x%08x)", op.name, op.mask, op.mask & w.exited);
+		violation("divergent %s: mask 0x%08x names lanes that have exited (0x%08x)", op.name, op.mask,
+		          op.mask & w.exited);
 	w.op[self->lane] = &op;
 	if ((w.waiting & op.mask) != (op.mask & ~me)) {
 		t.at = state::in_collective;
@@ -237,7 +243,8 @@ void collective(lane_op &op)
 		if (strcmp(other->name, op.name) != 0)
 			violation("divergent %s: lane %u is in %s", op.name, lane, other->name);
 		if (other->mask != op.mask)
-			violation("divergent %s: mask 0x%08x, but lane %u has 0x%08x", op.name, op.mask, lane, other->mask);
+			violation("divergent %s: mask 0x%08x, but lane %u has 0x%08x", op.name, op.mask, lane,
+			          other->mask);
 		if (other->same != op.same)
 			violation("divergent %s: lane %u has other parameters", op.name, lane);
 	}
@@ -294,12 +301,14 @@ static void resolve()
 			continue;
 		for (unsigned lane = 0; lane < warp_lanes; lane++) {
 			const cuda_thread &other = threads[t.context.warp * warp_lanes + lane];
-			if (!(t.op->mask >> lane & 1) || (other.at == state::in_collective && other.op->mask == t.op->mask))
+			if (!(t.op->mask >> lane & 1) ||
+			    (other.at == state::in_collective && other.op->mask == t.op->mask))
 				continue;
 			const char *what = other.at == state::exited       ? "has exited"
 			                   : other.at == state::at_barrier ? "waits at a barrier of the block"
 			                                                   : "waits in a collective of other lanes";
-			snprintf(text, sizeof text, "divergent %s with mask 0x%08x: lane %u %s", t.op->name, t.op->mask, lane, what);
+			snprintf(text, sizeof text, "divergent %s with mask 0x%08x: lane %u %s", t.op->name, t.op->mask,
+			         lane, what);
 			end_grid(cudaErrorLaunchFailure, t.context, text);
 			return;
 		}
@@ -308,8 +317,8 @@ static void resolve()
 		if (threads[i].at != state::exited)
 			continue;
 		const uint3 &gone = threads[i].context.index;
-		snprintf(text, sizeof text, "divergent %s: %u of %u threads wait, and thread (%u,%u,%u) has exited", barrier.name,
-		         barrier.n, current.n_threads, gone.x, gone.y, gone.z);
+		snprintf(text, sizeof text, "divergent %s: %u of %u threads wait, and thread (%u,%u,%u) has exited",
+		         barrier.name, barrier.n, current.n_threads, gone.x, gone.y, gone.z);
 		end_grid(cudaErrorLaunchFailure, threads[barrier.first].context, text);
 		return;
 	}
@@ -331,7 +340,10 @@ static void thread_entry()
 	abort(); /* nobody resumes an exited thread */
 }
 
-/* The next thread to run: the first that can, staying with a warp while it can go on; or any, by chance. NULL: none can. */
+/*
+ * The next thread to run: the first that can, staying with a warp while it can go on; or any, by chance. NULL: none
+ * can.
+ */
 static cuda_thread *pick(unsigned *warp)
 {
 	const unsigned n_warps = (current.n_threads + warp_lanes - 1) / warp_lanes;
@@ -346,7 +358,8 @@ static cuda_thread *pick(unsigned *warp)
 		return nullptr;
 	*warp = w;
 	if (order_state)
-		for (unsigned skip = static_cast<unsigned>(chance() % static_cast<unsigned>(__builtin_popcount(ready))); skip > 0; skip--)
+		for (unsigned skip = static_cast<unsigned>(chance() % static_cast<unsigned>(__builtin_popcount(ready)));
+		     skip > 0; skip--)
 			ready &= ready - 1;
 	const unsigned lane = static_cast<unsigned>(__builtin_ctz(ready));
 	warps[w].ready &= ~(1u << lane);
@@ -432,7 +445,8 @@ cudaError_t run_grid(const launch_record &l)
 	const block_order order(n_blocks);
 	for (uint64_t i = 0; i < n_blocks && grid_error == cudaSuccess; i++) {
 		const uint64_t b = order.at(i);
-		const uint3 index = {static_cast<unsigned>(b % l.grid.x), static_cast<unsigned>(b / l.grid.x % l.grid.y),
+		const uint3 index = {static_cast<unsigned>(b % l.grid.x),
+		                     static_cast<unsigned>(b / l.grid.x % l.grid.y),
 		                     static_cast<unsigned>(b / l.grid.x / l.grid.y)};
 		if (!begin_block(index, l)) {
 			misuse("no memory for the stacks of %u threads", current.n_threads);

@@ -1,9 +1,9 @@
 /*
  * Threads of a block as fibres of one host thread, and how a kernel's error is told.
  *
- * A grid runs block by block. A block's threads run one at a time until they wait in a collective or return; which of those that
- * can run goes on is the scheduler's choice (control.h). An error ends the grid: the report names kernel, block and thread, and the
- * launch has failed as it would on a GPU, with an error that stays.
+ * A grid runs block by block. A block's threads run one at a time until they wait in a collective or return; which of
+ * those that can run goes on is the scheduler's choice (control.h). An error ends the grid: the report names kernel,
+ * block and thread, and the launch has failed as it would on a GPU, with an error that stays.
  */
 #pragma once
 
@@ -18,7 +18,10 @@ namespace host_cuda {
 constexpr unsigned max_threads = 1024;
 constexpr unsigned warp_lanes = 32;
 
-/* A thread's wait in a warp collective. `run` is called once all lanes of `mask` have come, with their operations by lane. */
+/*
+ * A thread's wait in a warp collective. `run` is called once all lanes of `mask` have come, with their operations by
+ * lane.
+ */
 struct lane_op {
 	const char *name;
 	uint32_t mask;

@@ -1,6 +1,6 @@
 /*
- * Fibres: a stack each, and a switch that saves what the System V ABI wants preserved. On x86-64 that is six registers and the stack
- * pointer; elsewhere ucontext does it.
+ * Fibres: a stack each, and a switch that saves what the System V ABI wants preserved. On x86-64 that is six registers
+ * and the stack pointer; elsewhere ucontext does it.
  */
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -104,7 +104,8 @@ static void swap(fibre &from, fibre &to)
 bool fibre_prepare(fibre &f, void (*entry)())
 {
 	if (!f.stack) {
-		void *p = mmap(nullptr, stack_size + STACK_GUARD, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+		void *p = mmap(nullptr, stack_size + STACK_GUARD, PROT_READ | PROT_WRITE,
+		               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 		if (p == MAP_FAILED)
 			return false;
 		mprotect(p, STACK_GUARD, PROT_NONE);

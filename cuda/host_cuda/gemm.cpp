@@ -55,15 +55,15 @@ static std::vector<float> as_floats(const void *p, int64_t rows, int64_t columns
 	return f;
 }
 
-cudaError_t gemm(cudaStream_t stream, int64_t n_rows, int64_t n_out, int64_t n_in, float alpha, const void *x, element x_type,
-                 int64_t x_stride, const void *w, element w_type, int64_t w_stride, float beta, void *d, element d_type,
-                 int64_t d_stride)
+cudaError_t gemm(cudaStream_t stream, int64_t n_rows, int64_t n_out, int64_t n_in, float alpha, const void *x,
+                 element x_type, int64_t x_stride, const void *w, element w_type, int64_t w_stride, float beta, void *d,
+                 element d_type, int64_t d_stride)
 {
 	std::lock_guard<std::recursive_mutex> guard(lock);
 	if (n_rows <= 0 || n_out <= 0 || n_in <= 0 || !fits(x, n_rows, n_in, x_stride, x_type) ||
 	    !fits(w, n_out, n_in, w_stride, w_type) || !fits(d, n_rows, n_out, d_stride, d_type)) {
-		misuse("a product of %lld rows, %lld columns and depth %lld leaves its matrices", static_cast<long long>(n_rows),
-		       static_cast<long long>(n_out), static_cast<long long>(n_in));
+		misuse("a product of %lld rows, %lld columns and depth %lld leaves its matrices",
+		       static_cast<long long>(n_rows), static_cast<long long>(n_out), static_cast<long long>(n_in));
 		return error(cudaErrorInvalidValue);
 	}
 	return enqueue(stream, "gemm", [=]() {
@@ -71,7 +71,8 @@ cudaError_t gemm(cudaStream_t stream, int64_t n_rows, int64_t n_out, int64_t n_i
 		const std::vector<float> wf = as_floats(w, n_out, n_in, w_stride, w_type);
 		for (int64_t r = 0; r < n_rows; r++)
 			for (int64_t o = 0; o < n_out; o++) {
-				const float *a = &xf[static_cast<size_t>(r * n_in)], *b = &wf[static_cast<size_t>(o * n_in)];
+				const float *a = &xf[static_cast<size_t>(r * n_in)],
+					    *b = &wf[static_cast<size_t>(o * n_in)];
 				float sum = 0;
 				for (int64_t i = 0; i < n_in; i++)
 					sum += a[i] * b[i];

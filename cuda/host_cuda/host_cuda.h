@@ -1,7 +1,7 @@
 /*
- * host_cuda: CUDA's execution model on the CPU, for tests. A source that includes cuda/gpu.cuh with KVASIR_HOST_CUDA defined is
- * C++17 and runs here: grids, blocks, warps of 32, barriers, shuffles, votes, atomics, shared memory, tensor-core fragments, copies,
- * streams, events and graphs. It is made to find mistakes, not to be fast.
+ * host_cuda: CUDA's execution model on the CPU, for tests. A source that includes cuda/gpu.cuh with KVASIR_HOST_CUDA
+ * defined is C++17 and runs here: grids, blocks, warps of 32, barriers, shuffles, votes, atomics, shared memory,
+ * tensor-core fragments, copies, streams, events and graphs. It is made to find mistakes, not to be fast.
  *
  *   types.h    vector types, half and bfloat16        shared.h   shared memory and its shadow
  *   math.h     arithmetic and bit intrinsics          warp.h     collectives, tensor cores, asynchronous copies

@@ -1,6 +1,6 @@
 /*
- * What the parts of host_cuda know of each other. Everything runs under one lock: calls of the runtime take it, and a grid runs within
- * the call that waits for it.
+ * What the parts of host_cuda know of each other. Everything runs under one lock: calls of the runtime take it, and a
+ * grid runs within the call that waits for it.
  */
 #pragma once
 
@@ -27,7 +27,10 @@ struct fibre {
 	void *fake_stack = nullptr;
 	void *context = nullptr; /* where the switch is ucontext's */
 };
-/* Gives `f` a stack with a guard below it, once, and makes it begin at `entry`, which never returns. False without memory. */
+/*
+ * Gives `f` a stack with a guard below it, once, and makes it begin at `entry`, which never returns. False without
+ * memory.
+ */
 bool fibre_prepare(fibre &f, void (*entry)());
 /* Saves the running context in `from` and goes on with `to`. `ends`: `from` will not be resumed. */
 void fibre_switch(fibre &from, fibre &to, bool ends);
@@ -40,7 +43,10 @@ void fibre_forget(fibre &f);
 struct warp_state {
 	uint32_t present, ready, waiting, exited; /* by lane */
 	lane_op *op[warp_lanes];
-	/* Order of accesses within the warp: `now` counts a lane's meetings, seen[u][t] how much of t's time u has seen. */
+	/*
+	 * Order of accesses within the warp: `now` counts a lane's meetings, seen[u][t] how much of t's time u has
+	 * seen.
+	 */
 	uint16_t now[warp_lanes];
 	uint16_t seen[warp_lanes][warp_lanes];
 	bool ordered_once; /* seen is not all zero */
@@ -66,7 +72,8 @@ struct launch_record {
 cudaError_t run_grid(const launch_record &l);
 
 /* ---- shared.cpp */
-constexpr size_t shared_default_limit = 48 * 1024, shared_optin_limit = 227 * 1024, shared_per_multiprocessor = 228 * 1024;
+constexpr size_t shared_default_limit = 48 * 1024, shared_optin_limit = 227 * 1024,
+		 shared_per_multiprocessor = 228 * 1024;
 void shared_begin_block(size_t dynamic_bytes);
 void drop_pending_copies();
 

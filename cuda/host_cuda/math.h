@@ -1,5 +1,6 @@
 /*
- * CUDA's arithmetic and bit intrinsics. The approximate ones (__expf, ...) are exact here: tests allow for the difference.
+ * CUDA's arithmetic and bit intrinsics. The approximate ones (__expf, ...) are exact here: tests allow for the
+ * difference.
  */
 #pragma once
 
@@ -100,10 +101,22 @@ template <typename F> inline unsigned each_byte(unsigned a, unsigned b, F f)
 inline unsigned __vadd4(unsigned a, unsigned b) { return each_byte(a, b, [](int x, int y) { return x + y; }); }
 inline unsigned __vsub4(unsigned a, unsigned b) { return each_byte(a, b, [](int x, int y) { return x - y; }); }
 inline int clamp_byte(int x) { return x < -128 ? -128 : x > 127 ? 127 : x; }
-inline unsigned __vsubss4(unsigned a, unsigned b) { return each_byte(a, b, [](int x, int y) { return clamp_byte(x - y); }); }
-inline unsigned __vaddss4(unsigned a, unsigned b) { return each_byte(a, b, [](int x, int y) { return clamp_byte(x + y); }); }
-inline unsigned __vcmpeq4(unsigned a, unsigned b) { return each_byte(a, b, [](int x, int y) { return x == y ? 0xff : 0; }); }
-inline unsigned __vcmpne4(unsigned a, unsigned b) { return each_byte(a, b, [](int x, int y) { return x != y ? 0xff : 0; }); }
+inline unsigned __vsubss4(unsigned a, unsigned b)
+{
+	return each_byte(a, b, [](int x, int y) { return clamp_byte(x - y); });
+}
+inline unsigned __vaddss4(unsigned a, unsigned b)
+{
+	return each_byte(a, b, [](int x, int y) { return clamp_byte(x + y); });
+}
+inline unsigned __vcmpeq4(unsigned a, unsigned b)
+{
+	return each_byte(a, b, [](int x, int y) { return x == y ? 0xff : 0; });
+}
+inline unsigned __vcmpne4(unsigned a, unsigned b)
+{
+	return each_byte(a, b, [](int x, int y) { return x != y ? 0xff : 0; });
+}
 
 /* Four signed bytes each; the sum wraps. */
 inline int dp4a(int a, int b, int c)

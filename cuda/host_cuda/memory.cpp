@@ -1,6 +1,7 @@
 /*
  * Device and pinned memory. Each allocation is a mapping of its own whose end lies at a guard, aligned to 256 bytes as
- * cudaMalloc promises and no better; new memory is full of NaN. What fills it up to the alignment is checked after every kernel.
+ * cudaMalloc promises and no better; new memory is full of NaN. What fills it up to the alignment is checked after
+ * every kernel.
  */
 #include <algorithm>
 #include <stdlib.h>
@@ -37,8 +38,9 @@ static size_t round_up(size_t n, size_t to)
 /* The first allocation that begins after p. */
 static std::vector<allocation>::iterator after(const void *p)
 {
-	return std::upper_bound(table.begin(), table.end(), p,
-	                        [](const void *x, const allocation &a) { return static_cast<const char *>(x) < a.base; });
+	return std::upper_bound(table.begin(), table.end(), p, [](const void *x, const allocation &a) {
+		return static_cast<const char *>(x) < a.base;
+	});
 }
 
 const allocation *find_allocation(const void *p)
@@ -78,7 +80,8 @@ void check_global(const void *p, unsigned bytes, unsigned align, bool write)
 	const char *c = static_cast<const char *>(p), *verb = write ? "writes" : "reads";
 	if (a && c + bytes <= a->base + a->bytes) {
 		if (reinterpret_cast<uintptr_t>(p) % align != 0)
-			fail_kernel(cudaErrorMisalignedAddress, "misaligned: %s %u bytes at %p, %zu bytes into an allocation", verb, bytes, p,
+			fail_kernel(cudaErrorMisalignedAddress,
+			            "misaligned: %s %u bytes at %p, %zu bytes into an allocation", verb, bytes, p,
 			            static_cast<size_t>(c - a->base));
 		return;
 	}
@@ -86,8 +89,9 @@ void check_global(const void *p, unsigned bytes, unsigned align, bool write)
 	if (!a)
 		fail_kernel(cudaErrorIllegalAddress, "%s %u bytes at %p, and there is no allocation", verb, bytes, p);
 	else
-		fail_kernel(cudaErrorIllegalAddress, "%s %u bytes out of bounds: at %p, %lld bytes into the allocation %p of %zu bytes",
-		            verb, bytes, p, static_cast<long long>(c - a->base), static_cast<void *>(a->base), a->bytes);
+		fail_kernel(cudaErrorIllegalAddress,
+		            "%s %u bytes out of bounds: at %p, %lld bytes into the allocation %p of %zu bytes", verb,
+		            bytes, p, static_cast<long long>(c - a->base), static_cast<void *>(a->base), a->bytes);
 }
 
 /* ---- who may touch device memory, where the processor has protection keys */
@@ -184,7 +188,8 @@ std::string check_canaries()
 {
 	for (const allocation &a : table)
 		if (a.kind != memory_kind::registered && !intact(a))
-			return "bytes just past the end of an allocation of " + std::to_string(a.bytes) + " bytes were written";
+			return "bytes just past the end of an allocation of " + std::to_string(a.bytes) +
+			       " bytes were written";
 	return "";
 }
 

@@ -203,7 +203,8 @@ cudaError_t max_active_blocks(int *blocks, int block_size, size_t dynamic_bytes)
 	HOST_CUDA_ENTER("cudaOccupancyMaxActiveBlocksPerMultiprocessor");
 	if (block_size <= 0 || block_size > static_cast<int>(max_threads))
 		return error(cudaErrorInvalidValue);
-	const int by_threads = 2048 / block_size, by_shared = static_cast<int>(shared_per_multiprocessor / (dynamic_bytes + 1024));
+	const int by_threads = 2048 / block_size,
+		  by_shared = static_cast<int>(shared_per_multiprocessor / (dynamic_bytes + 1024));
 	*blocks = by_threads < by_shared ? by_threads : by_shared;
 	if (*blocks > 32)
 		*blocks = 32;
@@ -213,8 +214,9 @@ cudaError_t max_active_blocks(int *blocks, int block_size, size_t dynamic_bytes)
 static bool valid_shape(const launch_record &l)
 {
 	const dim3 &g = l.grid, &b = l.block;
-	return g.x > 0 && g.y > 0 && g.z > 0 && g.x <= 0x7fffffffu && g.y <= 65535 && g.z <= 65535 && b.x > 0 && b.y > 0 && b.z > 0 &&
-	       b.x <= max_threads && b.y <= max_threads && b.z <= 64 && b.x * b.y * b.z <= max_threads;
+	return g.x > 0 && g.y > 0 && g.z > 0 && g.x <= 0x7fffffffu && g.y <= 65535 && g.z <= 65535 && b.x > 0 &&
+	       b.y > 0 && b.z > 0 && b.x <= max_threads && b.y <= max_threads && b.z <= 64 &&
+	       b.x * b.y * b.z <= max_threads;
 }
 
 /* A launch returns nothing: its errors are those of cudaGetLastError() and of later calls. */
@@ -225,13 +227,19 @@ void launch(const char *kernel, const void *function, dim3 grid, dim3 block, siz
 	if (enter("launch") != cudaSuccess)
 		return;
 	stream_impl *s = stream_of(stream);
-	const launch_record record = {kernel, function, grid, block, shared_bytes, dynamic_limit(function) > shared_default_limit ? shared_optin_limit : shared_default_limit,
-	                              std::move(body)};
+	const launch_record record = {
+		kernel,
+		function,
+		grid,
+		block,
+		shared_bytes,
+		dynamic_limit(function) > shared_default_limit ? shared_optin_limit : shared_default_limit,
+		std::move(body)};
 	if (!s)
 		return;
 	if (!valid_shape(record)) {
-		misuse("kernel %s: a grid of (%u,%u,%u) blocks of (%u,%u,%u) threads cannot be launched", kernel, grid.x, grid.y, grid.z,
-		       block.x, block.y, block.z);
+		misuse("kernel %s: a grid of (%u,%u,%u) blocks of (%u,%u,%u) threads cannot be launched", kernel,
+		       grid.x, grid.y, grid.z, block.x, block.y, block.z);
 		error(cudaErrorInvalidConfiguration);
 		return;
 	}

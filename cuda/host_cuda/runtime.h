@@ -1,9 +1,10 @@
 /*
  * The CUDA runtime calls that the host build has, with the meaning of the CUDA Runtime API reference.
  *
- * Work on a stream is queued and done when somebody waits for it; in permuted order some of it is done earlier, by chance
- * (control.h). A copy from or to pinned memory reads and writes the host's bytes only then; one from pageable memory takes them at
- * once and one to pageable memory waits, as the reference says. An error in a kernel stays: every later call returns it.
+ * Work on a stream is queued and done when somebody waits for it; in permuted order some of it is done earlier, by
+ * chance (control.h). A copy from or to pinned memory reads and writes the host's bytes only then; one from pageable
+ * memory takes them at once and one to pageable memory waits, as the reference says. An error in a kernel stays: every
+ * later call returns it.
  */
 #pragma once
 
@@ -72,10 +73,27 @@ using cudaGraphNode_t = void *;
 enum { cudaStreamDefault = 0, cudaStreamNonBlocking = 1 };
 enum { cudaEventDefault = 0, cudaEventBlockingSync = 1, cudaEventDisableTiming = 2 };
 enum { cudaHostAllocDefault = 0, cudaHostAllocPortable = 1, cudaHostAllocMapped = 2, cudaHostAllocWriteCombined = 4 };
-enum { cudaHostRegisterDefault = 0, cudaHostRegisterPortable = 1, cudaHostRegisterMapped = 2, cudaHostRegisterReadOnly = 8 };
-enum cudaStreamCaptureMode { cudaStreamCaptureModeGlobal, cudaStreamCaptureModeThreadLocal, cudaStreamCaptureModeRelaxed };
-enum cudaStreamCaptureStatus { cudaStreamCaptureStatusNone, cudaStreamCaptureStatusActive, cudaStreamCaptureStatusInvalidated };
-enum cudaGraphExecUpdateResult { cudaGraphExecUpdateSuccess, cudaGraphExecUpdateError, cudaGraphExecUpdateErrorTopologyChanged };
+enum {
+	cudaHostRegisterDefault = 0,
+	cudaHostRegisterPortable = 1,
+	cudaHostRegisterMapped = 2,
+	cudaHostRegisterReadOnly = 8
+};
+enum cudaStreamCaptureMode {
+	cudaStreamCaptureModeGlobal,
+	cudaStreamCaptureModeThreadLocal,
+	cudaStreamCaptureModeRelaxed
+};
+enum cudaStreamCaptureStatus {
+	cudaStreamCaptureStatusNone,
+	cudaStreamCaptureStatusActive,
+	cudaStreamCaptureStatusInvalidated
+};
+enum cudaGraphExecUpdateResult {
+	cudaGraphExecUpdateSuccess,
+	cudaGraphExecUpdateError,
+	cudaGraphExecUpdateErrorTopologyChanged
+};
 enum cudaFuncAttribute {
 	cudaFuncAttributeMaxDynamicSharedMemorySize = 8,
 	cudaFuncAttributePreferredSharedMemoryCarveout = 9,
@@ -102,7 +120,8 @@ struct cudaDeviceProp {
 	char name[256];
 	size_t totalGlobalMem, sharedMemPerBlock, sharedMemPerBlockOptin, sharedMemPerMultiprocessor;
 	int regsPerBlock, warpSize, maxThreadsPerBlock, maxThreadsPerMultiProcessor, multiProcessorCount;
-	int major, minor, l2CacheSize, memoryBusWidth, concurrentKernels, asyncEngineCount, integrated, canMapHostMemory;
+	int major, minor, l2CacheSize, memoryBusWidth, concurrentKernels, asyncEngineCount, integrated,
+		canMapHostMemory;
 	int unifiedAddressing, managedMemory, ECCEnabled, pciBusID, pciDeviceID, pciDomainID;
 };
 
@@ -149,9 +168,10 @@ template <typename T> inline cudaError_t cudaHostAlloc(T **p, size_t bytes, unsi
 }
 
 cudaError_t cudaMemcpy(void *dst, const void *src, size_t bytes, cudaMemcpyKind kind);
-cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream = nullptr);
-cudaError_t cudaMemcpy2DAsync(void *dst, size_t dst_pitch, const void *src, size_t src_pitch, size_t width, size_t height,
-                              cudaMemcpyKind kind, cudaStream_t stream = nullptr);
+cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, cudaMemcpyKind kind,
+                            cudaStream_t stream = nullptr);
+cudaError_t cudaMemcpy2DAsync(void *dst, size_t dst_pitch, const void *src, size_t src_pitch, size_t width,
+                              size_t height, cudaMemcpyKind kind, cudaStream_t stream = nullptr);
 cudaError_t cudaMemset(void *p, int value, size_t bytes);
 cudaError_t cudaMemsetAsync(void *p, int value, size_t bytes, cudaStream_t stream = nullptr);
 
@@ -202,17 +222,19 @@ inline cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, F 
 	return max_active_blocks(blocks, block_size, dynamic_bytes);
 }
 
-/* Queues `work` on the stream, as a library call would; it is captured like a launch. It touches device memory itself. */
+/*
+ * Queues `work` on the stream, as a library call would; it is captured like a launch. It touches device memory itself.
+ */
 cudaError_t enqueue(cudaStream_t stream, const char *name, std::function<void()> work);
 
 /* Element types of gemm(). */
 enum class element { f32, f16, bf16 };
 /*
- * d[n_rows][n_out] = alpha * x[n_rows][n_in] * w[n_out][n_in]^T + beta * d, rows of the given strides (in elements), products
- * summed in float in the order of n_in. What cublasLtMatmul is asked for, queued on the stream.
+ * d[n_rows][n_out] = alpha * x[n_rows][n_in] * w[n_out][n_in]^T + beta * d, rows of the given strides (in elements),
+ * products summed in float in the order of n_in. What cublasLtMatmul is asked for, queued on the stream.
  */
-cudaError_t gemm(cudaStream_t stream, int64_t n_rows, int64_t n_out, int64_t n_in, float alpha, const void *x, element x_type,
-                 int64_t x_stride, const void *w, element w_type, int64_t w_stride, float beta, void *d, element d_type,
-                 int64_t d_stride);
+cudaError_t gemm(cudaStream_t stream, int64_t n_rows, int64_t n_out, int64_t n_in, float alpha, const void *x,
+                 element x_type, int64_t x_stride, const void *w, element w_type, int64_t w_stride, float beta, void *d,
+                 element d_type, int64_t d_stride);
 
 } // namespace host_cuda

@@ -10,9 +10,9 @@
 namespace host_cuda {
 
 /*
- * What is known of a byte: its last write and its last reads, each with the epoch, the thread, and the thread's time within its warp
- * (see warp_state). Epochs never repeat, so that nothing is cleared between blocks. A byte is initialised when its last
- * write is of this block.
+ * What is known of a byte: its last write and its last reads, each with the epoch, the thread, and the thread's time
+ * within its warp (see warp_state). Epochs never repeat, so that nothing is cleared between blocks. A byte is
+ * initialised when its last write is of this block.
  */
 struct shadow_byte {
 	uint32_t write_epoch, read_epoch;
@@ -54,13 +54,15 @@ int64_t static_shared(const void *site, size_t bytes)
 	const int64_t offset = top;
 	top = (offset + static_cast<int64_t>(bytes) + 15) & ~INT64_C(15);
 	if (top > static_cast<int64_t>(current.shared_limit))
-		violation("%lld bytes of shared memory, static and dynamic: only %zu are allowed", static_cast<long long>(top),
-		          current.shared_limit);
+		violation("%lld bytes of shared memory, static and dynamic: only %zu are allowed",
+		          static_cast<long long>(top), current.shared_limit);
 	sites.emplace_back(site, offset);
 	return offset;
 }
 
-/* Whether all that the thread `other` did up to `time`, in this epoch, comes before what the running thread does now. */
+/*
+ * Whether all that the thread `other` did up to `time`, in this epoch, comes before what the running thread does now.
+ */
 static bool before_us(unsigned other, uint16_t time)
 {
 	if (other == self->id)
@@ -92,7 +94,8 @@ static void note_read(shadow_byte &b)
 		b.reader = id;
 		b.read_time = now;
 	} else if (b.reader != id) {
-		const bool ours = b.reader != by_many && (b.reader & by_warp ? b.reader & thread_bits : b.reader / warp_lanes) == self->warp;
+		const bool ours = b.reader != by_many &&
+		                  (b.reader & by_warp ? b.reader & thread_bits : b.reader / warp_lanes) == self->warp;
 		b.reader = ours ? static_cast<uint16_t>(by_warp | self->warp) : static_cast<uint16_t>(by_many);
 		b.read_time = now > b.read_time ? now : b.read_time;
 	}
@@ -109,17 +112,18 @@ static void note_write(shadow_byte &b, uint16_t flags)
 /* The reports say who was there before. */
 static void race_with_writer(const char *what, int64_t offset, const shadow_byte &b)
 {
-	violation("race: %s shared memory at offset %lld that thread %u of the block wrote, with no barrier between", what,
-	          static_cast<long long>(offset), b.writer & thread_bits);
+	violation("race: %s shared memory at offset %lld that thread %u of the block wrote, with no barrier between",
+	          what, static_cast<long long>(offset), b.writer & thread_bits);
 }
 
 static void race_with_reader(const char *what, int64_t offset, const shadow_byte &b)
 {
 	char who[64] = "several warps";
 	if (b.reader != by_many)
-		snprintf(who, sizeof who, b.reader & by_warp ? "lanes of warp %u" : "thread %u of the block", b.reader & thread_bits);
-	violation("race: %s shared memory at offset %lld that %s read, with no barrier between", what, static_cast<long long>(offset),
-	          who);
+		snprintf(who, sizeof who, b.reader & by_warp ? "lanes of warp %u" : "thread %u of the block",
+		         b.reader & thread_bits);
+	violation("race: %s shared memory at offset %lld that %s read, with no barrier between", what,
+	          static_cast<long long>(offset), who);
 }
 
 static const char *verb(access how)
@@ -130,8 +134,9 @@ static const char *verb(access how)
 static void check_byte(int64_t offset, shadow_byte &b, access how)
 {
 	if ((b.writer & is_pending) && b.write_epoch >= block_epoch)
-		violation("%s shared memory at offset %lld, where an asynchronous copy of thread %u has not been waited for", verb(how),
-		          static_cast<long long>(offset), b.writer & thread_bits);
+		violation("%s shared memory at offset %lld, where an asynchronous copy of thread %u has not been "
+		          "waited for",
+		          verb(how), static_cast<long long>(offset), b.writer & thread_bits);
 	if (how != access::write && b.write_epoch < block_epoch)
 		violation("reads uninitialised shared memory at offset %lld", static_cast<long long>(offset));
 	if (b.write_epoch == epoch && !(how == access::atomic && (b.writer & by_atomic)) &&
@@ -146,10 +151,12 @@ static void check_place(int64_t offset, unsigned bytes, unsigned alignment, int6
 	if (!self)
 		return;
 	if (offset < begin || offset + bytes > end)
-		violation("%s %u bytes of shared memory out of bounds: offset %lld in an array of %lld bytes", verb(how), bytes,
-		          static_cast<long long>(offset - begin), static_cast<long long>(end - begin));
+		violation("%s %u bytes of shared memory out of bounds: offset %lld in an array of %lld bytes",
+		          verb(how), bytes, static_cast<long long>(offset - begin),
+		          static_cast<long long>(end - begin));
 	if (offset % alignment != 0)
-		violation("misaligned: %s %u bytes of shared memory at offset %lld", verb(how), bytes, static_cast<long long>(offset));
+		violation("misaligned: %s %u bytes of shared memory at offset %lld", verb(how), bytes,
+		          static_cast<long long>(offset));
 }
 
 void *shared_access(int64_t offset, unsigned bytes, unsigned alignment, int64_t begin, int64_t end, access how)

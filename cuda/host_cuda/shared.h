@@ -1,7 +1,7 @@
 /*
- * Shared memory with a shadow. Each byte knows who wrote and who read it last and when, so that three things are errors: reading
- * what this block has not written, leaving an array or its alignment, and two threads' accesses to one byte, at least one of them a
- * write, that no barrier separates.
+ * Shared memory with a shadow. Each byte knows who wrote and who read it last and when, so that three things are
+ * errors: reading what this block has not written, leaving an array or its alignment, and two threads' accesses to one
+ * byte, at least one of them a write, that no barrier separates.
  */
 #pragma once
 
@@ -16,7 +16,10 @@ enum class access { read, write, atomic };
 /* Checks an access of the running thread and returns where the bytes are. [begin, end) are the array's offsets. */
 void *shared_access(int64_t offset, unsigned bytes, unsigned alignment, int64_t begin, int64_t end, access how);
 
-/* Offset of the static array declared at `site` in the running block, made on first use; and of the launch's dynamic bytes. */
+/*
+ * Offset of the static array declared at `site` in the running block, made on first use; and of the launch's dynamic
+ * bytes.
+ */
 int64_t static_shared(const void *site, size_t bytes);
 int64_t dynamic_shared();
 
@@ -77,7 +80,10 @@ public:
 	template <typename I> shared_span &operator+=(I i) { return *this = *this + i; }
 	template <typename I> shared_span &operator-=(I i) { return *this = *this - i; }
 	shared_span &operator++() { return *this += 1; }
-	int64_t operator-(const shared_span &o) const { return (offset_ - o.offset_) / static_cast<int64_t>(sizeof(T)); }
+	int64_t operator-(const shared_span &o) const
+	{
+		return (offset_ - o.offset_) / static_cast<int64_t>(sizeof(T));
+	}
 	bool operator==(const shared_span &o) const { return offset_ == o.offset_; }
 	bool operator!=(const shared_span &o) const { return offset_ != o.offset_; }
 	bool operator<(const shared_span &o) const { return offset_ < o.offset_; }

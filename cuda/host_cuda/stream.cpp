@@ -1,6 +1,7 @@
 /*
- * Streams and events. An operation waits in its stream until somebody needs it done; then everything that it comes after is done
- * first: what is before it in its stream, the events its stream waited for, and the default stream's rules.
+ * Streams and events. An operation waits in its stream until somebody needs it done; then everything that it comes
+ * after is done first: what is before it in its stream, the events its stream waited for, and the default stream's
+ * rules.
  */
 #include <chrono>
 

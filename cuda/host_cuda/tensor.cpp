@@ -1,8 +1,9 @@
 /*
- * Tensor-core instructions, lane by lane. Fragment layouts: PTX ISA, "Matrix Fragments for mma.m16n8k16", "... mma.m16n8k32" and
- * "ldmatrix". With g = lane / 4 and t = lane % 4, a lane of m16n8k16 holds
+ * Tensor-core instructions, lane by lane. Fragment layouts: PTX ISA, "Matrix Fragments for mma.m16n8k16", "...
+ * mma.m16n8k32" and "ldmatrix". With g = lane / 4 and t = lane % 4, a lane of m16n8k16 holds
  *
- *   A  a[0]: row g,   k 2t, 2t+1     a[1]: row g+8, the same k    a[2]: row g, k 2t+8, 2t+9    a[3]: row g+8, k 2t+8, 2t+9
+ * A  a[0]: row g,   k 2t, 2t+1     a[1]: row g+8, the same k    a[2]: row g, k 2t+8, 2t+9    a[3]: row g+8, k 2t+8,
+ * 2t+9
  *   B  b[0]: k 2t, 2t+1, column g    b[1]: k 2t+8, 2t+9, column g
  *   D  d[0], d[1]: row g, columns 2t, 2t+1    d[2], d[3]: row g+8
  *
@@ -69,7 +70,8 @@ template <typename E> static void run_mma(lane_op *const *lanes, uint32_t)
 	}
 }
 
-static void mma(const char *name, void (*run)(lane_op *const *, uint32_t), void *d, const uint32_t *a, const uint32_t *b)
+static void mma(const char *name, void (*run)(lane_op *const *, uint32_t), void *d, const uint32_t *a,
+                const uint32_t *b)
 {
 	const fragments f = {a, b, d};
 	lane_op op = {};
@@ -96,8 +98,8 @@ void mma_s8(int (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2])
 }
 
 /*
- * Matrix m's row i is the 16 bytes that lane 8m + i points to. Lane l gets, of matrix m in r[m], the elements 2(l % 4) and
- * 2(l % 4) + 1 of row l / 4; transposed, the same of the transposed matrix.
+ * Matrix m's row i is the 16 bytes that lane 8m + i points to. Lane l gets, of matrix m in r[m], the elements 2(l % 4)
+ * and 2(l % 4) + 1 of row l / 4; transposed, the same of the transposed matrix.
  */
 static void run_ldmatrix(lane_op *const *lanes, uint32_t)
 {
@@ -107,7 +109,8 @@ static void run_ldmatrix(lane_op *const *lanes, uint32_t)
 		for (unsigned m = 0; m < n; m++) {
 			uint16_t pair[2];
 			for (unsigned i = 0; i < 2; i++) {
-				const unsigned row = trans ? lane % 4 * 2 + i : lane / 4, column = trans ? lane / 4 : lane % 4 * 2 + i;
+				const unsigned row = trans ? lane % 4 * 2 + i : lane / 4,
+					       column = trans ? lane / 4 : lane % 4 * 2 + i;
 				memcpy(&pair[i], static_cast<const char *>(lanes[8 * m + row]->in) + 2 * column, 2);
 			}
 			static_cast<uint32_t *>(lanes[lane]->out)[m] = pair[0] | static_cast<uint32_t>(pair[1]) << 16;
@@ -116,13 +119,16 @@ static void run_ldmatrix(lane_op *const *lanes, uint32_t)
 
 void ldmatrix(uint32_t *r, unsigned n, bool trans, shared_place row)
 {
-	static const char *const names[2][5] = {{"", "ldmatrix_x1", "ldmatrix_x2", "", "ldmatrix_x4"},
-	                                        {"", "ldmatrix_x1_trans", "ldmatrix_x2_trans", "", "ldmatrix_x4_trans"}};
+	static const char *const names[2][5] = {
+		{"", "ldmatrix_x1", "ldmatrix_x2", "", "ldmatrix_x4"},
+		{"", "ldmatrix_x1_trans", "ldmatrix_x2_trans", "", "ldmatrix_x4_trans"}};
 	lane_op op = {};
 	op.name = names[trans][n];
 	op.mask = ~0u;
 	op.run = run_ldmatrix;
-	/* Each of the first 8n lanes' rows is read; the others' addresses do not matter. The reads are the lane's own. */
+	/*
+	 * Each of the first 8n lanes' rows is read; the others' addresses do not matter. The reads are the lane's own.
+	 */
 	if (self->lane < 8 * n)
 		op.in = shared_access(row.offset, 16, 16, row.begin, row.end, access::read);
 	op.out = r;

@@ -62,7 +62,8 @@ static void run_shuffle(lane_op *const *lanes, uint32_t mask)
 		lane_op &op = *lanes[lane];
 		const int source = source_lane(static_cast<shuffle>(op.same & 3), static_cast<int>(lane), op.a, op.b);
 		if (!(mask >> source & 1))
-			violation("%s: lane %u reads lane %d, which mask 0x%08x does not name", op.name, lane, source, mask);
+			violation("%s: lane %u reads lane %d, which mask 0x%08x does not name", op.name, lane, source,
+			          mask);
 		memcpy(op.out, lanes[source]->in, op.size);
 	});
 }
@@ -111,7 +112,9 @@ static void run_match(lane_op *const *lanes, uint32_t mask)
 	each_lane(mask, [&](unsigned lane) {
 		unsigned equal = 0;
 		each_lane(mask, [&](unsigned other) {
-			equal |= static_cast<unsigned>(memcmp(lanes[lane]->in, lanes[other]->in, lanes[lane]->size) == 0) << other;
+			equal |=
+				static_cast<unsigned>(memcmp(lanes[lane]->in, lanes[other]->in, lanes[lane]->size) == 0)
+				<< other;
 		});
 		*static_cast<unsigned *>(lanes[lane]->out) = equal;
 	});
@@ -161,7 +164,8 @@ static void run_reduce(lane_op *const *lanes, uint32_t mask)
 	const unsigned first = static_cast<unsigned>(__builtin_ctz(mask));
 	unsigned total = *static_cast<const unsigned *>(lanes[first]->in);
 	each_lane(mask & (mask - 1), [&](unsigned lane) {
-		total = reduce_two(static_cast<reduce>(lanes[lane]->same), total, *static_cast<const unsigned *>(lanes[lane]->in));
+		total = reduce_two(static_cast<reduce>(lanes[lane]->same), total,
+		                   *static_cast<const unsigned *>(lanes[lane]->in));
 	});
 	each_lane(mask, [&](unsigned lane) { *static_cast<unsigned *>(lanes[lane]->out) = total; });
 }

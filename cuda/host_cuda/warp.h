@@ -72,10 +72,19 @@ template <typename T> inline unsigned __match_any_sync(unsigned mask, T v)
 
 enum class reduce { add, min_signed, max_signed, min_unsigned, max_unsigned, bit_and, bit_or, bit_xor };
 unsigned reduce_sync(reduce kind, unsigned mask, unsigned v);
-inline int __reduce_add_sync(unsigned mask, int v) { return static_cast<int>(reduce_sync(reduce::add, mask, static_cast<unsigned>(v))); }
+inline int __reduce_add_sync(unsigned mask, int v)
+{
+	return static_cast<int>(reduce_sync(reduce::add, mask, static_cast<unsigned>(v)));
+}
 inline unsigned __reduce_add_sync(unsigned mask, unsigned v) { return reduce_sync(reduce::add, mask, v); }
-inline int __reduce_min_sync(unsigned mask, int v) { return static_cast<int>(reduce_sync(reduce::min_signed, mask, static_cast<unsigned>(v))); }
-inline int __reduce_max_sync(unsigned mask, int v) { return static_cast<int>(reduce_sync(reduce::max_signed, mask, static_cast<unsigned>(v))); }
+inline int __reduce_min_sync(unsigned mask, int v)
+{
+	return static_cast<int>(reduce_sync(reduce::min_signed, mask, static_cast<unsigned>(v)));
+}
+inline int __reduce_max_sync(unsigned mask, int v)
+{
+	return static_cast<int>(reduce_sync(reduce::max_signed, mask, static_cast<unsigned>(v)));
+}
 inline unsigned __reduce_min_sync(unsigned mask, unsigned v) { return reduce_sync(reduce::min_unsigned, mask, v); }
 inline unsigned __reduce_max_sync(unsigned mask, unsigned v) { return reduce_sync(reduce::max_unsigned, mask, v); }
 inline unsigned __reduce_and_sync(unsigned mask, unsigned v) { return reduce_sync(reduce::bit_and, mask, v); }
@@ -91,11 +100,26 @@ template <typename T> inline shared_place place(const shared_span<T> &s)
 	return {s.offset(), s.begin_offset(), s.end_offset()};
 }
 void ldmatrix(uint32_t *r, unsigned n, bool trans, shared_place row);
-template <typename T> inline void ldmatrix_x1(uint32_t (&r)[1], const shared_span<T> &row) { ldmatrix(r, 1, false, place(row)); }
-template <typename T> inline void ldmatrix_x2(uint32_t (&r)[2], const shared_span<T> &row) { ldmatrix(r, 2, false, place(row)); }
-template <typename T> inline void ldmatrix_x4(uint32_t (&r)[4], const shared_span<T> &row) { ldmatrix(r, 4, false, place(row)); }
-template <typename T> inline void ldmatrix_x2_trans(uint32_t (&r)[2], const shared_span<T> &row) { ldmatrix(r, 2, true, place(row)); }
-template <typename T> inline void ldmatrix_x4_trans(uint32_t (&r)[4], const shared_span<T> &row) { ldmatrix(r, 4, true, place(row)); }
+template <typename T> inline void ldmatrix_x1(uint32_t (&r)[1], const shared_span<T> &row)
+{
+	ldmatrix(r, 1, false, place(row));
+}
+template <typename T> inline void ldmatrix_x2(uint32_t (&r)[2], const shared_span<T> &row)
+{
+	ldmatrix(r, 2, false, place(row));
+}
+template <typename T> inline void ldmatrix_x4(uint32_t (&r)[4], const shared_span<T> &row)
+{
+	ldmatrix(r, 4, false, place(row));
+}
+template <typename T> inline void ldmatrix_x2_trans(uint32_t (&r)[2], const shared_span<T> &row)
+{
+	ldmatrix(r, 2, true, place(row));
+}
+template <typename T> inline void ldmatrix_x4_trans(uint32_t (&r)[4], const shared_span<T> &row)
+{
+	ldmatrix(r, 4, true, place(row));
+}
 
 void mma_f16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]);
 void mma_bf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]);

@@ -28,9 +28,9 @@ void buf_printf(struct buf *b, const char *fmt, ...) __attribute__((format(print
 void buf_vprintf(struct buf *b, const char *fmt, va_list args);
 
 /*
- * Appends `s` as a JSON string with its quotes (RFC 8259): the two-character escapes, \uXXXX for other control characters
- * (DEL, U+0080 to U+009F and the separators U+2028 and U+2029, which some readers take for line ends, among them); every
- * other byte unchanged. Bytes that are not UTF-8 become U+FFFD.
+ * Appends `s` as a JSON string with its quotes (RFC 8259): the two-character escapes, \uXXXX for other control
+ * characters (DEL, U+0080 to U+009F and the separators U+2028 and U+2029, which some readers take for line ends, among
+ * them); every other byte unchanged. Bytes that are not UTF-8 become U+FFFD.
  */
 void buf_json_string(struct buf *b, const char *s, size_t n);
 

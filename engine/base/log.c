@@ -43,7 +43,8 @@ void log_begin(struct log_line *l, enum log_level level, const char *event)
 	clock_gettime(CLOCK_REALTIME, &now);
 	gmtime_r(&now.tv_sec, &tm);
 	strftime(stamp, sizeof stamp, "%Y-%m-%dT%H:%M:%S", &tm);
-	buf_printf(&l->text, "time=%s.%03ldZ level=%s event=%s", stamp, now.tv_nsec / 1000000, level_names[level], event);
+	buf_printf(&l->text, "time=%s.%03ldZ level=%s event=%s", stamp, now.tv_nsec / 1000000, level_names[level],
+	           event);
 }
 
 /* A value needs quotes unless it is made of characters that logfmt readers take as they are. */
@@ -95,8 +96,8 @@ uint64_t log_n_lost(void)
 }
 
 /*
- * One write per line keeps lines of different threads apart. A pipe with room says so when PIPE_BUF bytes of it are free, so
- * that a line does not block; one whose reader sleeps must not stop the daemon.
+ * One write per line keeps lines of different threads apart. A pipe with room says so when PIPE_BUF bytes of it are
+ * free, so that a line does not block; one whose reader sleeps must not stop the daemon.
  */
 static bool write_line(const char *line, size_t n)
 {
@@ -113,7 +114,8 @@ void log_end(struct log_line *l)
 		if (l->text.failed || !write_line(l->text.data, l->text.len)) {
 			atomic_fetch_add(&n_lost, 1);
 		} else if (lost > told && atomic_compare_exchange_strong(&n_told, &told, lost)) {
-			int n = snprintf(line, sizeof line, "level=warn event=log msg=\"%llu lines before this one were lost\"\n",
+			int n = snprintf(line, sizeof line,
+			                 "level=warn event=log msg=\"%llu lines before this one were lost\"\n",
 			                 (unsigned long long)(lost - told));
 			if (!write_line(line, (size_t)n))
 				atomic_fetch_add(&n_lost, 1);

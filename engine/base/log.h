@@ -18,8 +18,8 @@ bool log_enabled(enum log_level level);
 bool log_level_parse(const char *name, enum log_level *out);
 
 /*
- * Lines that nobody got: stderr was closed, its disk was full, its reader did not keep up (nothing waits for it), or there
- * was no memory for the line. The next line that is written is followed by one that tells of them.
+ * Lines that nobody got: stderr was closed, its disk was full, its reader did not keep up (nothing waits for it), or
+ * there was no memory for the line. The next line that is written is followed by one that tells of them.
  */
 uint64_t log_n_lost(void);
 

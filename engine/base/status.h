@@ -33,7 +33,9 @@ enum status {
 #undef X
 };
 
-/* What went wrong, for a person: one line without a trailing newline. `param` names the offending parameter or is "". */
+/*
+ * What went wrong, for a person: one line without a trailing newline. `param` names the offending parameter or is "".
+ */
 struct error {
 	enum status status;
 	char param[64];
@@ -43,7 +45,10 @@ struct error {
 /* The fixed English text of a status; never NULL. */
 const char *status_text(enum status status);
 
-/* Fills *err (if not NULL) and returns `status`, so that a caller can write `return error_set(err, STATUS_INVALID, ...)`. */
+/*
+ * Fills *err (if not NULL) and returns `status`, so that a caller can write `return error_set(err, STATUS_INVALID,
+ * ...)`.
+ */
 enum status error_set(struct error *err, enum status status, const char *fmt, ...)
         __attribute__((format(printf, 3, 4)));
 

@@ -1,8 +1,8 @@
 /*
- * Products by matrix tiles (AMX): tiles of 16 rows of bfloat16s, multiplied into tiles of 16 x 16 floats. Quantised weights become
- * bfloat16s as they are used, 32 inputs of 32 outputs at a time, once for all rows; a scale per 32 weights applied to sums instead would
- * take the sums out of their tiles every time. Activations are rounded to bfloat16, and every row goes through the same sums in the
- * same order, however many there are.
+ * Products by matrix tiles (AMX): tiles of 16 rows of bfloat16s, multiplied into tiles of 16 x 16 floats. Quantised
+ * weights become bfloat16s as they are used, 32 inputs of 32 outputs at a time, once for all rows; a scale per 32
+ * weights applied to sums instead would take the sums out of their tiles every time. Activations are rounded to
+ * bfloat16, and every row goes through the same sums in the same order, however many there are.
  */
 #pragma once
 

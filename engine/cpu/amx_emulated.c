@@ -1,8 +1,8 @@
 /*
- * The source of the AMX products over tiles in plain C, which do what the instructions are documented to do (Intel, Architecture
- * Instruction Set Extensions, TILELOADD, TILESTORED and TDPBF16PS): products of even and of odd inputs are summed up apart, each
- * fused with its addition, then the two sums are added, then they are added to what the tile had. Numbers that are too small to be normal
- * count as zeros, on the way in and on the way out.
+ * The source of the AMX products over tiles in plain C, which do what the instructions are documented to do (Intel,
+ * Architecture Instruction Set Extensions, TILELOADD, TILESTORED and TDPBF16PS): products of even and of odd inputs are
+ * summed up apart, each fused with its addition, then the two sums are added, then they are added to what the tile had.
+ * Numbers that are too small to be normal count as zeros, on the way in and on the way out.
  */
 #include <string.h>
 
@@ -59,10 +59,12 @@ static void tile_dot_bf16(int c, int a, int b)
 			}
 		}
 		for (int n = 0; n < 16; n++)
-			tiles[c].sum[m][n] = normal_or_zero(normal_or_zero(tiles[c].sum[m][n]) + normal_or_zero(even[n] + odd[n]));
+			tiles[c].sum[m][n] =
+				normal_or_zero(normal_or_zero(tiles[c].sum[m][n]) + normal_or_zero(even[n] + odd[n]));
 	}
 }
 
 #include "engine/cpu/kernels_amx.h"
 
-const struct amx_kernels amx_kernels_emulated = {"cpu-amx-emulated", "emulated tiles, for tests; AVX-512 F, BW, DQ, VL, VNNI, VBMI, BF16", product};
+const struct amx_kernels amx_kernels_emulated = {
+	"cpu-amx-emulated", "emulated tiles, for tests; AVX-512 F, BW, DQ, VL, VNNI, VBMI, BF16", product};

@@ -1,4 +1,6 @@
-/* The kernels for AVX-512 with BF16; compiled with flags of its own, and run only where fast.c found the instructions. */
+/*
+ * The kernels for AVX-512 with BF16; compiled with flags of its own, and run only where fast.c found the instructions.
+ */
 #include "engine/cpu/simd_avx512.h"
 
 #include "engine/cpu/kernels_matmul.h"

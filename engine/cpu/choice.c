@@ -41,10 +41,12 @@ static uint32_t rank(float x)
 	return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
-void choose_pages(const struct page_choice *c, const int32_t *block_table, int32_t own, const float *score, int32_t *pages)
+void choose_pages(const struct page_choice *c, const int32_t *block_table, int32_t own, const float *score,
+                  int32_t *pages)
 {
 	int32_t begin = c->n_first, end = own + 1 - c->n_last, n = 0;
-	int32_t left = c->n_pages - c->n_first - c->n_last; /* of those ranked with the worst that is taken, how many are */
+	/* of those ranked with the worst that is taken, how many are */
+	int32_t left = c->n_pages - c->n_first - c->n_last;
 	uint32_t worst = 0;                                 /* its rank, found from the highest byte down */
 	for (int shift = 24; shift >= 0; shift -= 8) {
 		int32_t count[256] = {0}, byte = 255;

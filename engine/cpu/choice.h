@@ -1,4 +1,7 @@
-/* Rows that choose the pages they read (struct page_choice in backend.h), and those that say what pages are worth to them: what the CPU backends share of it. */
+/*
+ * Rows that choose the pages they read (struct page_choice in backend.h), and those that say what pages are worth to
+ * them: what the CPU backends share of it.
+ */
 #pragma once
 
 #include "engine/backend.h"
@@ -22,13 +25,14 @@ static inline void look_add(struct attention_look *to, double entropy, double la
 void probe_add(float *bound, int32_t n, float scale, uint64_t *score);
 
 /*
- * The least and the greatest of each dimension of 16 keys, elements of two bytes in the given order, NaNs beyond all others: to[0][head_dim] and
- * to[1][head_dim].
+ * The least and the greatest of each dimension of 16 keys, elements of two bytes in the given order, NaNs beyond all
+ * others: to[0][head_dim] and to[1][head_dim].
  */
 void bounds_of_keys(const uint16_t *keys, enum kv_block_order order, int32_t head_dim, uint16_t *to);
 
 /*
- * What a row in entry `own` of a block table reads, when its choice binds: c->n_pages page numbers in their order. score[i]: the bound of entry
- * i, for those in [n_first, own + 1 - n_last).
+ * What a row in entry `own` of a block table reads, when its choice binds: c->n_pages page numbers in their order.
+ * score[i]: the bound of entry i, for those in [n_first, own + 1 - n_last).
  */
-void choose_pages(const struct page_choice *c, const int32_t *block_table, int32_t own, const float *score, int32_t *pages);
+void choose_pages(const struct page_choice *c, const int32_t *block_table, int32_t own, const float *score,
+                  int32_t *pages);

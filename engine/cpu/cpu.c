@@ -81,8 +81,8 @@ static void copy_pages(void *arg, int64_t begin, int64_t end, int thread)
 	const struct page_copy *c = arg;
 	(void)thread;
 	for (int64_t i = begin; i < end; i++)
-		memcpy(c->kv + (size_t)c->to[i] * c->layout->page_stride, c->kv + (size_t)c->from[i] * c->layout->page_stride,
-		       c->layout->page_bytes);
+		memcpy(c->kv + (size_t)c->to[i] * c->layout->page_stride,
+		       c->kv + (size_t)c->from[i] * c->layout->page_stride, c->layout->page_bytes);
 	for (int64_t i = begin; i < end && c->layout->wide; i++) {
 		const char *from = narrow_wide_page(c->layout, c->kv, c->from[i]);
 		char *to = narrow_wide_page(c->layout, c->kv, c->to[i]);
@@ -138,11 +138,12 @@ enum status cpu_check_weight(const struct weight_desc *d, struct error *err)
 	if (d->n_in <= 0 || d->n_out <= 0)
 		return error_set(err, STATUS_INVALID, "matrix \"%s\" is empty", d->name);
 	if (d->n_in % d->format->block_elems != 0)
-		return error_set(err, STATUS_INVALID, "rows of \"%s\" have %lld elements, not a multiple of %u as %s needs", d->name,
+		return error_set(err, STATUS_INVALID,
+		                 "rows of \"%s\" have %lld elements, not a multiple of %u as %s needs", d->name,
 		                 (long long)d->n_in, d->format->block_elems, d->format->name);
 	/* The widest packed form takes below 16 bytes an element. */
 	if (d->n_in > INT32_MAX || d->n_out > INT32_MAX || d->n_in > INT64_MAX / 16 / d->n_out)
-		return error_set(err, STATUS_INVALID, "matrix \"%s\" of %lld x %lld is too large", d->name, (long long)d->n_in,
-		                 (long long)d->n_out);
+		return error_set(err, STATUS_INVALID, "matrix \"%s\" of %lld x %lld is too large", d->name,
+		                 (long long)d->n_in, (long long)d->n_out);
 	return STATUS_OK;
 }

@@ -1,5 +1,6 @@
 /*
- * What the CPU backends share: the kinds there are, and the operations whose code does not depend on the instruction set.
+ * What the CPU backends share: the kinds there are, and the operations whose code does not depend on the instruction
+ * set.
  */
 #pragma once
 
@@ -17,7 +18,9 @@ struct cpu_base {
 enum status cpu_base_init(struct cpu_base *c, const struct backend_ops *ops, int32_t n_threads);
 void cpu_base_fini(struct cpu_base *c);
 
-/* Constructors, one per row of the table in backend.c: those of x86-64 and of 64-bit ARM are in builds for them alone. */
+/*
+ * Constructors, one per row of the table in backend.c: those of x86-64 and of 64-bit ARM are in builds for them alone.
+ */
 enum status cpu_reference_create(int32_t n_threads, struct backend **out, struct error *err);
 enum status cpu_avx2_create(int32_t n_threads, struct backend **out, struct error *err);
 enum status cpu_avx512_bf16_create(int32_t n_threads, struct backend **out, struct error *err);

@@ -11,9 +11,11 @@ enum {
 	PIECE_BYTES = 256 << 10,      /* smallest share of weights worth handing to a thread */
 	BLOCK_BYTES = 256 << 10,     /* weights that stay in the second-level cache while all rows pass by, */
 	ACT_BYTES = 512 << 10,       /* beside quantised activations of a block of rows, */
-	BLOCK_ROWS = 256,            /* which has this many rows at most, so that a tile's sums of their fine parts stay in the first */
+	/* which has this many rows at most, so that a tile's sums of their fine parts stay in the first */
+	BLOCK_ROWS = 256,
 	INLINE_FLOATS = 8 << 10,     /* row operations below this size are quicker done alone */
-	FINE_ALONG = 32,             /* rows whose fine parts kernels take along; more are worth the lists of those that have one in a unit */
+	/* rows whose fine parts kernels take along; more are worth the lists of those that have one in a unit */
+	FINE_ALONG = 32,
 };
 
 static struct fast *self(const struct backend *b)
@@ -72,7 +74,8 @@ static enum status weight_create(struct backend *b, const struct weight_desc *de
 	w->format = pack_format(desc->format->type);
 	if (!w->format) {
 		free(w);
-		return error_set(err, STATUS_UNSUPPORTED, "no kernel for the format %s of \"%s\"", desc->format->name, desc->name);
+		return error_set(err, STATUS_UNSUPPORTED, "no kernel for the format %s of \"%s\"", desc->format->name,
+		                 desc->name);
 	}
 	if (!desc->rows_only) {
 		if (pack_layout(w, f->kernels->lanes, f->kernels->tile_floats) != STATUS_OK)
@@ -122,7 +125,8 @@ static void embed_rows(void *arg, int64_t begin, int64_t end, int thread)
 	(void)thread;
 	for (int64_t i = begin; i < end; i++) {
 		float *out = j->out + i * d->n_in;
-		d->format->dequantize((const char *)d->data + (size_t)j->token[i] * cpu_row_bytes(d), out, (size_t)d->n_in);
+		d->format->dequantize((const char *)d->data + (size_t)j->token[i] * cpu_row_bytes(d), out,
+		                      (size_t)d->n_in);
 		for (int64_t k = 0; k < d->n_in && j->scale != 1; k++)
 			out[k] *= j->scale;
 	}
@@ -209,8 +213,8 @@ static void quantize_groups(void *arg, int64_t begin, int64_t end, int thread)
 	(void)thread;
 	for (int64_t row = begin * group; row < end * group && row < j->n_rows; row += group)
 		j->f->kernels->quantize(j->x + row * j->n_in, j->n_in, (int)min_i64(group, j->n_rows - row), j->precise,
-		                        (struct act *)j->f->act.p + row * (j->n_in / UNIT), (uint8_t *)j->f->is_fine.p + row,
-		                        j->n_rows);
+		                        (struct act *)j->f->act.p + row * (j->n_in / UNIT),
+		                        (uint8_t *)j->f->is_fine.p + row, j->n_rows);
 }
 
 /* Items are units of blocks of rows: collects the fine parts of those rows that have them. */
@@ -248,10 +252,11 @@ static void list_fine_units(const struct matmul_job *j)
 }
 
 /*
- * Sums up the fine parts of a block's rows with a tile, in sums[n_rows][lanes], as a kernel does that takes both parts at once: by
- * themselves, in ascending order.
+ * Sums up the fine parts of a block's rows with a tile, in sums[n_rows][lanes], as a kernel does that takes both parts
+ * at once: by themselves, in ascending order.
  */
-static void sum_fine(const struct matmul_job *j, const struct fine_block *b, enum quant_type type, struct tile_job *tile, float *sums)
+static void sum_fine(const struct matmul_job *j, const struct fine_block *b, enum quant_type type,
+                     struct tile_job *tile, float *sums)
 {
 	const struct cpu_kernels *k = j->f->kernels;
 	memset(sums, 0, (size_t)b->n_rows * (size_t)k->lanes * sizeof *sums);
@@ -293,8 +298,12 @@ static void aim(const struct matmul_job *j, const struct matmul *mm, int64_t t, 
 	out->y = mm->y + row * w->desc.n_out + t * w->tile_outs;
 }
 
-/* Tiles [begin, end) of a product of quantised weights for a block of rows: what is fine first, which the kernel then adds to the rest. */
-static void multiply_block(const struct matmul_job *j, const struct matmul *mm, int64_t block, int64_t begin, int64_t end, float *sums)
+/*
+ * Tiles [begin, end) of a product of quantised weights for a block of rows: what is fine first, which the kernel then
+ * adds to the rest.
+ */
+static void multiply_block(const struct matmul_job *j, const struct matmul *mm, int64_t block, int64_t begin,
+                           int64_t end, float *sums)
 {
 	const struct weight *w = mm->weight;
 	const struct cpu_kernels *k = j->f->kernels;
@@ -373,7 +382,8 @@ static void multiply_range(void *arg, int64_t begin, int64_t end, int thread)
 	for (int32_t i = 0; i < j->n_mm && first < end; i++) {
 		int64_t n = j->mm[i].weight->n_tiles;
 		if (begin < first + n)
-			multiply_tiles(j, &j->mm[i], begin > first ? begin - first : 0, min_i64(n, end - first), thread);
+			multiply_tiles(j, &j->mm[i], begin > first ? begin - first : 0, min_i64(n, end - first),
+			               thread);
 		first += n;
 	}
 }
@@ -392,13 +402,14 @@ static enum status reserve_act(struct fast *f, int64_t n_rows, int64_t n_in)
 {
 	size_t n_units = (size_t)(n_in / UNIT), n = (size_t)n_rows * n_units;
 	size_t n_blocks = (size_t)((n_rows + f->kernels->rows_quant - 1) / f->kernels->rows_quant);
-	bool ok = n == 0 || (scratch_grow(&f->act, n * sizeof(struct act)) && scratch_grow(&f->is_fine, n) &&
-	                     scratch_grow(&f->fine, n * sizeof(struct act)) && scratch_grow(&f->fine_row, n * sizeof(int32_t)) &&
-	                     scratch_grow(&f->n_fine, n_blocks * n_units * sizeof(int32_t)) &&
-	                     scratch_grow(&f->fine_unit, n_blocks * n_units * sizeof(int32_t)) &&
-	                     scratch_grow(&f->n_fine_units, n_blocks * sizeof(int32_t)) &&
-	                     scratch_grow(&f->fine_sums, BLOCK_ROWS * (size_t)f->kernels->lanes *
-	                                                         (size_t)threads_count(f->base.threads) * sizeof(float)));
+	bool ok = n == 0 ||
+	          (scratch_grow(&f->act, n * sizeof(struct act)) && scratch_grow(&f->is_fine, n) &&
+	           scratch_grow(&f->fine, n * sizeof(struct act)) && scratch_grow(&f->fine_row, n * sizeof(int32_t)) &&
+	           scratch_grow(&f->n_fine, n_blocks * n_units * sizeof(int32_t)) &&
+	           scratch_grow(&f->fine_unit, n_blocks * n_units * sizeof(int32_t)) &&
+	           scratch_grow(&f->n_fine_units, n_blocks * sizeof(int32_t)) &&
+	           scratch_grow(&f->fine_sums, BLOCK_ROWS * (size_t)f->kernels->lanes *
+	                                               (size_t)threads_count(f->base.threads) * sizeof(float)));
 	return ok ? STATUS_OK : STATUS_NOMEM;
 }
 
@@ -440,10 +451,12 @@ static enum status matmul(struct backend *b, const float *x, int64_t n_rows, con
 		enum status s = reserve_act(f, n_rows, j.n_in);
 		if (s != STATUS_OK)
 			return s;
-		threads_for(f->base.threads, (n_rows + group - 1) / group, row_grain(group * j.n_in), quantize_groups, &j);
+		threads_for(f->base.threads, (n_rows + group - 1) / group, row_grain(group * j.n_in), quantize_groups,
+		            &j);
 		j.block_rows = block_rows(f, j.n_in, j.along);
 		int64_t n_blocks = (n_rows + j.block_rows - 1) / j.block_rows;
-		threads_for(f->base.threads, n_blocks * (j.n_in / UNIT), row_grain(min_i64(n_rows, j.block_rows)), refine_units, &j);
+		threads_for(f->base.threads, n_blocks * (j.n_in / UNIT), row_grain(min_i64(n_rows, j.block_rows)),
+		            refine_units, &j);
 		list_fine_units(&j);
 	}
 	if (j.narrow) {
@@ -546,8 +559,10 @@ struct rope_job {
 	int32_t n_head, n_head_kv, head_dim;
 };
 
-/* What turns by so many positions, in the order kernels->rope takes. Angles are products in double, so that they stay
- * exact at any position. */
+/*
+ * What turns by so many positions, in the order kernels->rope takes. Angles are products in double, so that they stay
+ * exact at any position.
+ */
 static void write_turn(const struct rope_params *p, int32_t by, float magnitude, float *cs)
 {
 	int32_t half = p->n_dims / 2;
@@ -619,7 +634,8 @@ static enum status rope(struct backend *b, float *q, int32_t n_head, float *k, i
 	}
 	struct rope_job j = {f, params, f->rope[i].table.p, batch->position, q, k, n_head, n_head_kv, head_dim};
 	if (f->rope[i].valid != params) {
-		threads_for(f->base.threads, batch->n_rows, row_grain(64 * (int64_t)params->n_dims), rope_table_rows, &j);
+		threads_for(f->base.threads, batch->n_rows, row_grain(64 * (int64_t)params->n_dims), rope_table_rows,
+		            &j);
 		f->rope[i].valid = params;
 	}
 	threads_for(f->base.threads, batch->n_rows, row_grain((int64_t)(n_head + n_head_kv) * head_dim), rope_rows, &j);
@@ -751,8 +767,8 @@ static const struct backend_ops fast_ops = {
         .scan = cpu_scan,
 };
 
-enum status fast_create(const struct cpu_kernels *kernels, const struct amx_kernels *amx, int32_t n_threads, struct backend **out,
-                        struct error *err)
+enum status fast_create(const struct cpu_kernels *kernels, const struct amx_kernels *amx, int32_t n_threads,
+                        struct backend **out, struct error *err)
 {
 	struct fast *f = calloc(1, sizeof *f);
 	if (!f)

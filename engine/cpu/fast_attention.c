@@ -43,7 +43,8 @@ struct attn_tile {
 	int32_t row;          /* first row, in the batch */
 	int32_t n_rows;
 	int32_t position;     /* of the first row, in the block table or among what it chooses */
-	int64_t chosen;       /* where in `chosen` the pages begin that its first KV head chose; those of the next follow. Or ALL */
+	/* where in `chosen` the pages begin that its first KV head chose; those of the next follow. Or ALL */
+	int64_t chosen;
 	int32_t head, n_heads; /* query heads within the group of each KV head */
 	int32_t span;         /* KV heads of an item */
 	int32_t range_tokens;
@@ -89,12 +90,15 @@ struct attn_plan {
 	struct scratch per_thread; /* float: thread_floats() each */
 	struct scratch choosers;   /* struct attn_chooser */
 	struct scratch chosen;     /* int32_t: page numbers */
-	struct scratch bounds;     /* float: bound_floats() for each thread, or for each choice of a layer where these are fewer */
+	/* float: bound_floats() for each thread, or for each choice of a layer where these are fewer */
+	struct scratch bounds;
 	int32_t most_pages;        /* in the block table of a chooser */
 	struct scratch probe; /* float: bound_floats() of the probe at hand for each thread, and behind them int32_t
 				 [n_pages] */
-	struct scratch weights;    /* struct block_weights [most_blocks] for each query of an item, of each thread and then of each split */
-	struct scratch state;     /* float [rows of the sequence][n_head][2][head_dim + 2]: weighted sum, maximum and sum of the parts so far */
+	/* struct block_weights [most_blocks] for each query of an item, of each thread and then of each split */
+	struct scratch weights;
+	/* float [rows of the sequence][n_head][2][head_dim + 2]: weighted sum, maximum and sum of the parts so far */
+	struct scratch state;
 };
 
 enum status attn_plan_create(struct attn_plan **out)
@@ -140,8 +144,9 @@ static int32_t first_seen(int32_t position, int32_t window)
 }
 
 /*
- * Positions that ranges have to cover for a row at `position`. A window takes no more than half of what RANGES_MAX ranges could, so that
- * it may begin and end within one; twice as far into a text as it is long, the length of ranges changes no more.
+ * Positions that ranges have to cover for a row at `position`. A window takes no more than half of what RANGES_MAX
+ * ranges could, so that it may begin and end within one; twice as far into a text as it is long, the length of ranges
+ * changes no more.
  */
 static int32_t reach(int32_t position, int32_t window)
 {
@@ -179,7 +184,8 @@ static enum status reserve(struct fast *f, struct attn_cut *cut, int64_t tiles, 
 {
 	struct attn_plan *p = f->plan;
 	size_t n_threads = (size_t)threads_count(f->base.threads);
-	size_t splits = SHARES * n_threads; /* (tile, KV head) pairs that can each be more than a share: at least the spans */
+	/* (tile, KV head) pairs that can each be more than a share: at least the spans */
+	size_t splits = SHARES * n_threads;
 	size_t items = (size_t)whole_items + splits * RANGES_MAX;
 	bool ok = scratch_grow(&cut->tiles, (size_t)tiles * sizeof(struct attn_tile)) &&
 	          scratch_grow(&cut->items, items * sizeof(struct attn_item)) &&
@@ -208,11 +214,15 @@ static int32_t chooses_from(const struct batch_seq *seq, int32_t window)
 	return c->from > c->n_pages * KV_PAGE_TOKENS ? c->from : c->n_pages * KV_PAGE_TOKENS;
 }
 
-/* Writes the tiles of a sequence to out, where it is not NULL, and counts them. first_chosen: where in `chosen` what its rows choose begins. */
+/*
+ * Writes the tiles of a sequence to out, where it is not NULL, and counts them. first_chosen: where in `chosen` what
+ * its rows choose begins.
+ */
 static int64_t cut_sequence(const struct batch_seq *seq, int32_t group, int32_t n_head_kv, int32_t window,
 			    int32_t chunk, int64_t first_chosen, struct attn_tile *out)
 {
-	int32_t n_heads = min_i32(group, ATTN_QUERIES), rows_max = ATTN_QUERIES / n_heads, choose = chooses_from(seq, window);
+	int32_t n_heads = min_i32(group, ATTN_QUERIES), rows_max = ATTN_QUERIES / n_heads,
+		choose = chooses_from(seq, window);
 	int64_t n = 0, next_chosen = first_chosen;
 	for (int32_t row = 0; row < seq->n_rows;) {
 		int32_t position = seq->first_position + row;
@@ -266,9 +276,11 @@ static void clip(struct attn_tile *t, const struct attention_part *part)
 }
 
 /* Lists the rows of a sequence that choose in out, where it is not NULL, and counts them. */
-static int64_t find_choosers(const struct batch_seq *seq, int32_t n_head_kv, int32_t window, int64_t first_chosen, struct attn_chooser *out)
+static int64_t find_choosers(const struct batch_seq *seq, int32_t n_head_kv, int32_t window, int64_t first_chosen,
+                             struct attn_chooser *out)
 {
-	int32_t choose = chooses_from(seq, window), row = choose > seq->first_position ? choose - seq->first_position : 0;
+	int32_t choose = chooses_from(seq, window),
+		row = choose > seq->first_position ? choose - seq->first_position : 0;
 	int64_t n = 0;
 	for (; row < seq->n_rows; row++, n++) {
 		if (out)
@@ -289,7 +301,8 @@ static int64_t chosen_by(const struct batch_seq *seq, int32_t n_head_kv, int32_t
 }
 
 /* Room for the rows that choose, and their list. */
-static enum status list_choosers(struct fast *f, struct attn_cut *p, const struct kv_layout *layout, int32_t group, int32_t window)
+static enum status list_choosers(struct fast *f, struct attn_cut *p, const struct kv_layout *layout, int32_t group,
+                                 int32_t window)
 {
 	const struct batch *batch = f->base.batch;
 	struct attn_plan *plan = f->plan;
@@ -352,7 +365,8 @@ static void add_items(struct attn_cut *p, int32_t tile, int32_t n_head_kv, int32
 	struct attn_item *items = p->items.p;
 	for (int32_t h = 0; h < n_head_kv; h += t->span)
 		for (int32_t r = 0; r < n_ranges; r++)
-			items[p->n_items++] = (struct attn_item){tile, h, min_i32(t->span, n_head_kv - h), first_range + r};
+			items[p->n_items++] =
+				(struct attn_item){tile, h, min_i32(t->span, n_head_kv - h), first_range + r};
 }
 
 static int32_t chunk_of(const struct attention_params *params)
@@ -468,7 +482,8 @@ static float *state_at(const struct attention_call *c, const struct attn_tile *t
 	return (float *)c->f->plan->state.p + (2 * query + kind) * (dim + 2);
 }
 
-static void load_state(const struct attention_call *c, const struct attn_tile *t, int32_t head_kv, int n, int kind, struct partial to)
+static void load_state(const struct attention_call *c, const struct attn_tile *t, int32_t head_kv, int n, int kind,
+                       struct partial to)
 {
 	int32_t dim = c->layout->head_dim;
 	for (int i = 0; i < n; i++) {
@@ -479,7 +494,8 @@ static void load_state(const struct attention_call *c, const struct attn_tile *t
 	}
 }
 
-static void store_state(const struct attention_call *c, const struct attn_tile *t, int32_t head_kv, int n, int kind, struct partial from)
+static void store_state(const struct attention_call *c, const struct attn_tile *t, int32_t head_kv, int n, int kind,
+                        struct partial from)
 {
 	int32_t dim = c->layout->head_dim;
 	for (int i = 0; i < n; i++) {
@@ -538,8 +554,8 @@ static void run_chunks(const struct attention_call *c, const struct attn_tile *t
 }
 
 /* Reduces one range of a tile into `to`; goes_on: the one after it follows. */
-static void run_range(const struct attention_call *c, const struct attn_tile *t, struct attn_job *j, int32_t range, bool goes_on,
-                      struct partial to)
+static void run_range(const struct attention_call *c, const struct attn_tile *t, struct attn_job *j, int32_t range,
+                      bool goes_on, struct partial to)
 {
 	int32_t dim = c->layout->head_dim;
 	int n = j->n_heads * j->n_queries;
@@ -553,7 +569,8 @@ static void run_range(const struct attention_call *c, const struct attn_tile *t,
 		memset(to.acc, 0, (size_t)n * (size_t)dim * sizeof *to.acc);
 	}
 	for (int i = 0; j->weights && i < n; i++) {
-		struct block_weights *w = j->weights + (int64_t)i * j->n_blocks + range * t->range_tokens / ATTN_BLOCK - j->first_block;
+		struct block_weights *w =
+			j->weights + (int64_t)i * j->n_blocks + range * t->range_tokens / ATTN_BLOCK - j->first_block;
 		for (int b = 0; b < t->range_tokens / ATTN_BLOCK; b++)
 			w[b] = (struct block_weights){.max = -INFINITY};
 	}
@@ -572,7 +589,10 @@ static void run_range(const struct attention_call *c, const struct attn_tile *t,
 		run_positions(c, j, from, end);
 }
 
-/* Adds range `range` to what the ranges before it gave. A query has nothing of ranges it does not see, and takes its first one as it is. */
+/*
+ * Adds range `range` to what the ranges before it gave. A query has nothing of ranges it does not see, and takes its
+ * first one as it is.
+ */
 static void fold(const struct attention_call *c, const struct attn_tile *t, const struct attn_job *j, int32_t range,
                  struct partial to, struct partial from)
 {
@@ -593,7 +613,8 @@ static void fold(const struct attention_call *c, const struct attn_tile *t, cons
 }
 
 /* Entropy and largest weight of a query over the blocks it saw; p = weight / sum, relative to the largest score. */
-static void add_look(struct attention_look *look, const struct block_weights *w, int32_t n_blocks, double max, double sum)
+static void add_look(struct attention_look *look, const struct block_weights *w, int32_t n_blocks, double max,
+                     double sum)
 {
 	double product = 0; /* of p and its logarithm to the base of two */
 	for (int32_t i = 0; i < n_blocks; i++) {
@@ -608,21 +629,24 @@ static void add_look(struct attention_look *look, const struct block_weights *w,
 /* What the queries of an item gave each page, now that the largest scores and the sums are known. */
 static void add_masses(const struct attn_tile *t, const struct attn_job *j, struct partial p)
 {
-	int32_t last = (t->position + t->n_rows - 1) / KV_PAGE_TOKENS, first = j->first_block * (ATTN_BLOCK / KV_PAGE_TOKENS);
+	int32_t last = (t->position + t->n_rows - 1) / KV_PAGE_TOKENS,
+		first = j->first_block * (ATTN_BLOCK / KV_PAGE_TOKENS);
 	for (int i = 0; i < j->n_heads * j->n_queries; i++) {
 		const struct block_weights *w = j->weights + (int64_t)i * j->n_blocks;
 		if (t->seq->look)
-			add_look(t->seq->look, w, last / (ATTN_BLOCK / KV_PAGE_TOKENS) - j->first_block + 1, p.max[i], p.sum[i]);
+			add_look(t->seq->look, w, last / (ATTN_BLOCK / KV_PAGE_TOKENS) - j->first_block + 1, p.max[i],
+			         p.sum[i]);
 		for (int32_t page = first; page <= last; page++) {
 			const struct block_weights *b = w + (page - first) * KV_PAGE_TOKENS / ATTN_BLOCK;
 			if (t->seq->mass)
-				mass_add(&t->seq->mass[page], b->page[page % (ATTN_BLOCK / KV_PAGE_TOKENS)] * exp2((double)b->max - p.max[i]) / p.sum[i]);
+				mass_add(&t->seq->mass[page], b->page[page % (ATTN_BLOCK / KV_PAGE_TOKENS)] *
+				                                      exp2((double)b->max - p.max[i]) / p.sum[i]);
 		}
 	}
 }
 
-static void finish(const struct attention_call *c, const struct attn_tile *t, const struct attn_job *j, int32_t head_kv, int n,
-                   struct partial p)
+static void finish(const struct attention_call *c, const struct attn_tile *t, const struct attn_job *j, int32_t head_kv,
+                   int n, struct partial p)
 {
 	int32_t dim = c->layout->head_dim;
 	if (j->weights)
@@ -633,8 +657,8 @@ static void finish(const struct attention_call *c, const struct attn_tile *t, co
 }
 
 /* A range of a part is there: it joins those before it, or is left open for the next part. */
-static void end_range(const struct attention_call *c, const struct attn_tile *t, const struct attn_job *j, int32_t range, struct partial total,
-                      struct partial part)
+static void end_range(const struct attention_call *c, const struct attn_tile *t, const struct attn_job *j,
+                      int32_t range, struct partial total, struct partial part)
 {
 	if (!c->part->last && (range + 1) * t->range_tokens > t->to)
 		store_state(c, t, j->head_kv, j->n_heads * j->n_queries, OPEN_RANGE, part);
@@ -643,8 +667,8 @@ static void end_range(const struct attention_call *c, const struct attn_tile *t,
 }
 
 /* All ranges of a part are folded: that is the result, or what the next part goes on with. */
-static void end_part(const struct attention_call *c, const struct attn_tile *t, const struct attn_job *j, int32_t head_kv, int n,
-                     struct partial total)
+static void end_part(const struct attention_call *c, const struct attn_tile *t, const struct attn_job *j,
+                     int32_t head_kv, int n, struct partial total)
 {
 	if (c->part->last)
 		finish(c, t, j, head_kv, n, total);
@@ -653,11 +677,13 @@ static void end_part(const struct attention_call *c, const struct attn_tile *t, 
 }
 
 /* `more`: the item after it, or NULL, is the next that this thread runs. */
-static void run_item(const struct attention_call *c, const struct attn_item *item, const struct attn_item *more, int thread, float *scratch)
+static void run_item(const struct attention_call *c, const struct attn_item *item, const struct attn_item *more,
+                     int thread, float *scratch)
 {
 	struct attn_plan *plan = c->f->plan;
 	const struct attn_tile *t = (const struct attn_tile *)c->cut->tiles.p + item->tile;
-	int32_t dim = c->layout->head_dim, limit[ATTN_QUERIES], first_of[ATTN_QUERIES], end = t->first_range + t->n_ranges;
+	int32_t dim = c->layout->head_dim, limit[ATTN_QUERIES], first_of[ATTN_QUERIES],
+		end = t->first_range + t->n_ranges;
 	float *q = scratch, *score = q + (int64_t)ATTN_QUERIES * dim;
 	float *first = score + ATTN_QUERIES * ATTN_BLOCK, *second = first + partial_floats(dim);
 	const int32_t *pages = t->seq->block_table;
@@ -724,7 +750,8 @@ static void run_item(const struct attention_call *c, const struct attn_item *ite
 	float *partials = (float *)plan->partials.p + (size_t)split * RANGES_MAX * partial_floats(dim);
 	_Atomic int32_t *left = (_Atomic int32_t *)plan->left.p + split;
 	bool goes_on = more && more->tile == item->tile && more->head_kv == item->head_kv;
-	run_range(c, t, &j, item->range, goes_on, partial_at(partials + (size_t)(item->range - t->first_range) * partial_floats(dim)));
+	run_range(c, t, &j, item->range, goes_on,
+	          partial_at(partials + (size_t)(item->range - t->first_range) * partial_floats(dim)));
 	/* Whoever ends the last range finds all others written, and folds them in their order. */
 	if (atomic_fetch_sub(left, 1) != 1)
 		return;
@@ -732,7 +759,8 @@ static void run_item(const struct attention_call *c, const struct attn_item *ite
 	if (c->part) {
 		load_state(c, t, item->head_kv, n, CLOSED_RANGES, total);
 		for (int32_t r = t->first_range; r < end; r++)
-			end_range(c, t, &j, r, total, partial_at(partials + (size_t)(r - t->first_range) * partial_floats(dim)));
+			end_range(c, t, &j, r, total,
+			          partial_at(partials + (size_t)(r - t->first_range) * partial_floats(dim)));
 		end_part(c, t, &j, item->head_kv, n, total);
 		return;
 	}
@@ -766,7 +794,10 @@ struct choosing {
 	float *bound; /* [entries of the block table] */
 };
 
-/* Choice i of a layer; its bounds are in the place of a thread, or in one of its own (there are no more choices than threads then). */
+/*
+ * Choice i of a layer; its bounds are in the place of a thread, or in one of its own (there are no more choices than
+ * threads then).
+ */
 static struct choosing choosing(const struct attention_call *c, int64_t i, int64_t place)
 {
 	const struct kv_layout *l = c->layout;
@@ -781,15 +812,18 @@ static struct choosing choosing(const struct attention_call *c, int64_t i, int64
 }
 
 /* Piece `piece` of `n_pieces` of the pages that may be chosen. */
-static void bound_piece(const struct attention_call *c, const struct choosing *o, int64_t piece, int64_t n_pieces, int thread)
+static void bound_piece(const struct attention_call *c, const struct choosing *o, int64_t piece, int64_t n_pieces,
+                        int thread)
 {
 	const struct kv_layout *l = c->layout;
 	const struct page_choice *choice = &o->a->seq->choice;
 	const struct attn_plan *plan = c->f->plan;
 	int32_t group = c->n_head / l->n_head_kv, n = o->a->own + 1 - choice->n_last - choice->n_first;
 	int64_t size = (int64_t)group * l->head_dim;
-	int32_t from = choice->n_first + (int32_t)(n * piece / n_pieces), to = choice->n_first + (int32_t)(n * (piece + 1) / n_pieces);
-	float *plus = (float *)plan->bounds.p + (size_t)thread * bound_floats(group, l->head_dim, plan->most_pages), *minus = plus + size;
+	int32_t from = choice->n_first + (int32_t)(n * piece / n_pieces),
+		to = choice->n_first + (int32_t)(n * (piece + 1) / n_pieces);
+	float *plus = (float *)plan->bounds.p + (size_t)thread * bound_floats(group, l->head_dim, plan->most_pages),
+	      *minus = plus + size;
 	const float *q = c->q + ((int64_t)o->a->row * c->n_head + o->head_kv * group) * l->head_dim;
 	split_queries(q, size, plus, minus);
 	c->f->pages->attn_bound(&(struct bound_job){
@@ -832,7 +866,10 @@ static void bound_items(void *arg, int64_t begin, int64_t end, int thread)
 	}
 }
 
-/* Finds the pages of all rows that choose. Threads share the pages of a choice where there are fewer choices than threads. */
+/*
+ * Finds the pages of all rows that choose. Threads share the pages of a choice where there are fewer choices than
+ * threads.
+ */
 static void choose_all(const struct attention_call *c)
 {
 	struct threads *threads = c->f->base.threads;
@@ -869,7 +906,8 @@ static void probe_items(void *arg, int64_t begin, int64_t end, int thread)
 		int32_t head_kv = (int32_t)(i % l->n_head_kv);
 		int64_t row = p->seq->first_row + i / l->n_head_kv;
 		const struct bound_job j = {
-			.bounds = (const char *)(probe->bounds + (size_t)(c->layer * l->n_head_kv + head_kv) * 2 * (size_t)dim),
+			.bounds = (const char *)(probe->bounds +
+		                                 (size_t)(c->layer * l->n_head_kv + head_kv) * 2 * (size_t)dim),
 			.pages = p->at,
 			.n = probe->n_pages,
 			.head_dim = dim,
@@ -888,7 +926,8 @@ static enum status run_probe(const struct attention_call *c, const struct batch_
 {
 	const struct kv_layout *l = c->layout;
 	int32_t n = seq->probe->n_pages;
-	size_t floats = (size_t)threads_count(c->f->base.threads) * bound_floats(c->n_head / l->n_head_kv, l->head_dim, n);
+	size_t floats =
+		(size_t)threads_count(c->f->base.threads) * bound_floats(c->n_head / l->n_head_kv, l->head_dim, n);
 	if (!scratch_grow(&c->f->plan->probe, floats * sizeof(float) + (size_t)n * sizeof(int32_t)))
 		return STATUS_NOMEM;
 	int32_t *at = (int32_t *)(void *)((float *)c->f->plan->probe.p + floats);
@@ -911,8 +950,8 @@ static void run_cut(const struct attention_call *c)
 	threads_for(c->f->base.threads, c->cut->n_items, 1, run_items, (void *)c);
 }
 
-enum status fast_attention(struct backend *b, const void *kv, const struct kv_layout *layout, int32_t layer, const float *q,
-                           int32_t n_head, const struct attention_params *params, float *out)
+enum status fast_attention(struct backend *b, const void *kv, const struct kv_layout *layout, int32_t layer,
+                           const float *q, int32_t n_head, const struct attention_params *params, float *out)
 {
 	struct fast *f = (struct fast *)b;
 	struct attn_cut *p = &f->plan->cut[params->window > 0 ? CUT_WINDOW : CUT_ALL];
@@ -936,8 +975,9 @@ enum status fast_attention(struct backend *b, const void *kv, const struct kv_la
 	return STATUS_OK;
 }
 
-enum status fast_attention_part(struct backend *b, const void *kv, const struct kv_layout *layout, int32_t layer, const float *q,
-                                int32_t n_head, const struct attention_params *params, const struct attention_part *part, float *out)
+enum status fast_attention_part(struct backend *b, const void *kv, const struct kv_layout *layout, int32_t layer,
+                                const float *q, int32_t n_head, const struct attention_params *params,
+                                const struct attention_part *part, float *out)
 {
 	struct fast *f = (struct fast *)b;
 	struct attn_cut *p = &f->plan->cut[CUT_PART];
@@ -975,7 +1015,8 @@ static void bound_pages(void *arg, int64_t begin, int64_t end, int thread)
 	const struct bounds_call *c = arg;
 	const struct kv_layout *l = c->layout;
 	const struct cpu_pages *p = c->f->pages;
-	uint16_t *widened = (uint16_t *)(void *)((float *)c->f->plan->per_thread.p + (size_t)thread * thread_floats(l->head_dim));
+	uint16_t *widened =
+		(uint16_t *)(void *)((float *)c->f->plan->per_thread.p + (size_t)thread * thread_floats(l->head_dim));
 	for (int64_t i = begin; i < end; i++) {
 		const char *page = c->kv + (size_t)c->pages[i] * l->page_stride;
 		const char *wide = l->form == KV_FORM_F16 ? page : narrow_wide_page(l, c->kv, c->pages[i]);
@@ -984,16 +1025,17 @@ static void bound_pages(void *arg, int64_t begin, int64_t end, int thread)
 				const uint16_t *keys = widened;
 				if (wide)
 					keys = (const uint16_t *)(const void *)(wide + fast_kv_offset(l, layer, head));
-				else
-					p->narrow_widen(l->form, (const struct narrow_block *)(const void *)(page + narrow_offset(l, layer, head)),
-					                l->head_dim, widened);
-				bounds_of_keys(keys, p->keys, l->head_dim,
-				               (uint16_t *)(void *)((char *)l->bounds->slab + kv_bounds_offset(l, layer, head, c->pages[i])));
+				const void *narrow = page + narrow_offset(l, layer, head);
+				void *to = (char *)l->bounds->slab + kv_bounds_offset(l, layer, head, c->pages[i]);
+				if (!wide)
+					p->narrow_widen(l->form, narrow, l->head_dim, widened);
+				bounds_of_keys(keys, p->keys, l->head_dim, to);
 			}
 	}
 }
 
-enum status fast_page_bounds(struct backend *b, const void *kv, const struct kv_layout *layout, const int32_t *pages, int32_t n)
+enum status fast_page_bounds(struct backend *b, const void *kv, const struct kv_layout *layout, const int32_t *pages,
+                             int32_t n)
 {
 	struct fast *f = (struct fast *)b;
 	struct bounds_call c = {f, kv, layout, pages};

@@ -19,28 +19,34 @@ static bool has_f16c(void)
 enum status cpu_avx2_create(int32_t n_threads, struct backend **out, struct error *err)
 {
 	if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !has_f16c())
-		return error_set(err, STATUS_UNSUPPORTED, "this machine has no AVX2, FMA or F16C, which cpu-avx2 needs");
+		return error_set(err, STATUS_UNSUPPORTED,
+		                 "this machine has no AVX2, FMA or F16C, which cpu-avx2 needs");
 	return fast_create(&cpu_kernels_avx2, NULL, n_threads, out, err);
 }
 
 static bool has_avx512(void)
 {
-	return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-	       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
+	return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+	       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+	       __builtin_cpu_supports("avx512vnni");
 }
 
-/* BF16 is likewise not known to every compiler: leaf 7.1, EAX bit 5 (Intel, Architecture Instruction Set Extensions). */
+/*
+ * BF16 is likewise not known to every compiler: leaf 7.1, EAX bit 5 (Intel, Architecture Instruction Set Extensions).
+ */
 static bool has_avx512_bf16(void)
 {
 	unsigned a, b, c, d;
-	return has_avx512() && __builtin_cpu_supports("avx512vbmi") && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & 1u << 5);
+	return has_avx512() && __builtin_cpu_supports("avx512vbmi") && __get_cpuid_count(7, 1, &a, &b, &c, &d) &&
+	       (a & 1u << 5);
 }
 
 enum status cpu_avx512_bf16_create(int32_t n_threads, struct backend **out, struct error *err)
 {
 	if (!has_avx512_bf16())
 		return error_set(err, STATUS_UNSUPPORTED,
-		                 "this machine has no AVX-512 with BW, DQ, VL, VNNI, VBMI and BF16, which cpu-avx512-bf16 needs");
+		                 "this machine has no AVX-512 with BW, DQ, VL, VNNI, VBMI and BF16, which "
+		                 "cpu-avx512-bf16 needs");
 	return fast_create(&cpu_kernels_avx512_bf16, NULL, n_threads, out, err);
 }
 
@@ -53,8 +59,8 @@ enum status cpu_avx512_create(int32_t n_threads, struct backend **out, struct er
 }
 
 /*
- * AMX with BF16 (leaf 7.0, EDX bits 24 and 22), and a system that saves the tiles (XCR0 bits 17 and 18) and lets this process use them:
- * Linux, Documentation/arch/x86/xstate.rst.
+ * AMX with BF16 (leaf 7.0, EDX bits 24 and 22), and a system that saves the tiles (XCR0 bits 17 and 18) and lets this
+ * process use them: Linux, Documentation/arch/x86/xstate.rst.
  */
 static bool has_amx(void)
 {
@@ -72,10 +78,12 @@ static bool has_amx(void)
 enum status cpu_amx_create(int32_t n_threads, struct backend **out, struct error *err)
 {
 	if (!amx_kernels.product)
-		return error_set(err, STATUS_UNSUPPORTED, "the compiler of this build knew no AMX, which cpu-amx needs");
+		return error_set(err, STATUS_UNSUPPORTED,
+		                 "the compiler of this build knew no AMX, which cpu-amx needs");
 	if (!has_avx512_bf16() || !has_amx())
 		return error_set(err, STATUS_UNSUPPORTED,
-		                 "this machine has no AMX with BF16 (or its system does not let programs use it), which cpu-amx needs");
+		                 "this machine has no AMX with BF16 (or its system does not let programs use it), "
+		                 "which cpu-amx needs");
 	return fast_create(&cpu_kernels_avx512_bf16, &amx_kernels, n_threads, out, err);
 }
 
@@ -83,7 +91,8 @@ enum status cpu_amx_emulated_create(int32_t n_threads, struct backend **out, str
 {
 	if (!has_avx512_bf16())
 		return error_set(err, STATUS_UNSUPPORTED,
-		                 "this machine has no AVX-512 with BW, DQ, VL, VNNI, VBMI and BF16, which cpu-amx-emulated needs");
+		                 "this machine has no AVX-512 with BW, DQ, VL, VNNI, VBMI and BF16, which "
+		                 "cpu-amx-emulated needs");
 	return fast_create(&cpu_kernels_avx512_bf16, &amx_kernels_emulated, n_threads, out, err);
 }
 
@@ -100,7 +109,8 @@ enum status cpu_neon_dotprod_create(int32_t n_threads, struct backend **out, str
 {
 	const unsigned long dotprod = 1ul << 20; /* HWCAP_ASIMDDP (Linux, Documentation/arch/arm64/elf_hwcaps.rst) */
 	if (!(getauxval(AT_HWCAP) & dotprod))
-		return error_set(err, STATUS_UNSUPPORTED, "this machine has no NEON with DotProd, which cpu-neon-dotprod needs");
+		return error_set(err, STATUS_UNSUPPORTED,
+		                 "this machine has no NEON with DotProd, which cpu-neon-dotprod needs");
 	return fast_create(&cpu_kernels_neon_dotprod, NULL, n_threads, out, err);
 }
 

@@ -7,7 +7,8 @@
  *   tile_store(t, p)             16 rows in a row
  *   tile_dot_bf16(c, a, b)       c[m][n] += sum over k of a[m][k] * b[k / 2][n][k % 2]
  *
- * whose tile numbers are constants. 16 outputs of a matrix are a strip: for each 32 inputs a tile [16 pairs of inputs][16 outputs][2].
+ * whose tile numbers are constants. 16 outputs of a matrix are a strip: for each 32 inputs a tile [16 pairs of
+ * inputs][16 outputs][2].
  */
 #pragma once
 
@@ -18,7 +19,10 @@
 
 enum { TILE_BYTES = AMX_ROWS * 64 };
 
-/* The tiles: sums of [tile of rows][strip], two strips, two tiles of rows. Literals, which is what gcc's intrinsics want. */
+/*
+ * The tiles: sums of [tile of rows][strip], two strips, two tiles of rows. Literals, which is what gcc's intrinsics
+ * want.
+ */
 #define SUM_00 0
 #define SUM_01 1
 #define SUM_10 2
@@ -72,8 +76,10 @@ INLINE void dequantize_unit(const char *p, const char *s, struct super super, st
 		UNROLL
 		for (int j = g * n; j < (g + 1) * n; j++, out += 2 * VB) {
 			vb w = subvector(v, f.planes, j);
-			_mm512_storeu_si512(out, bf16_pairs(dequantized_byte(w, 0, scale, min), dequantized_byte(w, 1, scale, min)));
-			_mm512_storeu_si512(out + VB, bf16_pairs(dequantized_byte(w, 2, scale, min), dequantized_byte(w, 3, scale, min)));
+			_mm512_storeu_si512(out, bf16_pairs(dequantized_byte(w, 0, scale, min),
+			                                    dequantized_byte(w, 1, scale, min)));
+			_mm512_storeu_si512(out + VB, bf16_pairs(dequantized_byte(w, 2, scale, min),
+			                                         dequantized_byte(w, 3, scale, min)));
 		}
 	}
 }
@@ -137,8 +143,8 @@ static void store_sums(const struct amx_job *j, const float *sums, int64_t row, 
 }
 
 /* Rows from `row` on, one tile of them or two, times one strip or two. */
-INLINE void multiply_block(const struct amx_job *j, int64_t row, const struct strip *strips, int64_t strip, bool two_rows, bool two_strips,
-                           float *sums)
+INLINE void multiply_block(const struct amx_job *j, int64_t row, const struct strip *strips, int64_t strip,
+                           bool two_rows, bool two_strips, float *sums)
 {
 	const size_t stride = (size_t)j->stride * sizeof *j->x;
 	const char *x = (const char *)(j->x + row * j->stride);
@@ -179,7 +185,8 @@ INLINE void multiply_block(const struct amx_job *j, int64_t row, const struct st
 
 static void product(const struct amx_job *j)
 {
-	const int64_t per_tile = j->weight->tile_outs / AMX_ROWS, n_strips = (j->weight->desc.n_out + AMX_ROWS - 1) / AMX_ROWS;
+	const int64_t per_tile = j->weight->tile_outs / AMX_ROWS,
+		      n_strips = (j->weight->desc.n_out + AMX_ROWS - 1) / AMX_ROWS;
 	const int64_t end = j->end * per_tile < n_strips ? j->end * per_tile : n_strips;
 	char *room = j->scratch;
 	float *sums = (float *)(void *)(room + (size_t)j->stride * AMX_BLOCK * AMX_ROWS * sizeof *j->x);

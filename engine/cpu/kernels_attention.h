@@ -1,13 +1,14 @@
 /*
  * Attention kernels over the primitives of one instruction set: included by avx2.c and its like.
  *
- * How K and V stand in a page, and the products with them, are in kernels_pages_plain.h or, where the processor multiplies bfloat16s,
- * kernels_pages_bf16.h. Scores of 16 tokens stand in the lanes of a vector and add up over head_dim without a horizontal sum; the
- * weighted sum of V has dimensions in its lanes. Softmax is computed in one pass over blocks of ATTN_BLOCK positions with a running
- * maximum (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018), in powers of two: q comes multiplied by log2(e).
+ * How K and V stand in a page, and the products with them, are in kernels_pages_plain.h or, where the processor
+ * multiplies bfloat16s, kernels_pages_bf16.h. Scores of 16 tokens stand in the lanes of a vector and add up over
+ * head_dim without a horizontal sum; the weighted sum of V has dimensions in its lanes. Softmax is computed in one pass
+ * over blocks of ATTN_BLOCK positions with a running maximum (Milakov and Gimelshein, "Online normalizer calculation
+ * for softmax", 2018), in powers of two: q comes multiplied by log2(e).
  *
- * Several queries that share the KV head go through the same loads, each with its own sums in the same order as it would have
- * alone, so a row's result does not depend on the rows beside it.
+ * Several queries that share the KV head go through the same loads, each with its own sums in the same order as it
+ * would have alone, so a row's result does not depend on the rows beside it.
  */
 #pragma once
 
@@ -75,7 +76,8 @@ INLINE void softmax_of(float *score, int from, int n, const float *k_scale, cons
 			weights->product += vf_hsum(vf_mul(w, vf_max(vf_set1(-1000), vf_sub(s[k], vf_set1(new_max)))));
 		}
 		if (v_scale && left > 0)
-			w = vf_mul(w, left < LANES ? vf_load_n(v_scale + k * LANES, left) : vf_load(v_scale + k * LANES));
+			w = vf_mul(w,
+			           left < LANES ? vf_load_n(v_scale + k * LANES, left) : vf_load(v_scale + k * LANES));
 		if (v_scale && before > 0)
 			w = vf_first(vf_zero(), w, before < LANES ? before : LANES);
 		if (floats)
@@ -155,8 +157,8 @@ ATTEND(6)
 #endif
 
 /*
- * The first head's K in the block's pages from position `at`, those that hold positions below `end`; how many there are. Those before all
- * windows, which are not read, may be gone: the first one behind stands in their places.
+ * The first head's K in the block's pages from position `at`, those that hold positions below `end`; how many there
+ * are. Those before all windows, which are not read, may be gone: the first one behind stands in their places.
  */
 static int find_pages(const struct attn_job *j, int32_t at, int32_t end, const uint16_t **k)
 {
@@ -166,7 +168,8 @@ static int find_pages(const struct attn_job *j, int32_t at, int32_t end, const u
 	for (int p = 0; p < n; p++) {
 		int32_t page = at / KV_PAGE_TOKENS + p;
 		page = page < seen ? seen : page;
-		k[p] = (const uint16_t *)(const void *)(j->kv + (size_t)j->block_table[page - j->first_page] * j->page_stride);
+		k[p] = (const uint16_t *)(const void *)(j->kv +
+		                                        (size_t)j->block_table[page - j->first_page] * j->page_stride);
 	}
 	return n;
 }
@@ -178,18 +181,26 @@ static attend_fn *const attend_wide[] = {
 #endif
 };
 
-/* All queries of head `head` over the block at position `at`. attend[n] takes n of them, up to QK_QUERIES or all there are. */
+/*
+ * All queries of head `head` over the block at position `at`. attend[n] takes n of them, up to QK_QUERIES or all there
+ * are.
+ */
 static void attend_head(const struct attn_job *j, int head, int32_t at, struct block *b, attend_fn *const *attend)
 {
 	int i = 0;
 	b->weights = j->weights ? j->weights + at / ATTN_BLOCK - j->first_block : NULL;
 	while (i < j->n_queries && j->limit[i] <= at)
 		i++;
-	/* Neighbours that see equally much of this block go together; those whose windows begin behind it come last, and see nothing. */
+	/*
+	 * Neighbours that see equally much of this block go together; those whose windows begin behind it come last,
+	 * and see nothing.
+	 */
 	while (i < j->n_queries && j->first[i] < at + ATTN_BLOCK) {
-		int from = j->first[i] > at ? j->first[i] - at : 0, end = j->limit[i] - at < ATTN_BLOCK ? j->limit[i] - at : ATTN_BLOCK;
+		int from = j->first[i] > at ? j->first[i] - at : 0,
+		    end = j->limit[i] - at < ATTN_BLOCK ? j->limit[i] - at : ATTN_BLOCK;
 		int n = 1;
-		while (n < QK_QUERIES && i + n < j->n_queries && (j->limit[i + n] == j->limit[i] || end == ATTN_BLOCK) &&
+		while (n < QK_QUERIES && i + n < j->n_queries &&
+		       (j->limit[i + n] == j->limit[i] || end == ATTN_BLOCK) &&
 		       (j->first[i + n] == j->first[i] || j->first[i + n] <= at))
 			n++;
 		attend[n](j, head * j->n_queries + i, from, end, b);
@@ -224,12 +235,12 @@ static void attn_run(const struct attn_job *j)
 }
 
 /*
- * The largest bound of a page for n_heads queries, a constant, or no number. Dimensions are in the lanes: the one sum here whose terms stand
- * beside each other, and one of a page whatever the other pages are. A bound that is no number makes the sum none, whatever it is
- * multiplied with.
+ * The largest bound of a page for n_heads queries, a constant, or no number. Dimensions are in the lanes: the one sum
+ * here whose terms stand beside each other, and one of a page whatever the other pages are. A bound that is no number
+ * makes the sum none, whatever it is multiplied with.
  */
-INLINE float bound_of(int n_heads, const float *plus, const float *minus, const uint16_t *least, const uint16_t *greatest,
-                      int32_t dim, float bound)
+INLINE float bound_of(int n_heads, const float *plus, const float *minus, const uint16_t *least,
+                      const uint16_t *greatest, int32_t dim, float bound)
 {
 	vf low[BOUND_HEADS], high[BOUND_HEADS];
 	int32_t d = 0;

@@ -94,8 +94,10 @@ INLINE void make_byte_weights(const vf *w, float *score)
 	score[ATTN_BLOCK / sizeof(float)] = max < 0x1p-100f ? 0 : max / 255;
 }
 
-/* What softmax_of() does for a block of which all is seen, without a cap, of scores that have the scales of keys and
- * are not above `top`. */
+/*
+ * What softmax_of() does for a block of which all is seen, without a cap, of scores that have the scales of keys and
+ * are not above `top`.
+ */
 INLINE void softmax_whole(const struct attn_job *j, const struct block *b, int i, float top, float *score, float *acc)
 {
 	enum { N = ATTN_BLOCK / LANES };

@@ -9,8 +9,8 @@ enum {
 };
 
 /*
- * Asks for the lines of the pages that will be read next, while the present ones are computed with. In ascending order, since other
- * orders confuse the hardware's own prefetching, and a few at a time, since a processor keeps few requests.
+ * Asks for the lines of the pages that will be read next, while the present ones are computed with. In ascending order,
+ * since other orders confuse the hardware's own prefetching, and a few at a time, since a processor keeps few requests.
  */
 struct fetcher {
 	const uint16_t *pages[BLOCK_PAGES];

@@ -11,9 +11,10 @@ enum {
 	ROW_STRIDE = sizeof(struct act), /* of rows in a group */
 	FINE_ABOVE = 2, /* times the mean square of the units' largest values: see struct act */
 	/*
-	 * With so many rows the products of a unit take longer than the memory, and what the processor fetches of itself comes too late: it is
-	 * asked for NEAR bytes ahead, and where a unit is large, FAR ahead into the second-level cache too. A 1B model's Q4_K and Q8_0
-	 * multiply 8 rows 1.4 and 1.7 times as fast with it on a Zen 4, SmolLM2's Q4_1 1.2 times; up to three are better off without.
+	 * With so many rows the products of a unit take longer than the memory, and what the processor fetches of
+	 * itself comes too late: it is asked for NEAR bytes ahead, and where a unit is large, FAR ahead into the
+	 * second-level cache too. A 1B model's Q4_K and Q8_0 multiply 8 rows 1.4 and 1.7 times as fast with it on a Zen
+	 * 4, SmolLM2's Q4_1 1.2 times; up to three are better off without.
 	 */
 	PREFETCH_ROWS = 4,
 	PREFETCH_NEAR = 2048,
@@ -63,7 +64,8 @@ INLINE void store_unit(const vf *v, float d, struct act *a)
 		a->sum[k] = d * (float)-a->minus_sum[k];
 }
 
-static void quantize(const float *x, int64_t n_in, int rows, bool precise, struct act *out, uint8_t *fine, int64_t fine_stride)
+static void quantize(const float *x, int64_t n_in, int rows, bool precise, struct act *out, uint8_t *fine,
+                     int64_t fine_stride)
 {
 	enum { N = UNIT / LANES };
 	int64_t n_units = n_in / UNIT;
@@ -138,11 +140,12 @@ INLINE void store_outputs(const struct tile_job *t, int row, int at, vf v)
 }
 
 /*
- * Adds the integer products of a group's weights and each row's q. With few rows, several partial sums keep the multipliers
- * busy in spite of their latency; without an instruction for four products at a time, partial sums are short integers for as long
- * as they fit. Integer sums are the same in any order.
+ * Adds the integer products of a group's weights and each row's q. With few rows, several partial sums keep the
+ * multipliers busy in spite of their latency; without an instruction for four products at a time, partial sums are
+ * short integers for as long as they fit. Integer sums are the same in any order.
  */
-INLINE void add_products(vi *sum, const vb *v, int rows, enum pack_planes planes, int group, int groups, const int8_t *q)
+INLINE void add_products(vi *sum, const vb *v, int rows, enum pack_planes planes, int group, int groups,
+                         const int8_t *q)
 {
 	const int subvectors = groups == 1 ? 8 : 4;
 	const bool in_shorts = HAS_SHORTS && planes != PLANES_8;
@@ -165,7 +168,8 @@ INLINE void add_products(vi *sum, const vb *v, int rows, enum pack_planes planes
 				*to = dot(*to, w, a, planes);
 				continue;
 			}
-			part[r][0] = j % run == 0 ? vi_short_products(w, a) : vi_add_shorts(part[r][0], vi_short_products(w, a));
+			part[r][0] = j % run == 0 ? vi_short_products(w, a)
+			                          : vi_add_shorts(part[r][0], vi_short_products(w, a));
 			if (j % run == run - 1 || j == subvectors - 1)
 				sum[r] = vi_add(sum[r], vi_pair_sums(part[r][0]));
 		}
@@ -184,10 +188,11 @@ INLINE vi begin_sum(int32_t minus_sum, int offset)
 }
 
 /*
- * Adds the products of a unit, whose scales are at s and planes at p, with `rows` rows' part of it. Integer sums are exact; each group
- * adds d_w * d_a * dot (+ min * sum) to the float sum.
+ * Adds the products of a unit, whose scales are at s and planes at p, with `rows` rows' part of it. Integer sums are
+ * exact; each group adds d_w * d_a * dot (+ min * sum) to the float sum.
  */
-INLINE void add_unit(vf *acc, const char *p, const char *s, struct super super, const struct act *a, int rows, struct form f)
+INLINE void add_unit(vf *acc, const char *p, const char *s, struct super super, const struct act *a, int rows,
+                     struct form f)
 {
 	vb v[8];
 	UNROLL
@@ -231,8 +236,8 @@ INLINE void prefetch_ahead(const char *p, int bytes, bool far)
 }
 
 /* Adds a unit's products with the fine parts of n rows of `rows`; acc is indexed by row. */
-INLINE void add_fine(vf *acc, const char *p, const char *s, struct super super, const struct act *a, const int32_t *row, int n, int rows,
-                     struct form f)
+INLINE void add_fine(vf *acc, const char *p, const char *s, struct super super, const struct act *a, const int32_t *row,
+                     int n, int rows, struct form f)
 {
 	if (n == rows && rows > 1) {
 		add_unit(acc, p, s, super, a, rows, f);
@@ -386,7 +391,8 @@ INLINE void tile_pairs(const struct tile_job *t, int rows, bool narrow)
 static __attribute__((unused)) void narrow(const float *x, int64_t n, uint16_t *out)
 {
 	for (int64_t k = 0; k < n; k += LANES)
-		vf_store_bf16_n(out + k, vf_load_n(x + k, n - k < LANES ? (int)(n - k) : LANES), n - k < LANES ? (int)(n - k) : LANES);
+		vf_store_bf16_n(out + k, vf_load_n(x + k, n - k < LANES ? (int)(n - k) : LANES),
+		                n - k < LANES ? (int)(n - k) : LANES);
 	if (n % 2)
 		out[n] = 0;
 }

@@ -13,7 +13,10 @@
 #include "engine/cpu/kernels_attention.h"
 #include "engine/cpu/narrow.h"
 
-/* What a code becomes is too small by this: a half has the bits of E4M3 with an exponent that is 8 too small, subnormal ones included. */
+/*
+ * What a code becomes is too small by this: a half has the bits of E4M3 with an exponent that is 8 too small, subnormal
+ * ones included.
+ */
 INLINE float code_unit(enum kv_form form)
 {
 	return form == KV_FORM_INT8 ? 1 : 256;
@@ -35,12 +38,14 @@ INLINE vf code_values(enum kv_form form, const uint8_t *code)
 
 #ifdef __AVX512BF16__
 /*
- * The bfloat16s that codes become, by table: the code's lower seven bits (of int8, those of its magnitude) say the two bytes but for the
- * sign, which is the code's highest bit. The instructions look 64 codes up at once, where conversions make 16.
+ * The bfloat16s that codes become, by table: the code's lower seven bits (of int8, those of its magnitude) say the two
+ * bytes but for the sign, which is the code's highest bit. The instructions look 64 codes up at once, where conversions
+ * make 16.
  */
 struct unpacker {
 	vb low[2], high[2];
-	vb keys, values; /* the order in which 64 codes are looked up, so that vb_zip_first() and _last() make ascending pairs */
+	/* the order in which 64 codes are looked up, so that vb_zip_first() and _last() make ascending pairs */
+	vb keys, values;
 	vb quads;	 /* codes of keys [4 dimensions][16] as [16][4 dimensions] */
 };
 
@@ -85,7 +90,8 @@ INLINE void look_up(const struct unpacker *u, enum kv_form form, vb codes, vb or
 }
 
 /* K and V as kernels_pages_bf16.h has them. */
-INLINE void unpack_page(const struct unpacker *u, enum kv_form form, const struct narrow_block *from, int32_t head_dim, uint16_t *to)
+INLINE void unpack_page(const struct unpacker *u, enum kv_form form, const struct narrow_block *from, int32_t head_dim,
+                        uint16_t *to)
 {
 	const int64_t n = (int64_t)head_dim * KV_PAGE_TOKENS;
 	const uint8_t *k = from->code, *v = from->code + n;
@@ -128,8 +134,8 @@ _Static_assert((int)LANES == (int)KV_PAGE_TOKENS, "the keys of a page in one dim
 
 enum { CODE_QUERIES = 4, CODE_DIMS = 64 }; /* head_dim is a multiple of CODE_DIMS */
 
-INLINE void qk_codes(const struct unpacker *u, enum kv_form form, int n_queries, int n_pages, const kv_factor *q, const uint16_t *const *k,
-                     int32_t head_dim, float *score, struct fetcher *f)
+INLINE void qk_codes(const struct unpacker *u, enum kv_form form, int n_queries, int n_pages, const kv_factor *q,
+                     const uint16_t *const *k, int32_t head_dim, float *score, struct fetcher *f)
 {
 	vf sum[CODE_QUERIES][4];
 	UNROLL
@@ -147,7 +153,8 @@ INLINE void qk_codes(const struct unpacker *u, enum kv_form form, int n_queries,
 			for (int half = 0; half < 2; half++)
 				UNROLL
 				for (int i = 0; i < n_queries; i++)
-					sum[i][p] = vf_dot_bf16(sum[i][p], pair[half], q + i * FACTOR_STRIDE(head_dim) + d + 2 * half);
+					sum[i][p] = vf_dot_bf16(sum[i][p], pair[half],
+				                                q + i * FACTOR_STRIDE(head_dim) + d + 2 * half);
 		}
 	}
 	UNROLL
@@ -158,11 +165,12 @@ INLINE void qk_codes(const struct unpacker *u, enum kv_form form, int n_queries,
 }
 
 /*
- * Four vectors of dimensions from `at` on, over tokens [from, n). One beside them that is in their pages has weight zero, and codes are
- * numbers whatever they are.
+ * Four vectors of dimensions from `at` on, over tokens [from, n). One beside them that is in their pages has weight
+ * zero, and codes are numbers whatever they are.
  */
-INLINE void pv_codes(const struct unpacker *u, enum kv_form form, int n_queries, const kv_factor *weight, const uint16_t *const *v, int from,
-                     int n, int32_t head_dim, int32_t at, float *acc, struct fetcher *f)
+INLINE void pv_codes(const struct unpacker *u, enum kv_form form, int n_queries, const kv_factor *weight,
+                     const uint16_t *const *v, int from, int n, int32_t head_dim, int32_t at, float *acc,
+                     struct fetcher *f)
 {
 	vf sum[CODE_QUERIES][4];
 	UNROLL
@@ -171,17 +179,21 @@ INLINE void pv_codes(const struct unpacker *u, enum kv_form form, int n_queries,
 		for (int k = 0; k < 4; k++)
 			sum[i][k] = vf_load(acc + i * head_dim + at + k * LANES);
 	for (int t = from & ~1; t < n; t += 2) {
-		const uint8_t *codes = (const uint8_t *)v[t / KV_PAGE_TOKENS] + (int64_t)(t % KV_PAGE_TOKENS) * head_dim + at;
+		const uint8_t *codes =
+			(const uint8_t *)v[t / KV_PAGE_TOKENS] + (int64_t)(t % KV_PAGE_TOKENS) * head_dim + at;
 		fetch(f, 4);
 		UNROLL
 		for (int half = 0; half < 2; half++) {
 			vb value[2];
-			look_up(u, form, vb_load_halves(codes + 32 * half, codes + head_dim + 32 * half), u->values, value);
+			look_up(u, form, vb_load_halves(codes + 32 * half, codes + head_dim + 32 * half), u->values,
+			        value);
 			UNROLL
 			for (int i = 0; i < n_queries; i++)
 				UNROLL
 				for (int k = 0; k < 2; k++)
-					sum[i][2 * half + k] = vf_dot_bf16(sum[i][2 * half + k], value[k], weight + i * FACTOR_STRIDE(ATTN_BLOCK) + t);
+					sum[i][2 * half + k] = vf_dot_bf16(
+						sum[i][2 * half + k], value[k],
+						weight + i * FACTOR_STRIDE(ATTN_BLOCK) + t);
 		}
 	}
 	UNROLL
@@ -192,7 +204,8 @@ INLINE void pv_codes(const struct unpacker *u, enum kv_form form, int n_queries,
 }
 
 /* attend_block() over codes. */
-INLINE void attend_codes(const struct attn_job *j, enum kv_form form, int n_queries, int i, int from, int n, struct block *b)
+INLINE void attend_codes(const struct attn_job *j, enum kv_form form, int n_queries, int i, int from, int n,
+                         struct block *b)
 {
 	const int32_t dim = j->head_dim;
 	const kv_factor *q = (const kv_factor *)j->q + i * FACTOR_STRIDE(dim);
@@ -263,7 +276,8 @@ static void prepare_queries(const struct attn_job *j, enum kv_form form)
 }
 
 /* K [head_dim][16] and V [16][head_dim] as kernels_pages_plain.h has them. */
-INLINE void unpack_page(const struct unpacker *u, enum kv_form form, const struct narrow_block *from, int32_t head_dim, uint16_t *to)
+INLINE void unpack_page(const struct unpacker *u, enum kv_form form, const struct narrow_block *from, int32_t head_dim,
+                        uint16_t *to)
 {
 	const int64_t n = 2 * (int64_t)head_dim * KV_PAGE_TOKENS; /* in the order of the codes */
 	(void)u;
@@ -273,13 +287,18 @@ INLINE void unpack_page(const struct unpacker *u, enum kv_form form, const struc
 _Static_assert((int)KV_PAGE_TOKENS % (int)LANES == 0, "codes are whole vectors");
 #endif
 
-static void narrow_store(enum kv_form form, const float *k, const float *v, int32_t head_dim, int32_t token, struct narrow_block *to)
+static void narrow_store(enum kv_form form, const float *k, const float *v, int32_t head_dim, int32_t token,
+                         struct narrow_block *to)
 {
 	to->k_scale[token] = kv_form_pack(form, k, head_dim, FLT_MAX, to->code + token, KV_PAGE_TOKENS);
-	to->v_scale[token] = kv_form_pack(form, v, head_dim, FLT_MAX, to->code + (int64_t)head_dim * (KV_PAGE_TOKENS + token), 1);
+	to->v_scale[token] =
+		kv_form_pack(form, v, head_dim, FLT_MAX, to->code + (int64_t)head_dim * (KV_PAGE_TOKENS + token), 1);
 }
 
-/* The same K and V as in the page's wide copy, where those of this block are at `to`; head_dim <= WATCH_MAX_DIM. Rare: element by element. */
+/*
+ * The same K and V as in the page's wide copy, where those of this block are at `to`; head_dim <= WATCH_MAX_DIM. Rare:
+ * element by element.
+ */
 static void narrow_widen(enum kv_form form, const struct narrow_block *from, int32_t head_dim, uint16_t *to)
 {
 	const int64_t n = (int64_t)head_dim * KV_PAGE_TOKENS;
@@ -311,8 +330,8 @@ static int32_t peak(const float *x, int64_t n)
 }
 
 /*
- * The page that stands for positions from `at` on: its block of the job's first KV head, or its wide copy's; `wide` says which. In place of
- * those before all windows, which may be gone, the first one behind.
+ * The page that stands for positions from `at` on: its block of the job's first KV head, or its wide copy's; `wide`
+ * says which. In place of those before all windows, which may be gone, the first one behind.
  */
 static const char *narrow_page(const struct attn_job *j, int32_t at, bool *wide)
 {
@@ -321,8 +340,8 @@ static const char *narrow_page(const struct attn_job *j, int32_t at, bool *wide)
 	const char *copy = narrow_wide_page(l, j->slab, page);
 	*wide = copy != NULL;
 	if (copy)
-		return copy + ((size_t)j->layer * (size_t)l->n_head_kv + (size_t)j->head_kv) * 2 * (size_t)j->head_dim * KV_PAGE_TOKENS *
-		                      sizeof(uint16_t);
+		return copy + ((size_t)j->layer * (size_t)l->n_head_kv + (size_t)j->head_kv) * 2 * (size_t)j->head_dim *
+		                      KV_PAGE_TOKENS * sizeof(uint16_t);
 	return j->slab + (size_t)page * l->page_stride + narrow_offset(l, j->layer, j->head_kv);
 }
 
@@ -358,8 +377,8 @@ INLINE void load_scales(enum kv_form form, const struct narrow_block *block, boo
 }
 
 /* Where the 16-bit K and V of a page and head are: in its copy, or in `halves`. */
-INLINE const uint16_t *open_page(const struct unpacker *u, enum kv_form form, const char *page, bool wide, int head, int32_t head_dim,
-                                 uint16_t *halves)
+INLINE const uint16_t *open_page(const struct unpacker *u, enum kv_form form, const char *page, bool wide, int head,
+                                 int32_t head_dim, uint16_t *halves)
 {
 	if (wide)
 		return (const uint16_t *)(const void *)page + head * 2 * (int64_t)head_dim * KV_PAGE_TOKENS;
@@ -377,7 +396,8 @@ INLINE void run_narrow(const struct attn_job *j, enum kv_form form)
 	struct narrow_pages pages = find_narrow_pages(j, j->from, j->to);
 	unpacker_init(form, &u);
 	prepare_queries(j, form);
-	f->page_lines = (int32_t)((size_t)j->n_heads * narrow_block_bytes(j->head_dim) / 64); /* of a copy they are the first half */
+	/* of a copy they are the first half */
+	f->page_lines = (int32_t)((size_t)j->n_heads * narrow_block_bytes(j->head_dim) / 64);
 	for (int32_t at = j->from; at < j->to; at += ATTN_BLOCK) {
 		struct narrow_pages next = find_narrow_pages(j, at + ATTN_BLOCK, j->end);
 		for (int p = 0; p < next.n; p++)
@@ -390,9 +410,11 @@ INLINE void run_narrow(const struct attn_job *j, enum kv_form form)
 		for (int head = 0; head < j->n_heads; head++) {
 			for (int p = 0; p < pages.n; p++) {
 				const struct narrow_block *block = block_of(pages.page[p], head, j->head_dim);
-				load_scales(form, block, pages.wide[p], k_scale + p * KV_PAGE_TOKENS, v_scale + p * KV_PAGE_TOKENS);
+				load_scales(form, block, pages.wide[p], k_scale + p * KV_PAGE_TOKENS,
+				            v_scale + p * KV_PAGE_TOKENS);
 				b.k[p] = attend ? (const uint16_t *)(const void *)block->code
-				                : open_page(&u, form, pages.page[p], pages.wide[p], head, j->head_dim, j->unpacked + p * 2 * k_size);
+				                : open_page(&u, form, pages.page[p], pages.wide[p], head, j->head_dim,
+				                            j->unpacked + p * 2 * k_size);
 				b.v[p] = b.k[p] + (attend ? k_size / 2 : k_size);
 			}
 			attend_head(j, head, at, &b, attend ? attend : attend_wide);

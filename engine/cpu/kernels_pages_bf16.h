@@ -1,8 +1,9 @@
 /*
- * Pages of bfloat16s, for processors that multiply pairs of them and add both products to a float (vf_dot_bf16()): twice the products
- * of floats for each instruction, and nothing to convert. Within a page and KV head, K is [head_dim / 2][16 tokens][2 dimensions]
- * (when head_dim is odd, then [16 tokens] of the last one) and V [8 pairs of tokens][head_dim][2 tokens]; queries and weights are rounded to
- * bfloat16 too. Included by kernels_attention.h; kernels_pages_plain.h has the same names.
+ * Pages of bfloat16s, for processors that multiply pairs of them and add both products to a float (vf_dot_bf16()):
+ * twice the products of floats for each instruction, and nothing to convert. Within a page and KV head, K is [head_dim
+ * / 2][16 tokens][2 dimensions] (when head_dim is odd, then [16 tokens] of the last one) and V [8 pairs of
+ * tokens][head_dim][2 tokens]; queries and weights are rounded to bfloat16 too. Included by kernels_attention.h;
+ * kernels_pages_plain.h has the same names.
  */
 #pragma once
 
@@ -20,7 +21,8 @@ typedef uint16_t kv_factor; /* what K and V are multiplied with: queries and wei
 /* Factors between two queries whose rows have n floats' room. */
 #define FACTOR_STRIDE(n) (2 * (int64_t)(n))
 
-static void kv_store(const float *k, const float *v, int32_t head_dim, int32_t token, uint16_t *k_page, uint16_t *v_page)
+static void kv_store(const float *k, const float *v, int32_t head_dim, int32_t token, uint16_t *k_page,
+                     uint16_t *v_page)
 {
 	uint16_t *v_row = v_page + (int64_t)(token & ~1) * head_dim + (token & 1);
 	for (int32_t d = 0; d < head_dim; d += LANES) {
@@ -92,9 +94,12 @@ INLINE void qk(int n_queries, int n_pages, const kv_factor *q, const uint16_t *c
 			vf_store(score + i * ATTN_BLOCK + p * LANES, sum[i][p]);
 }
 
-/* acc[i][at ..] += sum over tokens [from, n) of weight[i][t] V[t][at ..], n_vectors vectors wide; `partial`: only the first `partial` lanes. */
-INLINE void pv(int n_queries, int n_vectors, int partial, const kv_factor *weight, const uint16_t *const *v, int from, int n,
-               int32_t head_dim, int32_t at, float *acc, struct fetcher *f)
+/*
+ * acc[i][at ..] += sum over tokens [from, n) of weight[i][t] V[t][at ..], n_vectors vectors wide; `partial`: only the
+ * first `partial` lanes.
+ */
+INLINE void pv(int n_queries, int n_vectors, int partial, const kv_factor *weight, const uint16_t *const *v, int from,
+               int n, int32_t head_dim, int32_t at, float *acc, struct fetcher *f)
 {
 	vf sum[QK_QUERIES][4];
 	UNROLL
@@ -123,7 +128,8 @@ INLINE void pv(int n_queries, int n_vectors, int partial, const kv_factor *weigh
 		for (int i = 0; i < n_queries; i++)
 			UNROLL
 			for (int k = 0; k < n_vectors; k++)
-				sum[i][k] = vf_dot_bf16(sum[i][k], value[k], weight + i * FACTOR_STRIDE(ATTN_BLOCK) + t);
+				sum[i][k] =
+					vf_dot_bf16(sum[i][k], value[k], weight + i * FACTOR_STRIDE(ATTN_BLOCK) + t);
 	}
 	UNROLL
 	for (int i = 0; i < n_queries; i++)

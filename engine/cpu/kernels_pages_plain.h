@@ -1,6 +1,7 @@
 /*
- * Pages of halves, or with PAGES_BF16 of bfloat16s, whose elements become floats as they are read: within a page and KV head, K is
- * [head_dim][16 tokens] and V [16 tokens][head_dim]. Included by kernels_attention.h; kernels_pages_bf16.h has the same names.
+ * Pages of halves, or with PAGES_BF16 of bfloat16s, whose elements become floats as they are read: within a page and KV
+ * head, K is [head_dim][16 tokens] and V [16 tokens][head_dim]. Included by kernels_attention.h; kernels_pages_bf16.h
+ * has the same names.
  */
 #pragma once
 
@@ -32,7 +33,8 @@ typedef float kv_factor; /* what K and V are multiplied with: queries and weight
 /* Factors between two queries whose rows have n floats' room. */
 #define FACTOR_STRIDE(n) ((int64_t)(n))
 
-static void kv_store(const float *k, const float *v, int32_t head_dim, int32_t token, uint16_t *k_page, uint16_t *v_page)
+static void kv_store(const float *k, const float *v, int32_t head_dim, int32_t token, uint16_t *k_page,
+                     uint16_t *v_page)
 {
 	uint16_t *row = v_page + (int64_t)token * head_dim;
 	for (int32_t d = 0; d < head_dim; d += LANES) {
@@ -89,9 +91,12 @@ INLINE void qk(int n_queries, int n_pages, const kv_factor *q, const uint16_t *c
 			vf_store(score + i * ATTN_BLOCK + v * LANES, sum[i][v]);
 }
 
-/* acc[i][at ..] += sum over tokens [from, n) of weight[i][t] V[t][at ..], n_vectors vectors wide; `partial`: only the first `partial` lanes. */
-INLINE void pv(int n_queries, int n_vectors, int partial, const kv_factor *weight, const uint16_t *const *v, int from, int n,
-               int32_t head_dim, int32_t at, float *acc, struct fetcher *f)
+/*
+ * acc[i][at ..] += sum over tokens [from, n) of weight[i][t] V[t][at ..], n_vectors vectors wide; `partial`: only the
+ * first `partial` lanes.
+ */
+INLINE void pv(int n_queries, int n_vectors, int partial, const kv_factor *weight, const uint16_t *const *v, int from,
+               int n, int32_t head_dim, int32_t at, float *acc, struct fetcher *f)
 {
 	vf sum[QK_QUERIES][4];
 	UNROLL

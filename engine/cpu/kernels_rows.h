@@ -46,7 +46,10 @@ static void rms_norm(const float *x, int32_t dim, const float *gain, float eps, 
 	for (i = 0; i + LANES <= dim; i += LANES)
 		vf_store(out + i, normed(vf_load(x + i), scale, vf_load(gain + i), add, out + i, LANES));
 	if (i < dim)
-		vf_store_n(out + i, normed(vf_load_n(x + i, dim - i), scale, vf_load_n(gain + i, dim - i), add, out + i, dim - i), dim - i);
+		vf_store_n(
+			out + i,
+			normed(vf_load_n(x + i, dim - i), scale, vf_load_n(gain + i, dim - i), add, out + i, dim - i),
+			dim - i);
 }
 
 INLINE vf silu_times(vf gate, vf up)
@@ -59,7 +62,9 @@ INLINE vf silu_times(vf gate, vf up)
 /* x / 2 * (1 + tanh(y)) = x / (1 + exp(-2 y)), so GELU is a SiLU of another argument. */
 INLINE vf gelu_times(vf gate, vf up)
 {
-	/* -2 log2(e) sqrt(2 / pi) (x + 0.044715 x^3); a sum whose powers of two leave the floats is 0 or x in the end. */
+	/*
+	 * -2 log2(e) sqrt(2 / pi) (x + 0.044715 x^3); a sum whose powers of two leave the floats is 0 or x in the end.
+	 */
 	vf cubic = vf_fma(vf_mul(gate, gate), vf_set1(-0x1.a5a7dp-4f), vf_set1(-0x1.26aec2p+1f));
 	vf e = exp2_vf(vf_min(vf_mul(gate, cubic), vf_set1(126)));
 	return vf_mul(vf_div(gate, vf_add(vf_set1(1), e)), up);
@@ -89,7 +94,10 @@ static void glu(enum glu f, float *gate, const float *up, int64_t n)
 		glu_of(GLU_SILU, gate, up, n);
 }
 
-/* cap * tanh(x / cap), to a few units in the last place of the cap; to_exponent: 2 log2(e) / cap. What is no number, or infinite, gives NaN. */
+/*
+ * cap * tanh(x / cap), to a few units in the last place of the cap; to_exponent: 2 log2(e) / cap. What is no number, or
+ * infinite, gives NaN.
+ */
 INLINE vf softcapped(vf x, vf cap, vf to_exponent)
 {
 	/* tanh(y) = 1 - 2 / (1 + exp(2 y)); vf_min() and exp2_vf() make numbers of NaNs. */

@@ -1,6 +1,6 @@
 /*
- * How the units of quantised formats stand in tiles, over the primitives of one instruction set: what kernels_matmul.h and
- * kernels_amx.h take them apart with. Layouts: fast.h.
+ * How the units of quantised formats stand in tiles, over the primitives of one instruction set: what kernels_matmul.h
+ * and kernels_amx.h take them apart with. Layouts: fast.h.
  */
 #pragma once
 
@@ -62,8 +62,8 @@ INLINE vb subvector(const vb *v, enum pack_planes planes, int j)
 }
 
 /*
- * How a quantised format stands in tiles: the arguments of its pack_format row, and its offset: the stored integers are too large by
- * 1 << offset; -1: by nothing. All are constants after inlining.
+ * How a quantised format stands in tiles: the arguments of its pack_format row, and its offset: the stored integers are
+ * too large by 1 << offset; -1: by nothing. All are constants after inlining.
  */
 struct form {
 	enum pack_planes planes;
@@ -103,7 +103,10 @@ INLINE struct super load_super(const char *s, struct form f)
 	return super;
 }
 
-/* The forms of all quantised formats: planes, groups, has_min and super as in the pack_format row; offset of the format. */
+/*
+ * The forms of all quantised formats: planes, groups, has_min and super as in the pack_format row; offset of the
+ * format.
+ */
 #define FORMS(X)                                                                                                       \
 	X(QUANT_Q4_0, q4_0, PLANES_4, 1, false, false, 3)                                                              \
 	X(QUANT_Q4_1, q4_1, PLANES_4, 1, true, false, -1)                                                              \

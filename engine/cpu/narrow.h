@@ -1,6 +1,6 @@
 /*
- * Narrow KV on the CPU. For each layer and KV head a page has a block: the scales of its 16 keys and of its 16 values, then the codes of the
- * keys and of the values, in the backend's order of elements.
+ * Narrow KV on the CPU. For each layer and KV head a page has a block: the scales of its 16 keys and of its 16 values,
+ * then the codes of the keys and of the values, in the backend's order of elements.
  */
 #pragma once
 
@@ -28,7 +28,8 @@ static inline size_t narrow_offset(const struct kv_layout *l, int32_t layer, int
 static inline void narrow_count(const struct kv_layout *l, float k_scale, float v_scale)
 {
 	if (l->wide && (k_scale != k_scale || v_scale != v_scale))
-		__atomic_fetch_add(&l->wide->n_not_finite, (uint64_t)(k_scale != k_scale) + (v_scale != v_scale), __ATOMIC_RELAXED);
+		__atomic_fetch_add(&l->wide->n_not_finite, (uint64_t)(k_scale != k_scale) + (v_scale != v_scale),
+		                   __ATOMIC_RELAXED);
 }
 
 /* The wide copy of a page of the slab, or NULL. */

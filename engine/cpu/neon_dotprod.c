@@ -1,4 +1,7 @@
-/* The kernels for NEON with products of bytes; compiled with flags of its own, and run only where isa.c found the instructions. */
+/*
+ * The kernels for NEON with products of bytes; compiled with flags of its own, and run only where isa.c found the
+ * instructions.
+ */
 #include "engine/cpu/simd_neon.h"
 
 #include "engine/cpu/kernels_matmul.h"

@@ -1,6 +1,6 @@
 /*
- * Repacking of GGUF blocks into the tiles that fast.h describes. The integers and scales are kept as they are; only their
- * places change, so a product differs from the reference by the quantisation of the activations alone.
+ * Repacking of GGUF blocks into the tiles that fast.h describes. The integers and scales are kept as they are; only
+ * their places change, so a product differs from the reference by the quantisation of the activations alone.
  * Block layouts: as in model/quant.c, whose dequantisers the tests compare with.
  */
 #include <string.h>
@@ -12,7 +12,8 @@ enum { BLOCK_MAX = 256, GROUPS_MAX = 16 };
 /* A block taken apart. */
 struct raw {
 	uint8_t q[BLOCK_MAX];          /* integers plus the format's offset; Q8_0: the signed bytes themselves */
-	uint16_t d, min;               /* halves; x = d * (q - offset) + min, times scale and min_scale where there are */
+	/* halves; x = d * (q - offset) + min, times scale and min_scale where there are */
+	uint16_t d, min;
 	int8_t scale[GROUPS_MAX];      /* super-blocks: one per group */
 	int8_t min_scale[GROUPS_MAX];
 };

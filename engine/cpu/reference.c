@@ -1,6 +1,6 @@
 /*
- * The reference backend: plain C, written to be read. Activations stay float, weights are dequantised row by row, sums run in
- * double. The fast backends are compared with it, and a machine without their instruction sets runs on it.
+ * The reference backend: plain C, written to be read. Activations stay float, weights are dequantised row by row, sums
+ * run in double. The fast backends are compared with it, and a machine without their instruction sets runs on it.
  *
  * KV page: [n_layer][K, V][n_head_kv][page_tokens][head_dim] halves or bfloat16s.
  */
@@ -27,7 +27,10 @@ struct reference {
 	struct cpu_base base;
 	enum quant_type kv_type;
 	float *half; /* [65536] the value of every half */
-	/* Per thread: OUT_TILE dequantised weight rows, or the keys and values of one head. Grows with the longest sequence. */
+	/*
+	 * Per thread: OUT_TILE dequantised weight rows, or the keys and values of one head. Grows with the longest
+	 * sequence.
+	 */
 	float *scratch; /* [n_threads][scratch_floats] */
 	size_t scratch_floats;
 	double *state;  /* [rows][n_head][head_dim + 2] of a sequence whose attention is computed by parts */
@@ -308,8 +311,9 @@ enum { KEY, VALUE };
 /* Where the head_dim halves of one position begin in a page that is not narrow. */
 static size_t kv_offset(const struct kv_layout *l, int32_t layer, int what, int32_t head, int32_t token)
 {
-	size_t vector = ((((size_t)layer * 2 + (size_t)what) * (size_t)l->n_head_kv + (size_t)head) * (size_t)l->page_tokens +
-	                 (size_t)token);
+	size_t vector =
+		((((size_t)layer * 2 + (size_t)what) * (size_t)l->n_head_kv + (size_t)head) * (size_t)l->page_tokens +
+	         (size_t)token);
 	return vector * (size_t)l->head_dim * sizeof(uint16_t);
 }
 
@@ -319,7 +323,8 @@ struct narrow_place {
 	float *scale;
 };
 
-static struct narrow_place narrow_place(const struct kv_layout *l, const char *page, int32_t layer, int what, int32_t head, int32_t token)
+static struct narrow_place narrow_place(const struct kv_layout *l, const char *page, int32_t layer, int what,
+                                        int32_t head, int32_t token)
 {
 	struct narrow_block *b = (struct narrow_block *)(void *)(page + narrow_offset(l, layer, head));
 	return (struct narrow_place){b->code + ((int64_t)what * KV_PAGE_TOKENS + token) * l->head_dim,
@@ -335,10 +340,11 @@ static uint16_t element(const struct kv_layout *l, float x)
 }
 
 /* One vector: in its page, and in the page's wide copy if it is narrow and has one. */
-static void store_vector(const struct kv_layout *l, char *kv, int32_t page, int32_t layer, int what, int32_t head, int32_t token,
-                         const float *x)
+static void store_vector(const struct kv_layout *l, char *kv, int32_t page, int32_t layer, int what, int32_t head,
+                         int32_t token, const float *x)
 {
-	char *at = kv + (size_t)page * l->page_stride, *wide = l->form == KV_FORM_F16 ? at : narrow_wide_page(l, kv, page);
+	char *at = kv + (size_t)page * l->page_stride,
+	     *wide = l->form == KV_FORM_F16 ? at : narrow_wide_page(l, kv, page);
 	if (l->form != KV_FORM_F16) {
 		struct narrow_place p = narrow_place(l, at, layer, what, head, token);
 		*p.scale = kv_form_pack(l->form, x, l->head_dim, FLT_MAX, p.code, 1);
@@ -357,7 +363,8 @@ static void unpack_vector(const struct kv_layout *l, struct narrow_place p, floa
 }
 
 /* See watch.h: what the narrow page has of a layer and head, in its wide copy. */
-static void widen_block(void *arg, const struct kv_layout *l, int32_t layer, int32_t head, const struct narrow_block *from, char *wide)
+static void widen_block(void *arg, const struct kv_layout *l, int32_t layer, int32_t head,
+                        const struct narrow_block *from, char *wide)
 {
 	float *x = ((struct reference *)arg)->scratch;
 	const char *page = (const char *)from - narrow_offset(l, layer, head);
@@ -397,8 +404,9 @@ static enum status kv_write(struct backend *b, void *kv, const struct kv_layout 
 			int32_t page = seq->block_table[position / l->page_tokens], token = position % l->page_tokens;
 			for (int32_t h = 0; h < l->n_head_kv; h++)
 				for (int what = KEY; what <= VALUE; what++) {
-					const float *from = (what == KEY ? k : v) +
-					                    ((int64_t)(seq->first_row + i) * l->n_head_kv + h) * l->head_dim;
+					const float *from =
+						(what == KEY ? k : v) +
+						((int64_t)(seq->first_row + i) * l->n_head_kv + h) * l->head_dim;
 					store_vector(l, kv, page, layer, what, h, token, from);
 				}
 		}
@@ -418,8 +426,10 @@ struct attention_job {
 	size_t n_probed; /* pages of a probe at most: its scratch is behind all other */
 };
 
-/* The vectors of one query that the keys of its own chunk meet, those of the chunk before, and all others: struct
- * rope_chunks. */
+/*
+ * The vectors of one query that the keys of its own chunk meet, those of the chunk before, and all others: struct
+ * rope_chunks.
+ */
 struct query {
 	const float *x[ROPE_CHUNKS_FAR + 1];
 	int64_t own, before; /* the first positions of these; 0 without chunks */
@@ -493,13 +503,14 @@ static struct query query_of(const struct attention_job *j, int64_t row, int64_t
 }
 
 /*
- * Scratch of attention over n positions: K and V as floats, scores, and a row of sums in double; K and V once more of what a row has chosen,
- * bounds, and page numbers.
+ * Scratch of attention over n positions: K and V as floats, scores, and a row of sums in double; K and V once more of
+ * what a row has chosen, bounds, and page numbers.
  */
 static size_t attention_floats(const struct kv_layout *l, int64_t n)
 {
 	size_t n_pages = (size_t)n / KV_PAGE_TOKENS + 1;
-	return (size_t)n * (4 * (size_t)l->head_dim + 1) + 2 * (size_t)l->head_dim + 1 + n_pages + n_pages * sizeof(int32_t) / sizeof(float);
+	return (size_t)n * (4 * (size_t)l->head_dim + 1) + 2 * (size_t)l->head_dim + 1 + n_pages +
+	       n_pages * sizeof(int32_t) / sizeof(float);
 }
 
 static float score_of(const float *q, const float *k, int32_t dim, const struct attention_params *p)
@@ -591,7 +602,8 @@ static float page_bound(const struct attention_job *j, const float *q, int32_t g
 	for (int32_t h = 0; h < group; h++) {
 		double sum = 0;
 		for (int32_t d = 0; d < l->head_dim; d++) {
-			double low = bound_element(j, least[d]), high = bound_element(j, least[l->head_dim + d]), x = q[h * l->head_dim + d];
+			double low = bound_element(j, least[d]), high = bound_element(j, least[l->head_dim + d]),
+			       x = q[h * l->head_dim + d];
 			sum += x > 0 ? x * high : x * low;
 			/* Either bound may be the one that is none. */
 			sum += isnan(low) || isnan(high) ? NAN : 0;
@@ -601,9 +613,12 @@ static float page_bound(const struct attention_job *j, const float *q, int32_t g
 	return (float)most;
 }
 
-/* K and V of the pages that the row at a place chooses, q being its queries of the KV head; how many positions it reads. */
-static int64_t gather_chosen(const struct attention_job *j, const struct batch_seq *seq, int32_t place, int32_t head, const float *q,
-                             int32_t group, float *k, float *v, float *bound, int32_t *pages)
+/*
+ * K and V of the pages that the row at a place chooses, q being its queries of the KV head; how many positions it
+ * reads.
+ */
+static int64_t gather_chosen(const struct attention_job *j, const struct batch_seq *seq, int32_t place, int32_t head,
+                             const float *q, int32_t group, float *k, float *v, float *bound, int32_t *pages)
 {
 	const struct kv_layout *l = j->layout;
 	int32_t own = place / KV_PAGE_TOKENS;
@@ -613,7 +628,8 @@ static int64_t gather_chosen(const struct attention_job *j, const struct batch_s
 	int32_t n = (seq->choice.n_pages - 1) * KV_PAGE_TOKENS + place % KV_PAGE_TOKENS + 1;
 	for (int32_t t = 0; t < n; t++)
 		for (int what = KEY; what <= VALUE; what++)
-			load_vector(j, pages[t / KV_PAGE_TOKENS], what, head, t % KV_PAGE_TOKENS, (what == KEY ? k : v) + (int64_t)t * l->head_dim);
+			load_vector(j, pages[t / KV_PAGE_TOKENS], what, head, t % KV_PAGE_TOKENS,
+			            (what == KEY ? k : v) + (int64_t)t * l->head_dim);
 	return n;
 }
 
@@ -649,31 +665,34 @@ static void attention_items(void *arg, int64_t begin, int64_t end, int thread)
 		int32_t *pages = (int32_t *)(void *)(bound + n / KV_PAGE_TOKENS + 1);
 		for (int64_t t = first_seen(&j->params, seq->first_position); t < n; t++)
 			for (int what = KEY; what <= VALUE; what++) {
-				load_vector(j, seq->block_table[t / l->page_tokens], what, head, (int32_t)(t % l->page_tokens),
-				            (what == KEY ? k : v) + t * dim);
+				load_vector(j, seq->block_table[t / l->page_tokens], what, head,
+				            (int32_t)(t % l->page_tokens), (what == KEY ? k : v) + t * dim);
 			}
 		for (int32_t i = 0; i < seq->n_rows; i++) {
 			int64_t position = (int64_t)seq->first_position + i, first = first_seen(&j->params, position);
-			int64_t at = ((int64_t)(seq->first_row + i) * j->n_head + head * group) * dim, n_read = position + 1 - first;
+			int64_t at = ((int64_t)(seq->first_row + i) * j->n_head + head * group) * dim,
+				n_read = position + 1 - first;
 			const float *row_k = k + first * dim, *row_v = v + first * dim;
 			if (j->params.window == 0 && seq->probe)
 				probe_row(j, seq->probe, head, j->q + at, group,
 					  base + j->r->scratch_floats - j->n_probed);
 			if (j->params.window == 0 && page_choice_binds(&seq->choice, (int32_t)position)) {
-				n_read = gather_chosen(j, seq, (int32_t)position, head, j->q + at, group, chosen_k, chosen_v, bound, pages);
+				n_read = gather_chosen(j, seq, (int32_t)position, head, j->q + at, group, chosen_k,
+				                       chosen_v, bound, pages);
 				row_k = chosen_k;
 				row_v = chosen_v;
 			}
 			for (int32_t h = 0; h < group; h++, at += dim) {
 				struct query query = query_of(j, seq->first_row + i, head * group + h, position);
-				attend(&query, row_k, row_v, n_read, dim, &j->params, score, sum, j->out + at, first, seq);
+				attend(&query, row_k, row_v, n_read, dim, &j->params, score, sum, j->out + at, first,
+				       seq);
 			}
 		}
 	}
 }
 
-static enum status attention(struct backend *b, const void *kv, const struct kv_layout *l, int32_t layer, const float *q,
-                             int32_t n_head, const struct attention_params *params, float *out)
+static enum status attention(struct backend *b, const void *kv, const struct kv_layout *l, int32_t layer,
+                             const float *q, int32_t n_head, const struct attention_params *params, float *out)
 {
 	struct reference *r = self(b);
 	const struct batch *batch = r->base.batch;
@@ -723,11 +742,13 @@ static void bound_pages(void *arg, int64_t begin, int64_t end, int thread)
 						keys[token * l->head_dim + d] = element(l, x[d]);
 				}
 				bounds_of_keys(keys, KV_BY_TOKEN, l->head_dim,
-				               (uint16_t *)(void *)((char *)l->bounds->slab + kv_bounds_offset(l, j.layer, head, b->pages[i])));
+				               (uint16_t *)(void *)((char *)l->bounds->slab +
+				                                    kv_bounds_offset(l, j.layer, head, b->pages[i])));
 			}
 }
 
-static enum status page_bounds(struct backend *b, const void *kv, const struct kv_layout *l, const int32_t *pages, int32_t n)
+static enum status page_bounds(struct backend *b, const void *kv, const struct kv_layout *l, const int32_t *pages,
+                               int32_t n)
 {
 	struct reference *r = self(b);
 	enum status s = grow_scratch(r, (size_t)l->head_dim * (1 + KV_PAGE_TOKENS));
@@ -751,8 +772,12 @@ static size_t part_floats(const struct kv_layout *l)
 	return 2 * (size_t)l->head_dim;
 }
 
-/* One more position: what was summed up is scaled to the new maximum. state: [dim] weighted sum, maximum, sum of weights. */
-static void attend_one(const float *q, const float *k, const float *v, int32_t dim, const struct attention_params *params, double *state)
+/*
+ * One more position: what was summed up is scaled to the new maximum. state: [dim] weighted sum, maximum, sum of
+ * weights.
+ */
+static void attend_one(const float *q, const float *k, const float *v, int32_t dim,
+                       const struct attention_params *params, double *state)
 {
 	double s = score_of(q, k, dim, params), *max = state + dim, *total = max + 1;
 	if (s > *max) {
@@ -797,8 +822,9 @@ static void part_items(void *arg, int64_t begin, int64_t end, int thread)
 	}
 }
 
-static enum status attention_part(struct backend *b, const void *kv, const struct kv_layout *l, int32_t layer, const float *q,
-                                  int32_t n_head, const struct attention_params *params, const struct attention_part *part, float *out)
+static enum status attention_part(struct backend *b, const void *kv, const struct kv_layout *l, int32_t layer,
+                                  const float *q, int32_t n_head, const struct attention_params *params,
+                                  const struct attention_part *part, float *out)
 {
 	struct reference *r = self(b);
 	const struct batch_seq *seq = &r->base.batch->seq[part->seq];
@@ -822,7 +848,8 @@ static enum status attention_part(struct backend *b, const void *kv, const struc
 	threads_for(r->base.threads, l->n_head_kv, 1, part_items, &j);
 	for (int64_t i = 0; part->last && i < n; i++)
 		for (int64_t d = 0; d < dim; d++)
-			out[(seq->first_row * (int64_t)n_head + i) * dim + d] = (float)(r->state[i * (dim + 2) + d] / r->state[i * (dim + 2) + dim + 1]);
+			out[(seq->first_row * (int64_t)n_head + i) * dim + d] =
+				(float)(r->state[i * (dim + 2) + d] / r->state[i * (dim + 2) + dim + 1]);
 	return STATUS_OK;
 }
 

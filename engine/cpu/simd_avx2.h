@@ -39,9 +39,18 @@ INLINE vf vf_div(vf a, vf b) { return _mm256_div_ps(a, b); }
 INLINE vf vf_min(vf a, vf b) { return _mm256_min_ps(a, b); }
 /* Where b is NaN, so is the result. */
 INLINE vf vf_max(vf a, vf b) { return _mm256_max_ps(a, b); }
-INLINE vf vf_bits_max(vf a, vf b) { return _mm256_castsi256_ps(_mm256_max_epi32(_mm256_castps_si256(a), _mm256_castps_si256(b))); }
-/* a held between -most and most; a NaN stays one: of two operands, one of them a NaN, these instructions give the second */
-INLINE vf vf_hold(vf a, vf most) { return _mm256_max_ps(_mm256_xor_ps(_mm256_set1_ps(-0.0f), most), _mm256_min_ps(most, a)); }
+INLINE vf vf_bits_max(vf a, vf b)
+{
+	return _mm256_castsi256_ps(_mm256_max_epi32(_mm256_castps_si256(a), _mm256_castps_si256(b)));
+}
+/*
+ * a held between -most and most; a NaN stays one: of two operands, one of them a NaN, these instructions give the
+ * second
+ */
+INLINE vf vf_hold(vf a, vf most)
+{
+	return _mm256_max_ps(_mm256_xor_ps(_mm256_set1_ps(-0.0f), most), _mm256_min_ps(most, a));
+}
 INLINE vf vf_abs(vf a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
 INLINE vf vf_fma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
 INLINE vf vf_fnma(vf a, vf b, vf c) { return _mm256_fnmadd_ps(a, b, c); }
@@ -72,7 +81,10 @@ INLINE void vf_store_half_n(void *p, vf v, int n)
 	memcpy(p, part, (size_t)n * 2);
 }
 /* bfloat16s by plain instructions: the upper halves of floats, rounded to nearest even; a NaN stays one */
-INLINE vf vf_load_bf16(const void *p) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(p)), 16)); }
+INLINE vf vf_load_bf16(const void *p)
+{
+	return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(p)), 16));
+}
 INLINE vf vf_load_bf16_n(const void *p, int n)
 {
 	uint16_t part[8] = {0};
@@ -149,7 +161,9 @@ INLINE vi vi_dot_u8(vi acc, vb w, const int8_t *a) { return vi_add(acc, vi_pair_
 INLINE vb vb_prepare_s8(vb w) { return w; }
 INLINE vi vi_dot_s8(vi acc, vb w, const int8_t *a)
 {
-	/* |w| * (a with w's sign): at most 128 * 127 twice, which does not saturate. |-128| is 128 as an unsigned byte. */
+	/*
+	 * |w| * (a with w's sign): at most 128 * 127 twice, which does not saturate. |-128| is 128 as an unsigned byte.
+	 */
 	__m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(four_bytes(a), w));
 	return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 }

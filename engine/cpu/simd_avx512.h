@@ -1,6 +1,7 @@
 /*
- * Vector primitives of AVX-512 (F, BW, DQ, VL, VNNI, and BF16 where the compiler may use it): 16 floats or 64 bytes. simd_avx2.h has the same names; what each does
- * is said here. `n` of a partial load or store is 0..LANES; lanes beyond read as zero and are not written.
+ * Vector primitives of AVX-512 (F, BW, DQ, VL, VNNI, and BF16 where the compiler may use it): 16 floats or 64 bytes.
+ * simd_avx2.h has the same names; what each does is said here. `n` of a partial load or store is 0..LANES; lanes beyond
+ * read as zero and are not written.
  */
 #pragma once
 
@@ -9,7 +10,10 @@
 
 enum {
 	LANES = 16,
-	S8_SHIFT = 7, /* vi_dot_s8 adds 1 << S8_SHIFT times the sum of a, which the accumulator must begin without; -1: adds nothing */
+	/*
+	 * vi_dot_s8 adds 1 << S8_SHIFT times the sum of a, which the accumulator must begin without; -1: adds nothing
+	 */
+	S8_SHIFT = 7,
 	HAS_SHORTS = 0, /* whether vi_short_products() and its kind are the faster way */
 #ifdef __AVX512BF16__
 	HAS_BF16 = 1, /* whether vf_dot_bf16() and vf_store_bf16_n() work */
@@ -46,9 +50,18 @@ INLINE vf vf_min(vf a, vf b) { return _mm512_min_ps(a, b); }
 /* Where b is NaN, so is the result. */
 INLINE vf vf_max(vf a, vf b) { return _mm512_max_ps(a, b); }
 /* of the lanes as int32 */
-INLINE vf vf_bits_max(vf a, vf b) { return _mm512_castsi512_ps(_mm512_max_epi32(_mm512_castps_si512(a), _mm512_castps_si512(b))); }
-/* a held between -most and most; a NaN stays one: of two operands, one of them a NaN, these instructions give the second */
-INLINE vf vf_hold(vf a, vf most) { return _mm512_max_ps(_mm512_xor_ps(_mm512_set1_ps(-0.0f), most), _mm512_min_ps(most, a)); }
+INLINE vf vf_bits_max(vf a, vf b)
+{
+	return _mm512_castsi512_ps(_mm512_max_epi32(_mm512_castps_si512(a), _mm512_castps_si512(b)));
+}
+/*
+ * a held between -most and most; a NaN stays one: of two operands, one of them a NaN, these instructions give the
+ * second
+ */
+INLINE vf vf_hold(vf a, vf most)
+{
+	return _mm512_max_ps(_mm512_xor_ps(_mm512_set1_ps(-0.0f), most), _mm512_min_ps(most, a));
+}
 INLINE vf vf_abs(vf a) { return _mm512_abs_ps(a); }
 /* a * b + c, rounded once */
 INLINE vf vf_fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
@@ -78,7 +91,10 @@ INLINE __m256i rounded_bf16(vf v)
 	__m512i quiet = _mm512_or_si512(_mm512_srli_epi32(x, 16), _mm512_set1_epi32(0x40));
 	return _mm512_cvtepi32_epi16(_mm512_mask_mov_epi32(up, _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), quiet));
 }
-INLINE vf vf_load_bf16(const void *p) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(p)), 16)); }
+INLINE vf vf_load_bf16(const void *p)
+{
+	return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(p)), 16));
+}
 INLINE vf vf_load_bf16_n(const void *p, int n)
 {
 	return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(first(n), p)), 16));
@@ -86,27 +102,42 @@ INLINE vf vf_load_bf16_n(const void *p, int n)
 INLINE void vf_round_bf16(void *p, vf v) { _mm256_storeu_si256(p, rounded_bf16(v)); }
 INLINE void vf_round_bf16_n(void *p, vf v, int n) { _mm256_mask_storeu_epi16(p, first(n), rounded_bf16(v)); }
 /* rounded to nearest integers in -128..127 */
-INLINE void vf_store_s8(int8_t *p, vf v) { _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(v))); }
+INLINE void vf_store_s8(int8_t *p, vf v)
+{
+	_mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(v)));
+}
 /* the first (second) bfloat16 of each pair */
 INLINE vf vf_low_bf16(vb w) { return _mm512_castsi512_ps(_mm512_slli_epi32(w, 16)); }
 INLINE vf vf_high_bf16(vb w) { return _mm512_castsi512_ps(_mm512_and_si512(w, _mm512_set1_epi32((int)0xFFFF0000))); }
 #ifdef __AVX512BF16__
-/* each lane: acc + the products of two pairs of bfloat16s, that of w's lane and the one at a; numbers below 2^-126 count as zero */
+/*
+ * each lane: acc + the products of two pairs of bfloat16s, that of w's lane and the one at a; numbers below 2^-126
+ * count as zero
+ */
 INLINE vf vf_dot_bf16(vf acc, vb w, const uint16_t *a)
 {
 	int32_t pair;
 	__builtin_memcpy(&pair, a, 4);
 	return _mm512_dpbf16_ps(acc, (__m512bh)w, (__m512bh)_mm512_set1_epi32(pair));
 }
-/* the first of LANES pairs of shorts, and zeros in place of the second ones; of n pairs, and zeros; of LANES shorts that stand together */
+/*
+ * the first of LANES pairs of shorts, and zeros in place of the second ones; of n pairs, and zeros; of LANES shorts
+ * that stand together
+ */
 INLINE vb vb_evens(vb w) { return _mm512_and_si512(w, _mm512_set1_epi32(0xFFFF)); }
 INLINE vb vb_odds(vb w) { return _mm512_and_si512(w, _mm512_set1_epi32((int)0xFFFF0000)); }
 INLINE vb vb_load_n(const void *p, int n) { return _mm512_maskz_loadu_epi32(first(n), p); }
 INLINE vb vb_load_even(const void *p) { return _mm512_cvtepu16_epi32(_mm256_loadu_si256(p)); }
 /* as bfloat16, rounded to nearest */
-INLINE void vf_store_bf16_n(uint16_t *p, vf v, int n) { _mm256_mask_storeu_epi16(p, first(n), (__m256i)_mm512_cvtneps_pbh(v)); }
+INLINE void vf_store_bf16_n(uint16_t *p, vf v, int n)
+{
+	_mm256_mask_storeu_epi16(p, first(n), (__m256i)_mm512_cvtneps_pbh(v));
+}
 #else
-INLINE vf vf_dot_bf16(vf acc, vb w, const uint16_t *a) { return (void)w, (void)a, acc; } /* never called: HAS_BF16 is 0 */
+INLINE vf vf_dot_bf16(vf acc, vb w, const uint16_t *a)
+{
+	return (void)w, (void)a, acc;
+} /* never called: HAS_BF16 is 0 */
 INLINE void vf_store_bf16_n(uint16_t *p, vf v, int n) { (void)p, (void)v, (void)n; }
 #endif
 INLINE float vf_hmax(vf v) { return _mm512_reduce_max_ps(v); }
@@ -173,9 +204,15 @@ INLINE vi vi_add_shorts(vi a, vi b) { return _mm512_add_epi16(a, b); }
 INLINE vi vi_pair_sums(vi a) { return _mm512_madd_epi16(a, _mm512_set1_epi16(1)); }
 
 #ifdef __AVX512VBMI__
-INLINE vb vb_load_bytes_n(const void *p, int n) { return _mm512_maskz_loadu_epi8(n < 64 ? ((uint64_t)1 << n) - 1 : ~(uint64_t)0, p); }
+INLINE vb vb_load_bytes_n(const void *p, int n)
+{
+	return _mm512_maskz_loadu_epi8(n < 64 ? ((uint64_t)1 << n) - 1 : ~(uint64_t)0, p);
+}
 INLINE void vb_store(void *p, vb v) { _mm512_storeu_si512(p, v); }
-INLINE void vb_store_bytes_n(void *p, vb v, int n) { _mm512_mask_storeu_epi8(p, n < 64 ? ((uint64_t)1 << n) - 1 : ~(uint64_t)0, v); }
+INLINE void vb_store_bytes_n(void *p, vb v, int n)
+{
+	_mm512_mask_storeu_epi8(p, n < 64 ? ((uint64_t)1 << n) - 1 : ~(uint64_t)0, v);
+}
 /* the first 32 bytes of a, then those of b */
 INLINE vb vb_halves(vb a, vb b) { return _mm512_inserti64x4(a, _mm512_castsi512_si256(b), 1); }
 INLINE vb vb_load_halves(const void *a, const void *b)

@@ -1,7 +1,7 @@
 /*
- * Vector primitives of NEON, as every 64-bit ARM has it: 4 floats or 16 bytes; with the instruction for four products of bytes at once
- * (FEAT_DotProd) where the compiler may use it. What each does is said in simd_avx512.h. Half floats are those of the baseline, which
- * converts them and computes in floats.
+ * Vector primitives of NEON, as every 64-bit ARM has it: 4 floats or 16 bytes; with the instruction for four products
+ * of bytes at once (FEAT_DotProd) where the compiler may use it. What each does is said in simd_avx512.h. Half floats
+ * are those of the baseline, which converts them and computes in floats.
  */
 #pragma once
 
@@ -63,7 +63,10 @@ INLINE vf vf_div(vf a, vf b) { return vdivq_f32(a, b); }
 INLINE vf vf_min(vf a, vf b) { return vminnmq_f32(a, b); }
 /* Where b is NaN, so is the result. */
 INLINE vf vf_max(vf a, vf b) { return vmaxq_f32(a, b); }
-INLINE vf vf_bits_max(vf a, vf b) { return vreinterpretq_f32_s32(vmaxq_s32(vreinterpretq_s32_f32(a), vreinterpretq_s32_f32(b))); }
+INLINE vf vf_bits_max(vf a, vf b)
+{
+	return vreinterpretq_f32_s32(vmaxq_s32(vreinterpretq_s32_f32(a), vreinterpretq_s32_f32(b)));
+}
 /* a held between -most and most; a NaN stays one */
 INLINE vf vf_hold(vf a, vf most) { return vmaxq_f32(vnegq_f32(most), vminq_f32(most, a)); }
 INLINE vf vf_abs(vf a) { return vabsq_f32(a); }
@@ -173,7 +176,10 @@ INLINE vb vb_shl(vb a, int n) { return vshlq_u8(a, vdupq_n_s8((int8_t)n)); }
 /* never called: HAS_BF16 is 0 */
 INLINE vf vf_dot_bf16(vf acc, vb w, const uint16_t *a) { return (void)w, (void)a, acc; }
 INLINE void vf_store_bf16_n(uint16_t *p, vf v, int n) { (void)p, (void)v, (void)n; }
-/* Of a byte below 64 and one of -127..127, or of any two signed ones without -128 twice, two products stay within a short integer. */
+/*
+ * Of a byte below 64 and one of -127..127, or of any two signed ones without -128 twice, two products stay within a
+ * short integer.
+ */
 INLINE vi vi_short_products(vb w, const int8_t *a)
 {
 	int8x16_t s = vreinterpretq_s8_u8(w), four = four_bytes(a);

@@ -10,8 +10,10 @@
 #include <unistd.h>
 
 enum {
-	SPINS = 4000,          /* pauses before sleeping: some 50 us, longer than the gap between two operations of a step */
-	SHARE_PARTS = 3, /* a piece is this part of a thread's share of what is left: one that is held up does not hold up all */
+	/* pauses before sleeping: some 50 us, longer than the gap between two operations of a step */
+	SPINS = 4000,
+	/* a piece is this part of a thread's share of what is left: one that is held up does not hold up all */
+	SHARE_PARTS = 3,
 };
 
 struct worker {
@@ -27,9 +29,9 @@ struct section {
 };
 
 /*
- * The gate counts the workers inside a section, and is closed while there is none. A worker may be late and enter the section
- * after the one that woke it, or the same one twice: either is harmless, since all it does there is to take pieces while they last.
- * Words written by different threads sit in cache lines of their own.
+ * The gate counts the workers inside a section, and is closed while there is none. A worker may be late and enter the
+ * section after the one that woke it, or the same one twice: either is harmless, since all it does there is to take
+ * pieces while they last. Words written by different threads sit in cache lines of their own.
  */
 enum { GATE_CLOSED = 1u << 30 };
 
@@ -81,7 +83,10 @@ static uint32_t wait_for_round(struct threads *t, uint32_t seen)
 	return now;
 }
 
-/* Large pieces first, which suit the memory and leave little to meet about, then ever smaller ones, so that all end together. */
+/*
+ * Large pieces first, which suit the memory and leave little to meet about, then ever smaller ones, so that all end
+ * together.
+ */
 static void take_pieces(struct threads *t, int thread)
 {
 	const struct section *s = &t->section;
@@ -90,7 +95,8 @@ static void take_pieces(struct threads *t, int thread)
 		int64_t piece = (s->n - begin) / s->parts;
 		piece = piece > s->grain ? piece : s->grain;
 		int64_t end = piece < s->n - begin ? begin + piece : s->n;
-		if (!atomic_compare_exchange_weak_explicit(&t->next, &begin, end, memory_order_relaxed, memory_order_relaxed))
+		if (!atomic_compare_exchange_weak_explicit(&t->next, &begin, end, memory_order_relaxed,
+		                                           memory_order_relaxed))
 			continue;
 		s->fn(s->arg, begin, end, thread);
 		begin = atomic_load_explicit(&t->next, memory_order_relaxed);

@@ -57,7 +57,9 @@ static void fall_back(const struct kv_look *c, int32_t page)
 	char *wide = narrow_wide_page(l, c->kv, page);
 	for (int32_t layer = 0; layer < l->n_layer; layer++) {
 		for (int32_t h = 0; h < l->n_head_kv; h++)
-			c->widen(c->arg, l, layer, h, (const struct narrow_block *)(const void *)(narrow + narrow_offset(l, layer, h)), wide);
+			c->widen(c->arg, l, layer, h,
+			         (const struct narrow_block *)(const void *)(narrow + narrow_offset(l, layer, h)),
+			         wide);
 	}
 }
 
@@ -71,7 +73,8 @@ void kv_look(const struct kv_look *c)
 		return;
 	for (int32_t s = 0; s < c->batch->n_seqs; s++) {
 		const struct batch_seq *seq = &c->batch->seq[s];
-		int32_t first = seq->first_position / KV_PAGE_TOKENS, last = (seq->first_position + seq->n_rows - 1) / KV_PAGE_TOKENS;
+		int32_t first = seq->first_position / KV_PAGE_TOKENS,
+			last = (seq->first_position + seq->n_rows - 1) / KV_PAGE_TOKENS;
 		for (int32_t i = first; i <= last; i++) {
 			if ((l->watch->mark[seq->block_table[i]] & (KV_MARK_WIDER | KV_MARK_ASKED)) == KV_MARK_WIDER)
 				fall_back(c, seq->block_table[i]);

@@ -1,4 +1,7 @@
-/* A look at keys and values before they are stored: struct kv_watch, and the wide copies that pages of a narrow pool fall back to. */
+/*
+ * A look at keys and values before they are stored: struct kv_watch, and the wide copies that pages of a narrow pool
+ * fall back to.
+ */
 #pragma once
 
 #include "engine/backend.h"
@@ -6,7 +9,10 @@
 
 struct narrow_block; /* narrow.h */
 
-/* The bits of the largest |x[i]|, as a positive integer: those of floats are in order, infinities and NaNs above all numbers. */
+/*
+ * The bits of the largest |x[i]|, as a positive integer: those of floats are in order, infinities and NaNs above all
+ * numbers.
+ */
 typedef int32_t kv_peak(const float *x, int64_t n);
 
 enum { WATCH_MAX_DIM = 1024 }; /* of heads whose pages get copies while they are written */
@@ -19,7 +25,8 @@ struct kv_look {
 	const float *k, *v; /* [n_rows][n_head_kv][head_dim] */
 	kv_peak *peak;
 	/* Writes the block of a layer and head to the page's wide copy. */
-	void (*widen)(void *arg, const struct kv_layout *l, int32_t layer, int32_t head_kv, const struct narrow_block *from, char *wide_page);
+	void (*widen)(void *arg, const struct kv_layout *l, int32_t layer, int32_t head_kv,
+	              const struct narrow_block *from, char *wide_page);
 	void *arg;
 };
 

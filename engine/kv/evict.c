@@ -60,7 +60,10 @@ static bool settle(struct evict *e, int32_t i)
 	return changed;
 }
 
-/* Merges two heaps along their right paths, which have at most log2(n + 1) members each. The result's root has no parent. */
+/*
+ * Merges two heaps along their right paths, which have at most log2(n + 1) members each. The result's root has no
+ * parent.
+ */
 static int32_t merge(struct evict *e, int32_t a, int32_t b)
 {
 	struct evict_item *items = e->items;
@@ -167,8 +170,8 @@ enum status evict_create(const char *policy, int32_t n_slots, struct evict **out
 {
 	const struct evict_policy *p = find_policy(policy);
 	if (!p)
-		return error_set_param(err, STATUS_INVALID, "kv-policy", "kv-policy: there is no eviction policy \"%.64s\"",
-		                       policy);
+		return error_set_param(err, STATUS_INVALID, "kv-policy",
+		                       "kv-policy: there is no eviction policy \"%.64s\"", policy);
 	if (n_slots < 1 || n_slots > (INT32_MAX - p->more_ghosts) / 2)
 		return error_set(err, STATUS_INVALID, "eviction among %d items is not possible", n_slots);
 	struct evict *e = calloc(1, sizeof *e);

@@ -1,6 +1,6 @@
 /*
- * The policies from the literature, over candidates (leaves that are idle). Pages are equal in size and in the cost to compute
- * them again, so no formula has those terms.
+ * The policies from the literature, over candidates (leaves that are idle). Pages are equal in size and in the cost to
+ * compute them again, so no formula has those terms.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -100,9 +100,9 @@ const struct evict_policy evict_policy_gdsf = {
 /*
  * ---- s3fifo: three static FIFO queues (J. Yang et al., SOSP 2023) ----
  *
- * New pages enter a small FIFO of a tenth of the slots; those used twice and more there move on to the main FIFO, the others go
- * and are remembered; what returns while remembered enters the main FIFO. There a page used since it was last looked at goes
- * round again. An item keeps its place in its FIFO while it is held or has children, and is passed over.
+ * New pages enter a small FIFO of a tenth of the slots; those used twice and more there move on to the main FIFO, the
+ * others go and are remembered; what returns while remembered enters the main FIFO. There a page used since it was last
+ * looked at goes round again. An item keeps its place in its FIFO while it is held or has children, and is passed over.
  */
 
 enum { S3_SMALL, S3_MAIN, S3_QUEUES };
@@ -159,7 +159,9 @@ static int32_t s3fifo_queue(struct evict *e, int32_t i)
 	return s->items[i].queue;
 }
 
-/* Each round ends the search or takes a use away, of which each touch has given one: O(log n) amortised over touches. */
+/*
+ * Each round ends the search or takes a use away, of which each touch has given one: O(log n) amortised over touches.
+ */
 static int32_t s3fifo_victim(struct evict *e)
 {
 	struct s3fifo *s = e->state;
@@ -205,13 +207,14 @@ const struct evict_policy evict_policy_s3fifo = {
 /*
  * ---- dual: age and recent frequency ----
  *
- * The candidate with the highest 0.7 * age / age of the oldest candidate + 0.3 / (uses in the last 60 s + 1) goes; of equal
- * ones the least recently used. Uses are counted up to DUAL_LEVELS - 1.
+ * The candidate with the highest 0.7 * age / age of the oldest candidate + 0.3 / (uses in the last 60 s + 1) goes; of
+ * equal ones the least recently used. Uses are counted up to DUAL_LEVELS - 1.
  *
- * There is one queue for each count of uses, by age. Among equal counts the oldest is the best, so a choice compares only the
- * heads. A count of u takes u uses within the window, so with U uses in it at most sqrt(2 U) different counts occur (and
- * DUAL_LEVELS); in practice a few. The uses in the window stand in a ring, which each use enters and leaves once. The ring grows; without memory for that
- * its oldest use leaves early, which loses nothing but a little of that item's standing.
+ * There is one queue for each count of uses, by age. Among equal counts the oldest is the best, so a choice compares
+ * only the heads. A count of u takes u uses within the window, so with U uses in it at most sqrt(2 U) different counts
+ * occur (and DUAL_LEVELS); in practice a few. The uses in the window stand in a ring, which each use enters and leaves
+ * once. The ring grows; without memory for that its oldest use leaves early, which loses nothing but a little of that
+ * item's standing.
  */
 
 enum { DUAL_WINDOW_MS = 60000, DUAL_LEVELS = 1024, DUAL_FIRST_RING = 4096 };

@@ -1,10 +1,11 @@
 /*
- * The inside of the eviction engine: what the mechanism (evict.c) offers to policies (evict_classic.c, evict_retention.c).
+ * The inside of the eviction engine: what the mechanism (evict.c) offers to policies (evict_classic.c,
+ * evict_retention.c).
  *
- * The mechanism keeps items, trees, ghosts and queues of candidates. A queue is an intrusive leftist heap (C. A. Crane, 1972):
- * its root has the lowest rank, the least recently used of equal ones; insertion and removal of any member take O(log n) steps
- * in the worst case. A candidate is in exactly one queue, which its policy names; whatever
- * the answer of ops->queue() or the rank depends on may change only while the item is outside (evict_unfile, evict_file).
+ * The mechanism keeps items, trees, ghosts and queues of candidates. A queue is an intrusive leftist heap (C. A. Crane,
+ * 1972): its root has the lowest rank, the least recently used of equal ones; insertion and removal of any member take
+ * O(log n) steps in the worst case. A candidate is in exactly one queue, which its policy names; whatever the answer of
+ * ops->queue() or the rank depends on may change only while the item is outside (evict_unfile, evict_file).
  */
 #pragma once
 
@@ -38,7 +39,9 @@ struct evict_policy {
 	/* All hooks but init, free, queue and victim may be NULL. */
 	enum status (*init)(struct evict *e); /* makes e->state; NOMEM */
 	void (*free)(struct evict *e);        /* also after a failed init */
-	/* Item i is used; its counters are those before this use (uses = 0 for a new one), and it is outside its queue. */
+	/*
+	 * Item i is used; its counters are those before this use (uses = 0 for a new one), and it is outside its queue.
+	 */
 	void (*used)(struct evict *e, int32_t i, const struct evict_use *use, enum evict_seen seen);
 	/* Names the queue of a candidate, having set its rank. The answer is the same until the item is unfiled. */
 	int32_t (*queue)(struct evict *e, int32_t i);
@@ -91,5 +94,6 @@ void evict_set_root(struct evict *e, int32_t q, int32_t root);
 /* The first queue from `from` on that has members, or EVICT_NONE. */
 int32_t evict_busy_queue(const struct evict *e, int32_t from);
 
-extern const struct evict_policy evict_policy_lru, evict_policy_lfu, evict_policy_dual, evict_policy_s3fifo, evict_policy_gdsf;
+extern const struct evict_policy evict_policy_lru, evict_policy_lfu, evict_policy_dual, evict_policy_s3fifo,
+	evict_policy_gdsf;
 extern const struct evict_policy evict_policy_retention;

@@ -1,32 +1,33 @@
 /*
  * The learned retention index, the default policy.
  *
- * The question is not when a page was used but what keeping it earns: how many uses per second of occupancy, from now on,
- * at best. A page's future depends on what kind of use its last one was, and on how long ago that is. So every known block
- * belongs to a group, set at each use, and to a bin of age, and per group and bin the policy learns the hazard q: the rate of
- * the next use, per width of the bin. With S(b) the probability to come through from the present bin a to bin b, the worth of a
- * group's page in bin a is
+ * The question is not when a page was used but what keeping it earns: how many uses per second of occupancy, from now
+ * on, at best. A page's future depends on what kind of use its last one was, and on how long ago that is. So every
+ * known block belongs to a group, set at each use, and to a bin of age, and per group and bin the policy learns the
+ * hazard q: the rate of the next use, per width of the bin. With S(b) the probability to come through from the present
+ * bin a to bin b, the worth of a group's page in bin a is
  *
  *     max over t >= a of   [sum b = a..t of S(b) (1 - exp -q(b))] / [sum b = a..t of S(b) w(b) (1 - exp -q(b)) / q(b)]
  *
- * (w: width of a bin): the best ratio of expected uses to expected time in the cache over all moments t to give up, which
- * is the Gittins index of the page (J. C. Gittins, 1979). The candidate of the lowest worth goes. Pages go only when something
- * happens, so the time below the line is at least the mean pause between two moments at which something does.
+ * (w: width of a bin): the best ratio of expected uses to expected time in the cache over all moments t to give up,
+ * which is the Gittins index of the page (J. C. Gittins, 1979). The candidate of the lowest worth goes. Pages go only
+ * when something happens, so the time below the line is at least the mean pause between two moments at which something
+ * does.
  *
- * Groups. Four things about a use: how many it makes (1, 2, 3, more); how far before the end of its prompt the block lies
- * (0, 1, 2-3, 4-7, 8-15, more, in EVICT_DISTANCE_TOKENS): the end belongs to one conversation, the beginning to many; how
- * many turns the chain had grown by before the block was added (0, 1, more); whether the answer was short.
+ * Groups. Four things about a use: how many it makes (1, 2, 3, more); how far before the end of its prompt the block
+ * lies (0, 1, 2-3, 4-7, 8-15, more, in EVICT_DISTANCE_TOKENS): the end belongs to one conversation, the beginning to
+ * many; how many turns the chain had grown by before the block was added (0, 1, more); whether the answer was short.
  *
- * Learning. When a block is used again, H[group][bin] += 1. N[group][bin] is the exposure: time in the bin / width, summed over
- * blocks, those still inside included. Blocks that are gone are followed as ghosts, so what is learned does not depend
- * on what happened to be kept. H and N fade by 0.98 in 100 prompts. Every 100 prompts, and sooner as long as that is more than
- * a twentieth of all, the hazards are estimated anew, each level drawn to the one above it as far as it lacks data of its
- * own: all blocks; uses x distance; then by turn; then by short answer. The prior is a constant hazard per bin; as widths grow with age, a page is then worth less the older it is,
- * so a cold start is about lru.
+ * Learning. When a block is used again, H[group][bin] += 1. N[group][bin] is the exposure: time in the bin / width,
+ * summed over blocks, those still inside included. Blocks that are gone are followed as ghosts, so what is learned does
+ * not depend on what happened to be kept. H and N fade by 0.98 in 100 prompts. Every 100 prompts, and sooner as long as
+ * that is more than a twentieth of all, the hazards are estimated anew, each level drawn to the one above it as far as
+ * it lacks data of its own: all blocks; uses x distance; then by turn; then by short answer. The prior is a constant
+ * hazard per bin; as widths grow with age, a page is then worth less the older it is, so a cold start is about lru.
  *
  * Cost. Blocks of a bin form a list by age; each call moves those on that have outgrown their bin, at most 41 times
- * between two uses. Each (group, bin) has a queue of candidates, and queues are numbered by worth: the victim is the head of
- * the first that has members. A lesson sorts the numbers, some 100 microseconds for 100 prompts.
+ * between two uses. Each (group, bin) has a queue of candidates, and queues are numbered by worth: the victim is the
+ * head of the first that has members. A lesson sorts the numbers, some 100 microseconds for 100 prompts.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -44,8 +45,8 @@ enum {
 	N_GROUPS = N_USES * N_DISTANCES * N_TURNS * N_ANSWERS,
 	N_QUEUES = N_GROUPS * N_BINS,
 	/*
-	 * A page that a live session vouches for counts as if it were a quarter as old, or younger: four bins of sqrt 2. It yields
-	 * to what is worth more even so.
+	 * A page that a live session vouches for counts as if it were a quarter as old, or younger: four bins of sqrt
+	 * 2. It yields to what is worth more even so.
 	 */
 	CLAIM_BINS = 4,
 	LESSON_PROMPTS = 100, /* between two lessons, at most */
@@ -58,7 +59,9 @@ static const double FADE = 0.98; /* in LESSON_PROMPTS prompts */
 static const double PRIOR_HAZARD = 0.05, PRIOR_WEIGHT = 20;
 /* Expected uses that the level of the group above weighs as much as, and the exposure that its shape does. */
 static const double LEVEL_WEIGHT = 20, SHAPE_WEIGHT = 200;
-/* How much the latest mean pause counts against the earlier ones, and how many times as long it may seem: nights pass. */
+/*
+ * How much the latest mean pause counts against the earlier ones, and how many times as long it may seem: nights pass.
+ */
 static const double PAUSE_PART = 0.2, PAUSE_GROWTH = 2;
 
 /* A known block; beside e->items, and small, since time alone moves it about. */
@@ -90,7 +93,8 @@ struct retention {
 	int64_t n_moments;  /* times at which something has happened since */
 	double pause_ms;    /* mean time from one to the next */
 	int32_t queue_of[N_QUEUES]; /* by group * N_BINS + bin */
-	float worth[N_QUEUES];      /* by queue, rising; single precision lets values that differ by rounding alone be equal */
+	/* by queue, rising; single precision lets values that differ by rounding alone be equal */
+	float worth[N_QUEUES];
 	struct lesson {             /* scratch of learn() */
 		double hits[N_GROUPS][N_BINS], exposure[N_GROUPS][N_BINS];
 		float worth[N_QUEUES];
@@ -244,7 +248,10 @@ static void worth_by_bin(const struct retention *r, const double *hazard, float 
 	}
 }
 
-/* Sorts l->order by rising worth. Positive floats are ordered like their bits; three passes of a radix sort by 11 of them. */
+/*
+ * Sorts l->order by rising worth. Positive floats are ordered like their bits; three passes of a radix sort by 11 of
+ * them.
+ */
 static void sort_by_worth(struct lesson *l)
 {
 	enum { DIGIT_BITS = 11, DIGITS = 1 << DIGIT_BITS };
@@ -379,7 +386,10 @@ static int group_of(uint32_t uses, int32_t distance, int turn, unsigned hints)
 	return ((use * N_DISTANCES + far) * N_TURNS + turn) * N_ANSWERS + ((hints & EVICT_SHORT_ANSWER) != 0);
 }
 
-/* By how many turns the chain had grown before a new block: one more than for its parent, unless one prompt brought both. */
+/*
+ * By how many turns the chain had grown before a new block: one more than for its parent, unless one prompt brought
+ * both.
+ */
 static int turn_of(const struct evict *e, int32_t i)
 {
 	const struct retention *r = e->state;

@@ -1,6 +1,7 @@
 /*
- * A page as it leaves the device and comes back: its bytes and, in a narrow pool, behind them those of its wide copy when it has one
- * (kv_wide of backend.h). Both are kept, for a page that loses its copy some day must be what it would have been without the journey.
+ * A page as it leaves the device and comes back: its bytes and, in a narrow pool, behind them those of its wide copy
+ * when it has one (kv_wide of backend.h). Both are kept, for a page that loses its copy some day must be what it would
+ * have been without the journey.
  */
 #pragma once
 

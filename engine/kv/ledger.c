@@ -113,7 +113,8 @@ static bool same_line(const struct held *a, const struct held *b)
 static void report_line(const struct held *list, size_t n, struct buf *out)
 {
 	const struct kv_ledger_entry *e = list->entry;
-	buf_printf(out, "%s %" PRIu64 " holds %zu since %s:", kv_holder_text(e->holder.kind), e->holder.id, n, e->where);
+	buf_printf(out, "%s %" PRIu64 " holds %zu since %s:", kv_holder_text(e->holder.kind), e->holder.id, n,
+	           e->where);
 	int n_ranges = 0;
 	for (size_t i = 0, end; i < n; i = end) {
 		for (end = i + 1; end < n && list[end].page - list[end - 1].page <= 1;)

@@ -59,8 +59,10 @@ static int32_t list_entries(struct kv_merger *m, struct kv_seq *s, int32_t first
 	return n_out;
 }
 
-/* More than any pair costs of which nothing is to be kept: a b / (a + b) (1 - cosine) is at most as many tokens as
- * there are. */
+/*
+ * More than any pair costs of which nothing is to be kept: a b / (a + b) (1 - cosine) is at most as many tokens as
+ * there are.
+ */
 static const double KEEP = 1e12;
 
 static void find_pairs(struct kv_merger *m, struct entry *e, int32_t n, struct pair *out)
@@ -114,7 +116,8 @@ static int32_t join_cheapest(struct kv_merger *m, struct entry *e, int32_t n, in
 	return n_out;
 }
 
-/* Puts the entries one after the other from page `first` on, and nothing into the places that are left of `left` pages.
+/*
+ * Puts the entries one after the other from page `first` on, and nothing into the places that are left of `left` pages.
  */
 static void put(struct kv_merger *m, struct kv_seq *s, struct entry *e, int32_t n, int32_t first, int32_t left)
 {

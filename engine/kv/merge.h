@@ -43,8 +43,10 @@ struct kv_merger {
 	void (*clear)(struct kv_merger *m, const struct kv_spot *a);
 };
 
-/* What is added to the logit of a place that stands for nothing: less than any float of attention can feel, and still a
- * number. */
+/*
+ * What is added to the logit of a place that stands for nothing: less than any float of attention can feel, and still a
+ * number.
+ */
 #define KV_MERGE_NOTHING (-10000.0f)
 
 /*

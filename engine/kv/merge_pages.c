@@ -96,7 +96,8 @@ static bool is_sound(struct kv_merger *ops, const struct kv_spot *s)
 	return sound;
 }
 
-/* A key that was rotated to some position and is to be rotated to one `by` later: that is a rotation by the difference.
+/*
+ * A key that was rotated to some position and is to be rotated to one `by` later: that is a rotation by the difference.
  */
 static void turn_key(const struct turn *t, float *k)
 {
@@ -109,7 +110,8 @@ static void turn_key(const struct turn *t, float *k)
 	}
 }
 
-/* The turn by so many positions for keys of a layer, in one of two places; layers with the same frequencies share it.
+/*
+ * The turn by so many positions for keys of a layer, in one of two places; layers with the same frequencies share it.
  */
 static const struct turn *turn_by(struct kv_page_merger *m, int which, int32_t layer, double by)
 {

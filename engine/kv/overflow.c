@@ -40,7 +40,9 @@ static int32_t pages_of(const struct kv_overflow_plan *p)
 	return pages < INT32_MAX / KV_PAGE_TOKENS ? (int32_t)pages : INT32_MAX / KV_PAGE_TOKENS;
 }
 
-/* Groups of `group` bytes in `bytes`; no more than what int32_t page numbers reach, where a page is one layer of one. */
+/*
+ * Groups of `group` bytes in `bytes`; no more than what int32_t page numbers reach, where a page is one layer of one.
+ */
 static int32_t groups_in(uint64_t bytes, uint64_t group, const struct kv_layout *l, int32_t group_pages)
 {
 	uint64_t n = bytes / group, most = INT32_MAX / 2 / ((uint64_t)l->n_layer * (uint64_t)group_pages);
@@ -59,20 +61,23 @@ static int32_t wide_slots(const struct kv_layout *l, int32_t n_groups)
 	return l->form == KV_FORM_F16 ? 0 : n_groups / 4 + 4;
 }
 
-enum status kv_overflow_plan(const struct kv_layout *l, int32_t pool_pages, int32_t step_tokens, uint64_t ram_bytes, uint64_t disk_bytes,
-                             struct kv_overflow_plan *out, struct error *err)
+enum status kv_overflow_plan(const struct kv_layout *l, int32_t pool_pages, int32_t step_tokens, uint64_t ram_bytes,
+                             uint64_t disk_bytes, struct kv_overflow_plan *out, struct error *err)
 {
 	int32_t group = MIN_GROUP_PAGES, resident = pool_pages / 2;
 	while (group < MAX_GROUP_PAGES && group <= pool_pages / 32)
 		group *= 2;
-	/* What is computed in a step stands behind a whole group, a last full page, and one that a write may begin in. */
+	/*
+	 * What is computed in a step stands behind a whole group, a last full page, and one that a write may begin in.
+	 */
 	int32_t step_pages = resident - group - 2;
 	uint64_t piece = l->page_bytes / (uint64_t)l->n_layer, in_ram = piece * (uint64_t)group * (uint64_t)l->n_layer;
 	uint64_t on_disk = overflow_disk_stride((size_t)piece * (size_t)group) * (uint64_t)l->n_layer;
 	if (step_pages < 1)
 		return error_set(err, STATUS_INVALID,
-		                 "conversations larger than the KV cache pass through it in groups of %" PRId32 " pages, for which it is too small: it has %" PRId32
-		                 " pages, and takes %" PRId32, group, pool_pages, 2 * (group + 3));
+		                 "conversations larger than the KV cache pass through it in groups of %" PRId32
+		                 " pages, for which it is too small: it has %" PRId32 " pages, and takes %" PRId32,
+		                 group, pool_pages, 2 * (group + 3));
 	*out = (struct kv_overflow_plan){
 	        .group_pages = group,
 	        .resident_pages = resident,
@@ -218,7 +223,8 @@ static struct kv_wide *wide_from(struct kv_overflow *o, int32_t slot, int32_t la
 }
 
 /* As many groups as stand in memory one after the other. */
-static void run_in_ram(struct kv_overflow *o, const struct kv_spill *s, int32_t layer, int32_t page, struct kv_far_run *out)
+static void run_in_ram(struct kv_overflow *o, const struct kv_spill *s, int32_t layer, int32_t page,
+                       struct kv_far_run *out)
 {
 	int32_t n = 0, per_group = o->plan.group_pages;
 	for (int32_t g = page / per_group; g < s->n_groups && is_in_ram(o, s->groups[g].slot); g++) {
@@ -356,10 +362,13 @@ static enum status supported(const struct backend *b, const struct kv_layout *l,
 	struct backend_info info;
 	b->ops->info(b, &info);
 	if (!b->ops->attention_part || !(info.host_memory || (b->ops->host_alloc && b->ops->page_layers)))
-		return error_set(err, STATUS_UNSUPPORTED, "the device %s cannot compute conversations larger than its KV cache", info.name);
+		return error_set(err, STATUS_UNSUPPORTED,
+		                 "the device %s cannot compute conversations larger than its KV cache", info.name);
 	if (!info.host_memory && l->form != KV_FORM_F16)
-		return error_set(err, STATUS_UNSUPPORTED, "on the device %s conversations larger than the KV cache need one of f16 or bf16, not %s",
-		                 info.name, kv_form_name(l->form));
+		return error_set(
+			err, STATUS_UNSUPPORTED,
+			"on the device %s conversations larger than the KV cache need one of f16 or bf16, not %s",
+			info.name, kv_form_name(l->form));
 	return STATUS_OK;
 }
 
@@ -416,7 +425,9 @@ static enum status take_memory(struct kv_overflow *o, struct error *err)
 	size_t bytes = o->plan.ram_bytes;
 	if (!make_lists(o) ||
 	    (bytes > 0 && (ops->host_alloc ? ops->host_alloc : ops->mem_alloc)(o->backend, bytes, &ram) != STATUS_OK))
-		return error_set(err, STATUS_NOMEM, "no memory for conversations larger than the KV cache: they were to have %zu bytes", bytes);
+		return error_set(err, STATUS_NOMEM,
+		                 "no memory for conversations larger than the KV cache: they were to have %zu bytes",
+		                 bytes);
 	o->ram = ram;
 	o->ram_bytes = bytes;
 	return make_wide(o) ? STATUS_OK
@@ -444,8 +455,8 @@ static enum status open_disk(struct kv_overflow *o, const struct kv_overflow_opt
 	return STATUS_OK;
 }
 
-enum status kv_overflow_create(struct backend *b, struct kv_pool *pool, const struct kv_overflow_options *options, struct kv_overflow **out,
-                               struct error *err)
+enum status kv_overflow_create(struct backend *b, struct kv_pool *pool, const struct kv_overflow_options *options,
+                               struct kv_overflow **out, struct error *err)
 {
 	const struct kv_layout *l = kv_pool_layout(pool);
 	struct kv_overflow *o = NULL;
@@ -458,7 +469,8 @@ enum status kv_overflow_create(struct backend *b, struct kv_pool *pool, const st
 	o->backend = b;
 	o->layout = *l;
 	o->piece = l->page_bytes / (size_t)l->n_layer;
-	st = kv_overflow_plan(l, kv_pool_n_pages(pool), options->step_tokens, options->ram_bytes, options->dir ? options->disk_bytes : 0, &o->plan, err);
+	st = kv_overflow_plan(l, kv_pool_n_pages(pool), options->step_tokens, options->ram_bytes,
+	                      options->dir ? options->disk_bytes : 0, &o->plan, err);
 	if (st == STATUS_OK && o->plan.disk_groups > 0)
 		st = open_disk(o, options, err);
 	if (st == STATUS_OK)

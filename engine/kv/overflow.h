@@ -35,9 +35,9 @@
  * in the log. Sequences that have something there are lost (kv_spill.lost) and their requests fail with a sentence;
  * their rows of the step at hand mean nothing, those of others are what they were. What is in host memory goes on.
  *
- * Where it is possible: on devices that have attention_part(), on GPUs with pages that are not narrow. Of a device whose
- * memory is its own, what lies in host memory is copied to it part by part, the next ones while it computes (backend.h,
- * page_layers() and host_alloc()). One thread, the device's worker, calls this.
+ * Where it is possible: on devices that have attention_part(), on GPUs with pages that are not narrow. Of a device
+ * whose memory is its own, what lies in host memory is copied to it part by part, the next ones while it computes
+ * (backend.h, page_layers() and host_alloc()). One thread, the device's worker, calls this.
  */
 #pragma once
 
@@ -64,8 +64,8 @@ struct kv_overflow_plan {
  * ram_bytes are for groups and wide copies; where there are none, copies take memory of their own. INVALID: the pool is
  * too small for a conversation to pass through, or what is below it for one group; the sentence says how much it takes.
  */
-enum status kv_overflow_plan(const struct kv_layout *layout, int32_t pool_pages, int32_t step_tokens, uint64_t ram_bytes, uint64_t disk_bytes,
-                             struct kv_overflow_plan *out, struct error *err);
+enum status kv_overflow_plan(const struct kv_layout *layout, int32_t pool_pages, int32_t step_tokens,
+                             uint64_t ram_bytes, uint64_t disk_bytes, struct kv_overflow_plan *out, struct error *err);
 /* Groups that a sequence of so many tokens has to have here. */
 int32_t kv_overflow_groups_for(const struct kv_overflow_plan *plan, int32_t n_tokens);
 
@@ -78,11 +78,11 @@ struct kv_overflow_options {
 };
 
 /*
- * Takes memory and disk at once. UNSUPPORTED: not with this device or these pages. A disk that cannot be used is left out, with a line in the log,
- * unless nothing remains (IO). NOMEM, INVALID as the plan.
+ * Takes memory and disk at once. UNSUPPORTED: not with this device or these pages. A disk that cannot be used is left
+ * out, with a line in the log, unless nothing remains (IO). NOMEM, INVALID as the plan.
  */
-enum status kv_overflow_create(struct backend *b, struct kv_pool *pool, const struct kv_overflow_options *o, struct kv_overflow **out,
-                               struct error *err);
+enum status kv_overflow_create(struct backend *b, struct kv_pool *pool, const struct kv_overflow_options *o,
+                               struct kv_overflow **out, struct error *err);
 /* All sequences have been released. NULL is allowed. */
 void kv_overflow_destroy(struct kv_overflow *o);
 /* As it is now: without the disk when that has failed. */
@@ -104,7 +104,8 @@ struct kv_spill {
 /* Makes sure that s may have n groups in all. False: there are not so many, now; nothing has changed. */
 bool kv_overflow_reserve(struct kv_overflow *o, struct kv_spill *s, int32_t n);
 /*
- * The next group of seq's pages, all full, leaves the pool; room for it is reserved. False when it could not be copied: s is lost.
+ * The next group of seq's pages, all full, leaves the pool; room for it is reserved. False when it could not be copied:
+ * s is lost.
  */
 bool kv_overflow_spill(struct kv_overflow *o, struct kv_spill *s, struct kv_seq *seq, struct kv_pool *pool);
 /* Gives all back; s is empty then. */

@@ -1,6 +1,6 @@
 /*
- * Threads. All of struct overflow_disk that changes is under `lock`, but for the content of buffers: that belongs to whom the buffer's state
- * says. A sum is written before its slot's buffer is settled, and read after.
+ * Threads. All of struct overflow_disk that changes is under `lock`, but for the content of buffers: that belongs to
+ * whom the buffer's state says. A sum is written before its slot's buffer is settled, and read after.
  */
 #include "engine/kv/overflow_disk.h"
 
@@ -85,8 +85,8 @@ static void fail(struct overflow_disk *d, const char *reason, int error)
 	if (d->failed)
 		return;
 	d->failed = reason;
-	log_msg(LOG_WARN, "kv_overflow_off", "conversations larger than the KV cache have no disk from now on: %s%s%s", reason, error ? ": " : "",
-	        error ? strerror(error) : "");
+	log_msg(LOG_WARN, "kv_overflow_off", "conversations larger than the KV cache have no disk from now on: %s%s%s",
+	        reason, error ? ": " : "", error ? strerror(error) : "");
 	pthread_cond_broadcast(&d->done);
 }
 
@@ -97,7 +97,8 @@ static int move(const struct overflow_disk *d, bool write, char *data, size_t n,
 {
 	size_t moved = 0;
 	while (moved < n) {
-		ssize_t k = write ? pwrite(d->fd, data + moved, n - moved, (off_t)(at + moved)) : pread(d->fd, data + moved, n - moved, (off_t)(at + moved));
+		ssize_t k = write ? pwrite(d->fd, data + moved, n - moved, (off_t)(at + moved))
+		                  : pread(d->fd, data + moved, n - moved, (off_t)(at + moved));
 		if (k < 0 && errno == EINTR)
 			continue;
 		if (k < 0)
@@ -138,7 +139,8 @@ static void write_one(struct overflow_disk *d, struct write_buffer *w)
 	size_t first = (size_t)w->target * (size_t)d->n_layer, bytes = (size_t)d->n_layer * d->stride;
 	pthread_mutex_unlock(&d->lock);
 	for (int32_t layer = 0; layer < d->n_layer; layer++)
-		d->sums[first + (size_t)layer] = hash64(w->data + (size_t)layer * d->stride, d->block_bytes, first + (size_t)layer);
+		d->sums[first + (size_t)layer] =
+			hash64(w->data + (size_t)layer * d->stride, d->block_bytes, first + (size_t)layer);
 	int error = move(d, true, w->data, bytes, (uint64_t)first * d->stride);
 	pthread_mutex_lock(&d->lock);
 	if (error)
@@ -290,7 +292,10 @@ void overflow_disk_forget(struct overflow_disk *d, int32_t slot)
 	pthread_mutex_unlock(&d->lock);
 }
 
-/* Asks for the blocks from `item` on for which there are buffers; one that is being read for a block that was left out is waited for later. */
+/*
+ * Asks for the blocks from `item` on for which there are buffers; one that is being read for a block that was left out
+ * is waited for later.
+ */
 static void ask_from(struct overflow_disk *d, uint64_t item)
 {
 	uint64_t end = d->first_item + (uint64_t)d->n_order * (uint64_t)d->n_layer;
@@ -301,7 +306,8 @@ static void ask_from(struct overflow_disk *d, uint64_t item)
 		if (r->state == READ_BUSY)
 			break;
 		r->item = i;
-		r->block = (size_t)d->order[at % (uint64_t)d->n_order] * (size_t)d->n_layer + (size_t)(at / (uint64_t)d->n_order);
+		r->block = (size_t)d->order[at % (uint64_t)d->n_order] * (size_t)d->n_layer +
+		           (size_t)(at / (uint64_t)d->n_order);
 		r->state = READ_QUEUED;
 		pthread_cond_broadcast(&d->work);
 	}
@@ -378,7 +384,8 @@ static enum status open_file(struct overflow_disk *d, const char *dir, uint64_t 
 	unlink(path);
 	int e = posix_fallocate(d->fd, 0, (off_t)bytes);
 	if (e != 0)
-		return error_set(err, STATUS_IO, "cannot give a file in %s %llu bytes: %s", dir, (unsigned long long)bytes, strerror(e));
+		return error_set(err, STATUS_IO, "cannot give a file in %s %llu bytes: %s", dir,
+		                 (unsigned long long)bytes, strerror(e));
 	return STATUS_OK;
 }
 
@@ -401,7 +408,8 @@ static enum status make_buffers(struct overflow_disk *d, int32_t n_slots, struct
 static enum status start_threads(struct overflow_disk *d, struct error *err)
 {
 	for (; d->n_threads < THREADS; d->n_threads++) {
-		if (pthread_create(&d->thread[d->n_threads], NULL, d->n_threads == 0 ? writer_main : reader_main, d) != 0)
+		if (pthread_create(&d->thread[d->n_threads], NULL, d->n_threads == 0 ? writer_main : reader_main, d) !=
+		    0)
 			return error_set(err, STATUS_NOMEM, "no thread for conversations on disk");
 	}
 	return STATUS_OK;
@@ -450,7 +458,8 @@ void overflow_disk_destroy(struct overflow_disk *d)
 	until.tv_sec += JOIN_SECONDS;
 	for (int i = 0; i < d->n_threads; i++) {
 		if (pthread_timedjoin_np(d->thread[i], NULL, &until) != 0) {
-			log_msg(LOG_WARN, "kv_overflow", "the disk with conversations larger than the KV cache hangs; it is left behind");
+			log_msg(LOG_WARN, "kv_overflow",
+			        "the disk with conversations larger than the KV cache hangs; it is left behind");
 			return;
 		}
 	}

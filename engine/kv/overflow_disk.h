@@ -1,8 +1,9 @@
 /*
- * The disk part of overflow.h: slots of a file, each with one block for each layer. A slot is written as a whole, and read block by
- * block in an order that is known for a step in advance.
+ * The disk part of overflow.h: slots of a file, each with one block for each layer. A slot is written as a whole, and
+ * read block by block in an order that is known for a step in advance.
  *
- * The worker calls everything here. Threads of its own move bytes: one writes, in the order in which it was asked to; others read.
+ * The worker calls everything here. Threads of its own move bytes: one writes, in the order in which it was asked to;
+ * others read.
  */
 #pragma once
 
@@ -29,7 +30,10 @@ enum status overflow_disk_create(const struct overflow_disk_options *o, struct o
 /* A disk that hangs is left behind. NULL is allowed. */
 void overflow_disk_destroy(struct overflow_disk *d);
 
-/* A buffer for a slot's blocks, one after another at overflow_disk_stride(); waits until one is free. NULL: the disk has failed. */
+/*
+ * A buffer for a slot's blocks, one after another at overflow_disk_stride(); waits until one is free. NULL: the disk
+ * has failed.
+ */
 char *overflow_disk_begin_write(struct overflow_disk *d, int32_t slot);
 /* It is filled. */
 void overflow_disk_end_write(struct overflow_disk *d, int32_t slot);
@@ -40,7 +44,9 @@ void overflow_disk_settle(struct overflow_disk *d);
 /* Nobody wants what the slot has. */
 void overflow_disk_forget(struct overflow_disk *d, int32_t slot);
 
-/* A step reads slots[0..n), which are on disk, for each layer, in this order, or leaves some out. The array is copied. */
+/*
+ * A step reads slots[0..n), which are on disk, for each layer, in this order, or leaves some out. The array is copied.
+ */
 void overflow_disk_schedule(struct overflow_disk *d, const int32_t *slots, int32_t n);
 /* Block `layer` of slots[rank], valid until the next call. NULL: the disk has failed. */
 const char *overflow_disk_get(struct overflow_disk *d, int32_t layer, int32_t rank);

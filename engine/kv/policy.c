@@ -46,8 +46,8 @@ bool kv_policy_keep_within(struct kv_policy *p, int32_t tokens)
 	return true;
 }
 
-struct kv_policy kv_policy_evict(int32_t first_pages, int32_t last_pages, int32_t most_pages, int32_t dropped_permille, int32_t acts_pages,
-                                 int32_t jump_pages)
+struct kv_policy kv_policy_evict(int32_t first_pages, int32_t last_pages, int32_t most_pages, int32_t dropped_permille,
+                                 int32_t acts_pages, int32_t jump_pages)
 {
 	return (struct kv_policy){
 	        .kind = KV_POLICY_EVICT,
@@ -137,7 +137,8 @@ static int32_t left_of(const struct kv_policy *p, int32_t n)
 
 int32_t kv_policy_exact_tokens(const struct kv_policy *p)
 {
-	return p->kind == KV_POLICY_FULL || p->acts_pages > INT32_MAX / KV_PAGE_TOKENS ? INT32_MAX : p->acts_pages * KV_PAGE_TOKENS;
+	bool never = p->kind == KV_POLICY_FULL || p->acts_pages > INT32_MAX / KV_PAGE_TOKENS;
+	return never ? INT32_MAX : p->acts_pages * KV_PAGE_TOKENS;
 }
 
 int32_t kv_policy_max_pages(const struct kv_policy *p, int32_t n_tokens)
@@ -172,7 +173,9 @@ int32_t kv_policy_weighs_from(const struct kv_policy *p)
 int32_t kv_policy_moved(const struct kv_policy *p, int32_t n_tokens)
 {
 	int64_t step = (int64_t)p->step_pages * KV_PAGE_TOKENS;
-	int64_t over = p->reach_pages > 0 ? (int64_t)kv_policy_next(p, n_tokens) - (int64_t)p->reach_pages * KV_PAGE_TOKENS : 0;
+	int64_t over = p->reach_pages > 0
+	                       ? (int64_t)kv_policy_next(p, n_tokens) - (int64_t)p->reach_pages * KV_PAGE_TOKENS
+	                       : 0;
 	return over > 0 ? (int32_t)((over + step - 1) / step * step) : 0;
 }
 

@@ -51,15 +51,18 @@ struct kv_policy {
 	enum kv_policy_kind kind;
 	int32_t first_pages; /* that stay */
 	int32_t last_pages;  /* EVICT, MERGE: that stay; QUEST: that are read; STREAMING: all others that stay */
-	int32_t most_pages;  /* in the block table, once it has acted; INT32_MAX: no bound but the share. QUEST: that a row reads */
+	/* in the block table, once it has acted; INT32_MAX: no bound but the share. QUEST: that a row reads */
+	int32_t most_pages;
 	int32_t dropped_permille; /* of all pages there were, this many at least go */
 	bool by_age;         /* EVICT: the oldest go first, whatever they are worth */
-	bool by_mass;        /* EVICT: pages are worth what rows have given them of their attention, from kv_policy_weighs_from() on */
+	/* EVICT: pages are worth what rows have given them of their attention, from kv_policy_weighs_from() on */
+	bool by_mass;
 	int32_t acts_pages;  /* it acts first when the sequence would have more pages than this */
 	int32_t jump_pages;  /* and again each time it has grown by so many */
 	int32_t reach_pages; /* STREAMING: no row looks back so far as this or further; 0: as far as it may be */
 	int32_t step_pages;  /* ... for which the first pages move by multiples of this */
-	int32_t back_pages;  /* STREAMING: so many at most come back from an attic, beside most_pages; 0: what goes is gone */
+	/* STREAMING: so many at most come back from an attic, beside most_pages; 0: what goes is gone */
+	int32_t back_pages;
 	int32_t trained_tokens; /* STREAMING: kv_policy_keep_within() this, once it is known when it acts */
 };
 
@@ -70,20 +73,28 @@ bool kv_policy_find(const char *name, enum kv_policy_kind *out);
 
 /* Shortest window that can move and still show a row more than its own page. */
 enum { KV_POLICY_MIN_WINDOW = 2 };
-/* first_pages + window_pages stay, once there are acts_pages; window_pages >= KV_POLICY_MIN_WINDOW, acts_pages >= both. */
+/*
+ * first_pages + window_pages stay, once there are acts_pages; window_pages >= KV_POLICY_MIN_WINDOW, acts_pages >= both.
+ */
 struct kv_policy kv_policy_streaming(int32_t first_pages, int32_t window_pages, int32_t acts_pages);
 /*
- * Rows of a streaming policy are to look back less than so many tokens. False, and nothing changes, where what it keeps leaves no room to
- * move the first pages in.
+ * Rows of a streaming policy are to look back less than so many tokens. False, and nothing changes, where what it keeps
+ * leaves no room to move the first pages in.
  */
 bool kv_policy_keep_within(struct kv_policy *p, int32_t tokens);
-/* At most most_pages stay, and of those between the first and the last the better ones; it acts each jump_pages from acts_pages on. */
-struct kv_policy kv_policy_evict(int32_t first_pages, int32_t last_pages, int32_t most_pages, int32_t dropped_permille, int32_t acts_pages,
-                                 int32_t jump_pages);
+/*
+ * At most most_pages stay, and of those between the first and the last the better ones; it acts each jump_pages from
+ * acts_pages on.
+ */
+struct kv_policy kv_policy_evict(int32_t first_pages, int32_t last_pages, int32_t most_pages, int32_t dropped_permille,
+                                 int32_t acts_pages, int32_t jump_pages);
 /* The same, but that those between are merged: into one at least. */
 struct kv_policy kv_policy_merge(int32_t first_pages, int32_t last_pages, int32_t most_pages, int32_t merged_permille,
 				 int32_t acts_pages, int32_t jump_pages);
-/* Of more than acts_pages, rows behind the prompt read most_pages, among them the first and the last ones; last_pages >= 1. */
+/*
+ * Of more than acts_pages, rows behind the prompt read most_pages, among them the first and the last ones; last_pages
+ * >= 1.
+ */
 struct kv_policy kv_policy_quest(int32_t first_pages, int32_t last_pages, int32_t most_pages, int32_t acts_pages);
 bool kv_policy_same(const struct kv_policy *a, const struct kv_policy *b);
 /* The same but for when it acts first. */
@@ -105,14 +116,14 @@ int32_t kv_policy_next(const struct kv_policy *p, int32_t n_tokens);
 /* By how much the positions of its first pages are later than their own while the row behind n_tokens is computed. */
 int32_t kv_policy_moved(const struct kv_policy *p, int32_t n_tokens);
 /*
- * From which position on rows count for what pages are worth by their attention: the last jump before it acts first, whose rows are therefore
- * always computed. INT32_MAX: none do.
+ * From which position on rows count for what pages are worth by their attention: the last jump before it acts first,
+ * whose rows are therefore always computed. INT32_MAX: none do.
  */
 int32_t kv_policy_weighs_from(const struct kv_policy *p);
 /* How many pages have to go before position s->n_tokens is computed. */
 int32_t kv_policy_due(const struct kv_policy *p, const struct kv_seq *s);
 /*
- * Which page of the block table goes next: STREAMING: the first behind those that stay. EVICT: the one that is worth least, the oldest of
- * these, of those that may go; all of them have notes.
+ * Which page of the block table goes next: STREAMING: the first behind those that stay. EVICT: the one that is worth
+ * least, the oldest of these, of those that may go; all of them have notes.
  */
 int32_t kv_policy_next_victim(const struct kv_policy *p, const struct kv_seq *s);

@@ -69,7 +69,8 @@ static struct kv_layout wide_layout(const struct kv_layout *l)
 
 size_t kv_pool_bytes(const struct kv_layout *layout, int32_t n_pages, int32_t n_wide)
 {
-	return (size_t)n_pages * layout->page_stride + (n_wide > 0 ? (size_t)n_wide * wide_layout(layout).page_stride : 0);
+	return (size_t)n_pages * layout->page_stride +
+	       (n_wide > 0 ? (size_t)n_wide * wide_layout(layout).page_stride : 0);
 }
 
 /* See struct kv_wide. A page is counted as falling back when a mark was the reason. */
@@ -210,8 +211,8 @@ __attribute__((noreturn)) static void broken(const struct kv_pool *p, int32_t pa
                                              struct kv_holder holder, const char *where)
 {
 	struct buf report = BUF_INIT;
-	fprintf(stderr, "kv pool: %s page %" PRId32 " of %" PRId32 ", by %s %" PRIu64 " in %s; its last changes:\n", what,
-	        page, p->counts.n_pages, kv_holder_text(holder.kind), holder.id, where);
+	fprintf(stderr, "kv pool: %s page %" PRId32 " of %" PRId32 ", by %s %" PRIu64 " in %s; its last changes:\n",
+	        what, page, p->counts.n_pages, kv_holder_text(holder.kind), holder.id, where);
 	uint64_t first = p->n_changes > HISTORY ? p->n_changes - HISTORY : 0;
 	for (uint64_t i = first; i < p->n_changes; i++) {
 		const struct change *c = &p->history[i % HISTORY];

@@ -29,8 +29,8 @@ enum { KV_NO_PAGE = -1 };
 enum status kv_pool_create(struct backend *b, const struct kv_layout *layout, int32_t n_pages, struct kv_pool **out,
                            struct error *err);
 /*
- * The same for a narrow layout (kv_layout_narrow()), with room for wide copies of n_wide pages beside it. What a copy is for, its
- * caller says: kv_pool_widen(). kv_pool_layout() then tells backends of the copies.
+ * The same for a narrow layout (kv_layout_narrow()), with room for wide copies of n_wide pages beside it. What a copy
+ * is for, its caller says: kv_pool_widen(). kv_pool_layout() then tells backends of the copies.
  */
 enum status kv_pool_create_narrow(struct backend *b, const struct kv_layout *layout, int32_t n_pages, int32_t n_wide,
                                   struct kv_pool **out, struct error *err);
@@ -76,28 +76,30 @@ const struct kv_layout *kv_pool_layout(const struct kv_pool *p);
 int32_t kv_pool_clone(struct kv_pool *p, int32_t from, struct kv_holder holder);
 
 /*
- * Gives a page whose content is undefined a wide copy, which it has until kv_pool_narrow(), or until it is free. Without room, which
- * is counted, it has none; nothing happens in a pool that is not narrow. A page with values that have no narrow form keeps its copy.
+ * Gives a page whose content is undefined a wide copy, which it has until kv_pool_narrow(), or until it is free.
+ * Without room, which is counted, it has none; nothing happens in a pool that is not narrow. A page with values that
+ * have no narrow form keeps its copy.
  */
 void kv_pool_widen(struct kv_pool *p, int32_t page);
 void kv_pool_narrow(struct kv_pool *p, int32_t page);
 
 /*
- * Makes room for the bounds of all pages (struct kv_bounds), kv_bounds_bytes() for each, for as long as the pool lives; kv_pool_layout() then
- * tells backends of it. To be called before a page is taken. UNSUPPORTED when the backend has none.
+ * Makes room for the bounds of all pages (struct kv_bounds), kv_bounds_bytes() for each, for as long as the pool lives;
+ * kv_pool_layout() then tells backends of it. To be called before a page is taken. UNSUPPORTED when the backend has
+ * none.
  */
 enum status kv_pool_add_bounds(struct kv_pool *p);
 /*
- * Sees to it that n pages, which are full and computed, have their bounds; they keep them until they are free, or written to. What the
- * backend reports, or STATUS_OK.
+ * Sees to it that n pages, which are full and computed, have their bounds; they keep them until they are free, or
+ * written to. What the backend reports, or STATUS_OK.
  */
 enum status kv_pool_bound(struct kv_pool *p, const int32_t *pages, int32_t n);
 /* A page is about to be written to that was held before. */
 void kv_pool_unbound(struct kv_pool *p, int32_t page);
 
 /*
- * Whether all values in a page are numbers, as far as the backend looks (struct kv_watch). A page that is not sound shows what went wrong in
- * one sequence, and is nobody else's.
+ * Whether all values in a page are numbers, as far as the backend looks (struct kv_watch). A page that is not sound
+ * shows what went wrong in one sequence, and is nobody else's.
  */
 bool kv_pool_is_sound(const struct kv_pool *p, int32_t page);
 

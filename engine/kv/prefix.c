@@ -46,7 +46,8 @@ void kv_key_root(const struct kv_root *root, struct kv_key *out)
 	sha256_final(&s, out->bytes);
 }
 
-static void key_of_page(const char *tag, const struct kv_key *before, const int32_t *tokens, int32_t n, struct kv_key *out)
+static void key_of_page(const char *tag, const struct kv_key *before, const int32_t *tokens, int32_t n,
+                        struct kv_key *out)
 {
 	struct sha256 s;
 	uint8_t bytes[KV_PAGE_TOKENS * 4];
@@ -183,7 +184,8 @@ static void leave_siblings(struct kv_prefix *p, int32_t page)
 	struct node *n = &p->nodes[page];
 	if (n->parent == NO_NODE)
 		return;
-	*(n->prev_sibling == NO_NODE ? &p->nodes[n->parent].first_child : &p->nodes[n->prev_sibling].next_sibling) = n->next_sibling;
+	*(n->prev_sibling == NO_NODE ? &p->nodes[n->parent].first_child : &p->nodes[n->prev_sibling].next_sibling) =
+		n->next_sibling;
 	if (n->next_sibling != NO_NODE)
 		p->nodes[n->next_sibling].prev_sibling = n->prev_sibling;
 }
@@ -233,13 +235,15 @@ void kv_prefix_destroy(struct kv_prefix *p)
 }
 
 /* The page that holds these n tokens behind `parent`, or NO_NODE. */
-static int32_t find(struct kv_prefix *p, const struct kv_key *key, int32_t parent, const int32_t *tokens, int32_t n_tokens)
+static int32_t find(struct kv_prefix *p, const struct kv_key *key, int32_t parent, const int32_t *tokens,
+                    int32_t n_tokens)
 {
 	for (int32_t page = *bucket_of(p, key); page != NO_NODE; page = p->nodes[page].hash_next) {
 		const struct node *n = &p->nodes[page];
 		if (memcmp(n->key.bytes, key->bytes, sizeof key->bytes) != 0)
 			continue;
-		if (n->parent == parent && n->n_tokens == n_tokens && memcmp(n->tokens, tokens, (size_t)n_tokens * sizeof *tokens) == 0)
+		if (n->parent == parent && n->n_tokens == n_tokens &&
+		    memcmp(n->tokens, tokens, (size_t)n_tokens * sizeof *tokens) == 0)
 			return page;
 		p->stats.collisions++;
 	}
@@ -349,10 +353,11 @@ static int32_t best_child(const struct kv_prefix *p, int32_t parent, const int32
 }
 
 /*
- * Behind the full pages that seq holds: a page that begins like the rest of the tokens. A tail that nobody else holds and that
- * the sequence will go on from leaves the index, which knows its content again as soon as the page is full.
+ * Behind the full pages that seq holds: a page that begins like the rest of the tokens. A tail that nobody else holds
+ * and that the sequence will go on from leaves the index, which knows its content again as soon as the page is full.
  */
-static enum status collect_part(struct kv_prefix *p, const int32_t *tokens, int32_t n, const struct kv_use *use, struct kv_seq *seq)
+static enum status collect_part(struct kv_prefix *p, const int32_t *tokens, int32_t n, const struct kv_use *use,
+                                struct kv_seq *seq)
 {
 	int32_t i = seq->n_pages, common;
 	if (i == 0 || i * KV_PAGE_TOKENS == n)
@@ -365,7 +370,8 @@ static enum status collect_part(struct kv_prefix *p, const int32_t *tokens, int3
 		return STATUS_NOMEM;
 	}
 	seq->n_tokens += common - KV_PAGE_TOKENS;
-	if (p->nodes[page].n_tokens < KV_PAGE_TOKENS && p->nodes[page].n_tokens == common && kv_pool_refs(p->pool, page) == 2) {
+	if (p->nodes[page].n_tokens < KV_PAGE_TOKENS && p->nodes[page].n_tokens == common &&
+	    kv_pool_refs(p->pool, page) == 2) {
 		evict_forget(p->evict, page);
 		unlink_node(p, page);
 	} else {
@@ -383,13 +389,14 @@ enum status kv_prefix_get(struct kv_prefix *p, struct kv_chain *chain, const int
 	return st == STATUS_OK ? collect_part(p, tokens, n, use, seq) : st;
 }
 
-enum status kv_prefix_hold(struct kv_prefix *p, struct kv_chain *chain, const int32_t *tokens, int32_t n, struct kv_seq *seq)
+enum status kv_prefix_hold(struct kv_prefix *p, struct kv_chain *chain, const int32_t *tokens, int32_t n,
+                           struct kv_seq *seq)
 {
 	return collect(p, chain, tokens, n, NULL, seq);
 }
 
-static void add_node(struct kv_prefix *p, const struct kv_key *key, int32_t parent, const int32_t *tokens, int32_t n_tokens,
-                     int32_t page)
+static void add_node(struct kv_prefix *p, const struct kv_key *key, int32_t parent, const int32_t *tokens,
+                     int32_t n_tokens, int32_t page)
 {
 	struct node *n = &p->nodes[page];
 	int32_t *bucket = bucket_of(p, key);
@@ -423,8 +430,8 @@ static void replace_page(struct kv_prefix *p, struct kv_seq *seq, int32_t i, int
 	seq->pages[i] = page;
 }
 
-int32_t kv_prefix_put(struct kv_prefix *p, struct kv_chain *chain, const int32_t *tokens, struct kv_seq *seq, int32_t first,
-                      const struct kv_use *use)
+int32_t kv_prefix_put(struct kv_prefix *p, struct kv_chain *chain, const int32_t *tokens, struct kv_seq *seq,
+                      int32_t first, const struct kv_use *use)
 {
 	int32_t whole = seq->n_tokens / KV_PAGE_TOKENS, parent = NO_NODE;
 	if (seq->n_dropped > 0)
@@ -452,8 +459,9 @@ int32_t kv_prefix_put(struct kv_prefix *p, struct kv_chain *chain, const int32_t
 		if (page == NO_NODE) {
 			page = seq->pages[i];
 			/*
-			 * A page that is indexed for another place cannot be indexed twice; its content would have to be the same. One
-			 * with values that are no numbers stays where they came about: the next to need it computes it again.
+			 * A page that is indexed for another place cannot be indexed twice; its content would have to
+			 * be the same. One with values that are no numbers stays where they came about: the next to
+			 * need it computes it again.
 			 */
 			if (p->nodes[page].present || !kv_pool_is_sound(p->pool, page))
 				return i;
@@ -583,7 +591,8 @@ void kv_prefix_claim_close(struct kv_prefix *p, uint64_t claim)
 
 /* ---- Pages that go and come ---- */
 
-void kv_prefix_on_evict(struct kv_prefix *p, void (*leaving)(void *arg, int32_t page, const struct kv_page_name *name), void *arg)
+void kv_prefix_on_evict(struct kv_prefix *p, void (*leaving)(void *arg, int32_t page, const struct kv_page_name *name),
+                        void *arg)
 {
 	p->leaving = leaving;
 	p->leaving_arg = arg;
@@ -614,7 +623,8 @@ uint64_t kv_prefix_serial(const struct kv_prefix *p, int32_t page)
 	return p->nodes[page].present ? p->nodes[page].serial : 0;
 }
 
-int32_t kv_prefix_adopt(struct kv_prefix *p, const struct kv_page_name *name, int32_t parent, int32_t page, const struct kv_use *use)
+int32_t kv_prefix_adopt(struct kv_prefix *p, const struct kv_page_name *name, int32_t parent, int32_t page,
+                        const struct kv_use *use)
 {
 	int32_t index = 0;
 	if (name->first != (parent == NO_NODE))
@@ -637,8 +647,9 @@ int32_t kv_prefix_adopt(struct kv_prefix *p, const struct kv_page_name *name, in
 /* ---- Eviction ---- */
 
 /*
- * A sequence that lost pages can hold the end of a chain whose middle nobody holds, and which then has no leaf to begin with. Unlinks what
- * is held behind the last such page; it stays with its holder, who indexes nothing any more. False when there is no such page.
+ * A sequence that lost pages can hold the end of a chain whose middle nobody holds, and which then has no leaf to begin
+ * with. Unlinks what is held behind the last such page; it stays with its holder, who indexes nothing any more. False
+ * when there is no such page.
  */
 static bool open_chain(struct kv_prefix *p)
 {

@@ -135,12 +135,14 @@ void kv_seq_drop(struct kv_pool *pool, struct kv_seq *s, int32_t first, int32_t 
 	set_n_pages(s, s->n_pages - n);
 	if (s->n_notes > first) {
 		int32_t noted = s->n_notes - first < n ? s->n_notes - first : n;
-		memmove(s->notes + first, s->notes + first + noted, (size_t)(s->n_notes - first - noted) * sizeof *s->notes);
+		memmove(s->notes + first, s->notes + first + noted,
+		        (size_t)(s->n_notes - first - noted) * sizeof *s->notes);
 		s->n_notes -= noted;
 	}
 	if (s->n_mass > first) {
 		int32_t weighed = s->n_mass - first < n ? s->n_mass - first : n;
-		memmove(s->mass + first, s->mass + first + weighed, (size_t)(s->n_mass - first - weighed) * sizeof *s->mass);
+		memmove(s->mass + first, s->mass + first + weighed,
+		        (size_t)(s->n_mass - first - weighed) * sizeof *s->mass);
 		s->n_mass -= weighed;
 	}
 	if (s->n_dropped == 0 || first < s->n_leading)

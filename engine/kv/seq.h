@@ -3,8 +3,8 @@
  * are computed. Sequences share pages by reference; a page that more than one holder can see is never written: it is
  * copied first (kv_seq_prepare). Its references are held in the name of its holder, whom kv_seq_label() changes.
  *
- * Pages may leave its middle for good (kv_seq_drop). The table closes behind them, so a position's place in it is the position less what
- * was dropped, and all that is computed from then on is no longer what the tokens alone would give.
+ * Pages may leave its middle for good (kv_seq_drop). The table closes behind them, so a position's place in it is the
+ * position less what was dropped, and all that is computed from then on is no longer what the tokens alone would give.
  */
 #pragma once
 
@@ -14,8 +14,9 @@
 #include "engine/kv/pool.h"
 
 /*
- * Who pays for references. Each page in the block table of a sequence that is charged to an account counts once, so a page that
- * two sequences share counts twice: what an account holds then depends on nobody else, and costs O(1) to keep exactly.
+ * Who pays for references. Each page in the block table of a sequence that is charged to an account counts once, so a
+ * page that two sequences share counts twice: what an account holds then depends on nobody else, and costs O(1) to keep
+ * exactly.
  */
 struct kv_account {
 	int64_t n_pages;
@@ -41,12 +42,18 @@ struct kv_seq {
 	int32_t n_pages, cap_pages;
 	int32_t n_tokens; /* positions [0, n_tokens) are computed */
 	int32_t n_dropped;  /* pages that kv_seq_drop() took out */
-	int32_t n_leading;  /* of the pages it has, those in front of all that it took out; means nothing while it took out none */
+	/* of the pages it has, those in front of all that it took out; means nothing while it took out none */
+	int32_t n_leading;
 	int32_t dropped_at; /* n_tokens when it did so last */
-	int32_t moved;      /* by how much the positions of its first pages are later than their own: see kv_seq_renew() */
-	uint64_t *mass; /* [n_mass], of its first pages, as struct batch_seq has it; kept with its pages. NULL: not wanted */
+	/* by how much the positions of its first pages are later than their own: see kv_seq_renew() */
+	int32_t moved;
+	/* [n_mass], of its first pages, as struct batch_seq has it; kept with its pages. NULL: not wanted */
+	uint64_t *mass;
 	int32_t n_mass;
-	struct kv_note *notes; /* [n_notes], of its first pages; their owner writes them and kv_seq_*() keep them with their pages. NULL: none */
+	/*
+	 * [n_notes], of its first pages; their owner writes them and kv_seq_*() keep them with their pages. NULL: none
+	 */
+	struct kv_note *notes;
 	int32_t n_notes;
 	struct kv_bucket *buckets; /* [n_buckets], of its first places, in whole pages; NULL: nothing was merged */
 	float *plus;		   /* [n_buckets, made a multiple of four pages'] as struct batch_seq has it */
@@ -55,9 +62,11 @@ struct kv_seq {
 	int32_t n_back;            /* pages that came back; they stand behind those that a window keeps in front */
 	int32_t n_unsound;	    /* tokens that were left out of them, since they have a value that is no number */
 	struct kv_holder holder;    /* of its references */
-	struct kv_account *account; /* charged with what it holds; NULL: nobody is. Stays, like the holder, when the pages leave */
+	/* charged with what it holds; NULL: nobody is. Stays, like the holder, when the pages leave */
+	struct kv_account *account;
 	bool goes_on;               /* more will be prepared before anybody stays: see kv_seq_prepare() */
-	int32_t n_gone;             /* leading pages that were given back, see kv_seq_let_go(): their places in the table are empty */
+	/* leading pages that were given back, see kv_seq_let_go(): their places in the table are empty */
+	int32_t n_gone;
 };
 
 #define KV_SEQ_INIT ((struct kv_seq){.holder = {KV_HOLDER_OTHER, 0}})
@@ -92,15 +101,19 @@ static inline int32_t kv_seq_refs(const struct kv_seq *s)
 	return s->n_pages - s->n_gone;
 }
 /*
- * Gives back the full pages that lie wholly before the last `window` positions, the next one included, which no later position will
- * see; the last full page stays, so that what follows can be indexed behind it. Not together with kv_seq_drop().
+ * Gives back the full pages that lie wholly before the last `window` positions, the next one included, which no later
+ * position will see; the last full page stays, so that what follows can be indexed behind it. Not together with
+ * kv_seq_drop().
  */
 void kv_seq_let_go(struct kv_pool *pool, struct kv_seq *s, int32_t window);
-/* Gives back the pages in front of the n-th, which are full and not the last that are, because they are kept elsewhere. As above. */
+/*
+ * Gives back the pages in front of the n-th, which are full and not the last that are, because they are kept elsewhere.
+ * As above.
+ */
 void kv_seq_move_out(struct kv_pool *pool, struct kv_seq *s, int32_t n);
 /*
- * Forgets positions from n_tokens on and gives their pages back. Where pages would be missing, which were there when those positions were
- * computed (n_tokens < dropped_at, or any before where some are gone), nothing is left at all.
+ * Forgets positions from n_tokens on and gives their pages back. Where pages would be missing, which were there when
+ * those positions were computed (n_tokens < dropped_at, or any before where some are gone), nothing is left at all.
  */
 void kv_seq_truncate(struct kv_pool *pool, struct kv_seq *s, int32_t n_tokens);
 /* Gives every page back and frees the table; the holder stays. */
@@ -110,15 +123,18 @@ enum status kv_seq_share(struct kv_pool *pool, struct kv_seq *dst, const struct 
 /* Gives back n pages from block table entry `first` on, all of them computed and full. */
 void kv_seq_drop(struct kv_pool *pool, struct kv_seq *s, int32_t first, int32_t n);
 /*
- * Puts a page back that was dropped, which is full and computed, in front of the block table's entry `at`; takes over its reference, which
- * is the sequence's holder's. False without memory.
+ * Puts a page back that was dropped, which is full and computed, in front of the block table's entry `at`; takes over
+ * its reference, which is the sequence's holder's. False without memory.
  */
 bool kv_seq_insert(struct kv_seq *s, int32_t at, int32_t page);
-/* From now on the masses of all its pages are counted, those it has not got yet beginning at none; false without memory. */
+/*
+ * From now on the masses of all its pages are counted, those it has not got yet beginning at none; false without
+ * memory.
+ */
 bool kv_seq_weigh(struct kv_seq *s);
 /*
- * Makes its first n pages, which are full, its own, to be written again for later positions: those that others see as well are replaced.
- * LIMIT when the pool runs out; what was done so far stays and is not lost.
+ * Makes its first n pages, which are full, its own, to be written again for later positions: those that others see as
+ * well are replaced. LIMIT when the pool runs out; what was done so far stays and is not lost.
  */
 enum status kv_seq_renew(struct kv_pool *pool, struct kv_seq *s, int32_t n);
 /*

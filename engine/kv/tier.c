@@ -6,13 +6,13 @@
 enum { NONE = EVICT_NONE };
 
 /*
- * The order of going is plain lru: a tier sees neither prompts nor most uses, only what falls into it and what is fetched from it,
- * so there is nothing for a learned policy to learn from.
+ * The order of going is plain lru: a tier sees neither prompts nor most uses, only what falls into it and what is
+ * fetched from it, so there is nothing for a learned policy to learn from.
  */
 static const char POLICY[] = "lru";
 
-enum status kv_tier_init(struct kv_tier *t, const struct kv_tier_ops *ops, const struct kv_tier_device *device, const struct clock *clock,
-                         int32_t n_entries, struct error *err)
+enum status kv_tier_init(struct kv_tier *t, const struct kv_tier_ops *ops, const struct kv_tier_device *device,
+                         const struct clock *clock, int32_t n_entries, struct error *err)
 {
 	struct backend_info info;
 	t->ops = ops;
@@ -424,6 +424,7 @@ void kv_tier_destroy(struct kv_tier *t)
 
 const char *kv_tier_scheme(enum kv_form type)
 {
-	static const char *const schemes[KV_N_FORMS] = {[KV_FORM_F16] = "", [KV_FORM_FP8_E4M3] = "+fp8_e4m3 tier", [KV_FORM_INT8] = "+int8 tier"};
+	static const char *const schemes[KV_N_FORMS] = {
+		[KV_FORM_F16] = "", [KV_FORM_FP8_E4M3] = "+fp8_e4m3 tier", [KV_FORM_INT8] = "+int8 tier"};
 	return schemes[type];
 }

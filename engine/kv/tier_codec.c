@@ -79,7 +79,8 @@ static void write_block(const float *x, enum quant_type type, enum kv_block_orde
 	for (int32_t t = 0; t < KV_PAGE_TOKENS; t++) {
 		for (int32_t d = 0; d < dim; d++) {
 			float e = x[t * dim + d];
-			block[place(order, dim, t, d)] = type == QUANT_BF16 ? quant_float_to_bf16(e) : quant_float_to_half(e);
+			block[place(order, dim, t, d)] =
+				type == QUANT_BF16 ? quant_float_to_bf16(e) : quant_float_to_half(e);
 		}
 	}
 }
@@ -111,10 +112,12 @@ bool kv_codec_pack(const struct kv_layout *l, struct kv_order order, enum kv_for
 	if (dim > MAX_HEAD_DIM)
 		return false;
 	for (size_t b = 0; b < n; b++) {
-		read_block((const uint16_t *)page + b * KV_PAGE_TOKENS * (size_t)dim, l->type, block_order(l, order, b), dim, x);
+		read_block((const uint16_t *)page + b * KV_PAGE_TOKENS * (size_t)dim, l->type, block_order(l, order, b),
+		           dim, x);
 		for (size_t t = 0; t < KV_PAGE_TOKENS; t++) {
 			size_t vector = b * KV_PAGE_TOKENS + t;
-			scale[vector] = kv_form_pack(type, x + t * (size_t)dim, dim, FLT_MAX, code + vector * (size_t)dim, 1);
+			scale[vector] =
+				kv_form_pack(type, x + t * (size_t)dim, dim, FLT_MAX, code + vector * (size_t)dim, 1);
 			if (isnan(scale[vector]))
 				return false;
 		}

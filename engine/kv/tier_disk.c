@@ -193,7 +193,8 @@ static void turn_off(struct disk *d, const char *reason, const char *detail)
 		return;
 	t->stats.off = true;
 	t->stats.off_reason = reason;
-	log_msg(LOG_WARN, "kv_disk_off", "the disk tier in %s is off from now on: %s%s%s", d->files.dir, reason, *detail ? ": " : "", detail);
+	log_msg(LOG_WARN, "kv_disk_off", "the disk tier in %s is off from now on: %s%s%s", d->files.dir, reason,
+	        *detail ? ": " : "", detail);
 	for (int i = 0; i < KV_TIER_MAX_LOADS; i++) {
 		struct kv_tier_load *l = &t->loads[i];
 		if (l->entry == NONE || l->ended)
@@ -444,10 +445,12 @@ static enum status transfer_round(struct disk *d, int32_t n, bool write, size_t 
 	for (int32_t i = 0; i < n; i++) {
 		struct job *j = &d->jobs[i];
 		struct kv_file_place place = kv_file_place(&d->files, j->slot);
-		j->transfer = (struct kv_io_transfer){.fd = place.fd, .write = write, .offset = place.offset, .buffer = j->record, .bytes = bytes};
+		j->transfer = (struct kv_io_transfer){
+			.fd = place.fd, .write = write, .offset = place.offset, .buffer = j->record, .bytes = bytes};
 		int e = d->io->ops->submit(d->io, &j->transfer);
 		if (e != 0)
-			return error_set(err, STATUS_IO, "the disk tier in %s cannot be used: %s", d->files.dir, strerror(-e));
+			return error_set(err, STATUS_IO, "the disk tier in %s cannot be used: %s", d->files.dir,
+			                 strerror(-e));
 	}
 	while (left > 0) {
 		int k = d->io->ops->reap(d->io, ended, KV_IO_DEPTH, d->stall_ms * 1000000);
@@ -457,7 +460,8 @@ static enum status transfer_round(struct disk *d, int32_t n, bool write, size_t 
 		for (int i = 0; i < k; i++) {
 			if (ended[i]->result < (int64_t)bytes)
 				return error_set(err, STATUS_IO, "the disk tier in %s cannot be used: %s", d->files.dir,
-				                 ended[i]->result < 0 ? strerror((int)-ended[i]->result) : "a transfer is short");
+				                 ended[i]->result < 0 ? strerror((int)-ended[i]->result)
+				                                      : "a transfer is short");
 		}
 		left -= k;
 	}
@@ -616,8 +620,8 @@ static enum status make_buffers(struct disk *d, int32_t n_staging, struct error 
 	return STATUS_OK;
 }
 
-enum status kv_tier_disk_create(const struct kv_tier_device *device, const struct clock *clock, const struct kv_tier_disk_options *o,
-                                struct kv_tier **out, struct error *err)
+enum status kv_tier_disk_create(const struct kv_tier_device *device, const struct clock *clock,
+                                const struct kv_tier_disk_options *o, struct kv_tier **out, struct error *err)
 {
 	static const struct kv_tier_ops ops = {.put = put,
 	                                       .has_room = has_room,

@@ -51,8 +51,9 @@ enum status kv_file_plan(const struct kv_tier_disk_options *o, const struct kv_l
 	if (h->n_slots > INT32_MAX / KV_FILE_MAX)
 		h->n_slots = INT32_MAX / KV_FILE_MAX;
 	if (h->n_slots == 0)
-		return error_set_param(err, STATUS_INVALID, "kv-disk", "a disk tier of %llu bytes holds no page of %llu",
-		                       (unsigned long long)o->bytes, (unsigned long long)h->record_bytes);
+		return error_set_param(err, STATUS_INVALID, "kv-disk",
+		                       "a disk tier of %llu bytes holds no page of %llu", (unsigned long long)o->bytes,
+		                       (unsigned long long)h->record_bytes);
 	h->n_files = (uint32_t)n_files;
 	snprintf(h->version, sizeof h->version, "%s", o->version ? o->version : "");
 	snprintf(h->host, sizeof h->host, "%s", o->host ? o->host : "");
@@ -118,7 +119,8 @@ static const char *mismatch(const struct kv_file_set *s, int i, const struct kv_
 		return "it is of another version";
 	if (memcmp(h->host, c->host, sizeof h->host) != 0)
 		return "it is of another host";
-	if (h->record_bytes != c->record_bytes || h->n_slots != c->n_slots || h->index != (uint32_t)i || h->n_files != c->n_files)
+	if (h->record_bytes != c->record_bytes || h->n_slots != c->n_slots || h->index != (uint32_t)i ||
+	    h->n_files != c->n_files)
 		return "it is of a tier of another size";
 	return NULL;
 }
@@ -134,14 +136,16 @@ static enum status make_file(struct kv_file_set *s, int i, struct kv_io *io, voi
 	memset(block, 0, KV_FILE_BLOCK);
 	memcpy(block, &h, sizeof h);
 	if (ftruncate(fd, 0) != 0)
-		return error_set(err, STATUS_IO, "cannot empty file %d of the disk tier in %s: %s", i, s->dir, strerror(errno));
+		return error_set(err, STATUS_IO, "cannot empty file %d of the disk tier in %s: %s", i, s->dir,
+		                 strerror(errno));
 	int e = io->ops->allocate(io, fd, file_bytes(s));
 	if (e != 0)
 		return error_set(err, STATUS_IO, "%s has no room for %llu bytes of the disk tier: %s", s->dir,
 		                 (unsigned long long)file_bytes(s), strerror(-e));
 	/* The header last: a file that is killed here is none. */
 	if (pwrite(fd, block, KV_FILE_BLOCK, 0) != KV_FILE_BLOCK || fsync(fd) != 0)
-		return error_set(err, STATUS_IO, "cannot write file %d of the disk tier in %s: %s", i, s->dir, strerror(errno));
+		return error_set(err, STATUS_IO, "cannot write file %d of the disk tier in %s: %s", i, s->dir,
+		                 strerror(errno));
 	memcpy(s->id[i], h.id, sizeof h.id);
 	s->fresh[i] = true;
 	return STATUS_OK;
@@ -159,8 +163,8 @@ static int open_direct(struct kv_file_set *s, const char *name)
 }
 
 /*
- * After kill -9 the kernel still winds up the transfers of the process that died, and keeps its files open until then: a daemon
- * that is started again at once waits for that.
+ * After kill -9 the kernel still winds up the transfers of the process that died, and keeps its files open until then:
+ * a daemon that is started again at once waits for that.
  */
 static bool lock_file(int fd)
 {
@@ -309,7 +313,8 @@ bool kv_record_check(const struct kv_file_set *s, int32_t slot, const void *reco
 	struct kv_record_sums sums;
 	uint64_t of;
 	if (!kv_record_read(s, slot, record, &found, &of, &sums) || of != generation ||
-	    memcmp(&found.key, &page->key, sizeof found.key) != 0 || memcmp(&found.parent, &page->parent, sizeof found.parent) != 0)
+	    memcmp(&found.key, &page->key, sizeof found.key) != 0 ||
+	    memcmp(&found.parent, &page->parent, sizeof found.parent) != 0)
 		return false;
 	for (int32_t i = 0; i < s->n_parts; i++) {
 		if (!kv_record_part_check(s, record, i, generation, sums.part[i]))

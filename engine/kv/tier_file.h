@@ -62,12 +62,15 @@ struct kv_file_set {
 	struct kv_image_part part[KV_IMAGE_PARTS];
 };
 
-/* How many files and slots in each so many bytes are; INVALID when there is no room for a record. Fills common and n_files. */
+/*
+ * How many files and slots in each so many bytes are; INVALID when there is no room for a record. Fills common and
+ * n_files.
+ */
 enum status kv_file_plan(const struct kv_tier_disk_options *o, const struct kv_layout *layout, struct kv_file_set *out,
                          struct error *err);
 /*
- * Opens the files of a plan, or makes those that are missing or not as planned, taking all their room now; files of a larger set are
- * removed. LIMIT: another process has them. IO. On failure all are closed.
+ * Opens the files of a plan, or makes those that are missing or not as planned, taking all their room now; files of a
+ * larger set are removed. LIMIT: another process has them. IO. On failure all are closed.
  */
 enum status kv_file_open(struct kv_file_set *s, struct kv_io *io, struct error *err);
 void kv_file_close(struct kv_file_set *s);
@@ -91,8 +94,10 @@ struct kv_record_sums {
 /* Completes a record whose bytes are in place behind its header block. */
 void kv_record_seal(const struct kv_file_set *s, int32_t slot, const struct kv_page_name *page, uint64_t generation,
                     void *record, struct kv_record_sums *sums);
-/* Whether a header block is a record's at that slot; then *page, *generation and *sums are what it says. Does not look
- * at the bytes. */
+/*
+ * Whether a header block is a record's at that slot; then *page, *generation and *sums are what it says. Does not look
+ * at the bytes.
+ */
 bool kv_record_read(const struct kv_file_set *s, int32_t slot, const void *record, struct kv_page_name *page,
                     uint64_t *generation, struct kv_record_sums *sums);
 /* Whether a whole record is that of `page` with that generation, bytes included. */

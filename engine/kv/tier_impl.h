@@ -1,8 +1,8 @@
 /*
  * The inside of a tier: what every kind of tier begins with (tier.c), for tier_ram.c and tier_disk.c.
  *
- * An entry is a page the tier has, is writing, or is reading. Entries come from an array that is made with the tier, so finding
- * room for one cannot fail for want of memory.
+ * An entry is a page the tier has, is writing, or is reading. Entries come from an array that is made with the tier, so
+ * finding room for one cannot fail for want of memory.
  */
 #pragma once
 
@@ -37,7 +37,10 @@ struct kv_tier_load {
 };
 
 struct kv_tier_ops {
-	/* The page is not there, and has an entry, which is not idle: store it. Anything but STORED: the entry is taken back. */
+	/*
+	 * The page is not there, and has an entry, which is not idle: store it. Anything but STORED: the entry is taken
+	 * back.
+	 */
 	enum kv_tier_put (*put)(struct kv_tier *t, int32_t entry, int32_t device_page);
 	/* Whether put() would find what it needs besides an entry; NULL: it always does. */
 	bool (*has_room)(struct kv_tier *t);
@@ -78,8 +81,8 @@ struct kv_tier {
 };
 
 /* Fills a zeroed tier. On failure nothing is left. */
-enum status kv_tier_init(struct kv_tier *t, const struct kv_tier_ops *ops, const struct kv_tier_device *device, const struct clock *clock,
-                         int32_t n_entries, struct error *err);
+enum status kv_tier_init(struct kv_tier *t, const struct kv_tier_ops *ops, const struct kv_tier_device *device,
+                         const struct clock *clock, int32_t n_entries, struct error *err);
 void kv_tier_fini(struct kv_tier *t);
 /* Bytes of host memory that n_entries take. */
 uint64_t kv_tier_index_bytes(int32_t n_entries);
@@ -87,8 +90,9 @@ uint64_t kv_tier_index_bytes(int32_t n_entries);
 /* The entry with this key, or EVICT_NONE. */
 int32_t kv_tier_lookup(const struct kv_tier *t, const struct kv_key *key);
 /*
- * An entry for a page that has none, in use by its maker (n_users 1): the next free one, or `entry`, which is free. After entries have
- * been chosen, which is possible only before the first is not, kv_tier_list_free() finds out which are left.
+ * An entry for a page that has none, in use by its maker (n_users 1): the next free one, or `entry`, which is free.
+ * After entries have been chosen, which is possible only before the first is not, kv_tier_list_free() finds out which
+ * are left.
  */
 int32_t kv_tier_enter(struct kv_tier *t, const struct kv_page_name *page, int32_t entry);
 void kv_tier_list_free(struct kv_tier *t);

@@ -34,7 +34,8 @@ static int submit(struct kv_io *io, struct kv_io_transfer *x)
 	struct plain *p = (struct plain *)io;
 	ssize_t n;
 	do {
-		n = x->write ? pwrite(x->fd, x->buffer, x->bytes, (off_t)x->offset) : pread(x->fd, x->buffer, x->bytes, (off_t)x->offset);
+		n = x->write ? pwrite(x->fd, x->buffer, x->bytes, (off_t)x->offset)
+		             : pread(x->fd, x->buffer, x->bytes, (off_t)x->offset);
 	} while (n < 0 && errno == EINTR);
 	x->result = n < 0 ? -errno : n;
 	list_push_back(&p->ended, &x->link);

@@ -1,6 +1,6 @@
 /*
- * How the disk tier moves bytes: a table of functions, with io_uring behind it, or pread() and pwrite(), or a test that fails as
- * disks do. One thread, the tier's, calls everything but kick().
+ * How the disk tier moves bytes: a table of functions, with io_uring behind it, or pread() and pwrite(), or a test that
+ * fails as disks do. One thread, the tier's, calls everything but kick().
  */
 #pragma once
 
@@ -26,12 +26,15 @@ struct kv_io_ops {
 	const char *name; /* "io_uring", "threads" */
 	/* Makes a file of that many bytes have its room; 0 or -errno. */
 	int (*allocate)(struct kv_io *io, int fd, uint64_t bytes);
-	/* The memory that transfers use; called once, before the first. May fail silently: registering is only quicker. */
+	/*
+	 * The memory that transfers use; called once, before the first. May fail silently: registering is only quicker.
+	 */
 	void (*attach)(struct kv_io *io, void *memory, size_t bytes);
 	/* Begins a transfer; the caller bounds their number by KV_IO_DEPTH. 0, or -errno and it has not begun. */
 	int (*submit)(struct kv_io *io, struct kv_io_transfer *x);
 	/*
-	 * Up to max transfers that have ended. Waits for a first one, or a kick, at most wait_ns (negative: for ever; 0: not at all).
+	 * Up to max transfers that have ended. Waits for a first one, or a kick, at most wait_ns (negative: for ever;
+	 * 0: not at all).
 	 * -errno: nothing will end any more.
 	 */
 	int (*reap)(struct kv_io *io, struct kv_io_transfer **done, int max, int64_t wait_ns);

@@ -1,6 +1,7 @@
 /*
- * The tier in host memory. Pages of different sizes (wide and narrow ones) share one slab without holes: it is cut into units, and a
- * page takes as many as it needs, wherever they lie. Copies happen in the worker's thread: they take microseconds.
+ * The tier in host memory. Pages of different sizes (wide and narrow ones) share one slab without holes: it is cut into
+ * units, and a page takes as many as it needs, wherever they lie. Copies happen in the worker's thread: they take
+ * microseconds.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -274,12 +275,13 @@ enum status kv_tier_ram_create(const struct kv_tier_device *device, const struct
 		device->backend->ops->info(device->backend, &info);
 	if (type != KV_FORM_F16 && !info.kv_order.known) {
 		free(r);
-		return error_set_param(err, STATUS_UNSUPPORTED, "kv-ram-dtype", "kv-ram-dtype: %s has pages that can only be kept as f16",
-		                       info.name);
+		return error_set_param(err, STATUS_UNSUPPORTED, "kv-ram-dtype",
+		                       "kv-ram-dtype: %s has pages that can only be kept as f16", info.name);
 	}
 	if (!r || kv_tier_init(&r->base, &ops, device, clock, most, NULL) != STATUS_OK) {
 		free(r);
-		return error_set(err, STATUS_NOMEM, "no memory for a RAM tier of %llu bytes", (unsigned long long)bytes);
+		return error_set(err, STATUS_NOMEM, "no memory for a RAM tier of %llu bytes",
+		                 (unsigned long long)bytes);
 	}
 	r->type = type;
 	r->n_units = r->n_free_units = (int32_t)n_units;
@@ -289,7 +291,8 @@ enum status kv_tier_ram_create(const struct kv_tier_device *device, const struct
 	r->narrow = malloc(narrow);
 	if (!r->slab || !r->next || !r->wide || !r->narrow) {
 		destroy(&r->base);
-		return error_set(err, STATUS_NOMEM, "no memory for a RAM tier of %llu bytes", (unsigned long long)bytes);
+		return error_set(err, STATUS_NOMEM, "no memory for a RAM tier of %llu bytes",
+		                 (unsigned long long)bytes);
 	}
 	for (int32_t i = 0; i < r->n_units; i++)
 		r->next[i] = i + 1 < r->n_units ? i + 1 : NONE;

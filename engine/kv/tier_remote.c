@@ -1,13 +1,14 @@
 /*
- * The tier in a Valkey or Redis server. An entry is a page that this daemon has put there or found there; the server may have
- * forgotten it since, and have others. Values are a header and the page's bytes.
+ * The tier in a Valkey or Redis server. An entry is a page that this daemon has put there or found there; the server
+ * may have forgotten it since, and have others. Values are a header and the page's bytes.
  *
- * Threads. The worker owns the index, the loads and the list of free buffers, and copies pages to and from buffers; the tier's own thread
- * talks to the server. A job goes to the thread by one mailbox and comes back by another, as in tier_disk.c.
+ * Threads. The worker owns the index, the loads and the list of free buffers, and copies pages to and from buffers; the
+ * tier's own thread talks to the server. A job goes to the thread by one mailbox and comes back by another, as in
+ * tier_disk.c.
  *
- * The tier is off after a transfer that fails or takes longer than the timeout: whoever waits for pages from there computes them instead.
- * The thread then tries to reach the server again, at longer and longer intervals; once it answers the tier is on, and knows of no page.
- * A daemon whose server is not there at the start begins in the same way.
+ * The tier is off after a transfer that fails or takes longer than the timeout: whoever waits for pages from there
+ * computes them instead. The thread then tries to reach the server again, at longer and longer intervals; once it
+ * answers the tier is on, and knows of no page. A daemon whose server is not there at the start begins in the same way.
  */
 #include "engine/kv/tier_impl.h"
 
@@ -34,7 +35,8 @@ enum {
 	LIFE_SECONDS = 3600,    /* the server forgets a page that long after it was put */
 	MISSES = 4096,          /* keys that are known not to be there */
 	MISS_MS = 2000,         /* for how long */
-	RETRY_MS = 500,         /* before the first try to reach the server again; each takes twice as long as the one before, */
+	/* before the first try to reach the server again; each takes twice as long as the one before, */
+	RETRY_MS = 500,
 	MOST_RETRY_MS = 30000,  /* up to this */
 	NAME_BYTES = 3 + 2 * SHA256_BYTES + 1,
 };
@@ -159,7 +161,8 @@ static enum outcome read_reply(struct remote *r, struct job *j)
 	redisReply *reply = NULL;
 	enum outcome out = BROKEN;
 	if (redisGetReply(r->server, (void **)&reply) != REDIS_OK) {
-		snprintf(r->failure, sizeof r->failure, "%s", r->server->errstr[0] ? r->server->errstr : "no answer in time");
+		snprintf(r->failure, sizeof r->failure, "%s",
+		         r->server->errstr[0] ? r->server->errstr : "no answer in time");
 		return BROKEN;
 	}
 	if (reply->type == REDIS_REPLY_ERROR)
@@ -214,7 +217,10 @@ static void try_again(struct remote *r)
 	if (now < r->retry_at_ns)
 		return;
 	enum status st = reach(r, NULL);
-	/* One that answers and then fails at once is no better than one that does not: only a transfer that goes well starts anew. */
+	/*
+	 * One that answers and then fails at once is no better than one that does not: only a transfer that goes well
+	 * starts anew.
+	 */
 	r->retry_ms = r->retry_ms == 0 ? RETRY_MS : r->retry_ms * 2 < MOST_RETRY_MS ? r->retry_ms * 2 : MOST_RETRY_MS;
 	r->retry_at_ns = clock_now_ns(clock_system()) + r->retry_ms * 1000000;
 	if (st != STATUS_OK)
@@ -252,8 +258,8 @@ static void turn_off(struct remote *r, const char *reason, const char *detail)
 	t->stats.off = true;
 	t->stats.off_reason = reason;
 	atomic_store(&r->lost, true);
-	log_msg(LOG_WARN, "kv_remote_off", "the remote tier at %s is off until it can be reached again: %s%s%s", r->address, reason,
-	        *detail ? ": " : "", detail);
+	log_msg(LOG_WARN, "kv_remote_off", "the remote tier at %s is off until it can be reached again: %s%s%s",
+	        r->address, reason, *detail ? ": " : "", detail);
 	for (int i = 0; i < KV_TIER_MAX_LOADS; i++) {
 		struct kv_tier_load *l = &t->loads[i];
 		if (l->entry == NONE || l->ended)
@@ -366,8 +372,10 @@ static void end_write(struct remote *r, const struct job *j)
 
 static void end_read(struct remote *r, const struct job *j)
 {
-	static const enum kv_tier_end ends[] = {
-	        [FOUND] = KV_LOAD_DONE, [ABSENT] = KV_LOAD_ABSENT, [WRONG] = KV_LOAD_CORRUPT, [BROKEN] = KV_LOAD_FAILED};
+	static const enum kv_tier_end ends[] = {[FOUND] = KV_LOAD_DONE,
+	                                        [ABSENT] = KV_LOAD_ABSENT,
+	                                        [WRONG] = KV_LOAD_CORRUPT,
+	                                        [BROKEN] = KV_LOAD_FAILED};
 	struct kv_tier *t = &r->base;
 	enum kv_tier_end end = ends[j->outcome];
 	uint64_t hash;
@@ -481,7 +489,8 @@ enum status kv_tier_remote_check(const char *address, struct error *err)
 	long port = colon ? strtol(colon + 1, &end, 10) : 0;
 	bool is_port = colon > address && colon[1] >= '0' && colon[1] <= '9' && !*end && port > 0 && port <= UINT16_MAX;
 	if (strlen(address) >= sizeof((struct remote *)0)->address || (address[0] != '/' && !is_port))
-		return error_set_param(err, STATUS_INVALID, "kv-remote", "kv-remote: \"%.200s\" is neither HOST:PORT nor the path of a socket", address);
+		return error_set_param(err, STATUS_INVALID, "kv-remote",
+		                       "kv-remote: \"%.200s\" is neither HOST:PORT nor the path of a socket", address);
 	return STATUS_OK;
 }
 
@@ -510,7 +519,8 @@ static enum status reach(struct remote *r, struct error *err)
 	if (!r->server)
 		return error_set(err, STATUS_NOMEM, "no memory for the remote tier");
 	if (r->server->err || redisSetTimeout(r->server, timeout) != REDIS_OK)
-		return error_set(err, STATUS_IO, "the server at %s cannot be reached: %.120s", address, r->server->errstr);
+		return error_set(err, STATUS_IO, "the server at %s cannot be reached: %.120s", address,
+		                 r->server->errstr);
 	redisReply *reply = redisCommand(r->server, "PING");
 	bool well = reply && reply->type == REDIS_REPLY_STATUS;
 	error_set(err, STATUS_IO, "the server at %s does not take commands: %.120s", address,
@@ -520,11 +530,17 @@ static enum status reach(struct remote *r, struct error *err)
 	return well ? STATUS_OK : STATUS_IO;
 }
 
-enum status kv_tier_remote_create(const struct kv_tier_device *device, const struct clock *clock, const struct kv_tier_remote_options *o,
-                                  struct kv_tier **out, struct error *err)
+enum status kv_tier_remote_create(const struct kv_tier_device *device, const struct clock *clock,
+                                  const struct kv_tier_remote_options *o, struct kv_tier **out, struct error *err)
 {
-	static const struct kv_tier_ops ops = {
-	        .put = put, .has_room = has_room, .has_news = has_news, .hopes = hopes, .advance = advance, .wait = wait_for, .stats = stats, .destroy = destroy};
+	static const struct kv_tier_ops ops = {.put = put,
+	                                       .has_room = has_room,
+	                                       .has_news = has_news,
+	                                       .hopes = hopes,
+	                                       .advance = advance,
+	                                       .wait = wait_for,
+	                                       .stats = stats,
+	                                       .destroy = destroy};
 	struct remote *r = calloc(1, sizeof *r);
 	struct error unreached = {0};
 	if (!r)
@@ -538,7 +554,8 @@ enum status kv_tier_remote_create(const struct kv_tier_device *device, const str
 	mailbox_init(&r->done, NULL, NULL);
 	r->secret = strdup(o->secret ? o->secret : "");
 	r->memory = malloc(JOBS * r->max_value_bytes);
-	enum status st = r->secret && r->memory ? set_address(r, o->address, err) : error_set(err, STATUS_NOMEM, "no memory for the remote tier");
+	enum status st = r->secret && r->memory ? set_address(r, o->address, err)
+	                                        : error_set(err, STATUS_NOMEM, "no memory for the remote tier");
 	for (int i = 0; i < JOBS; i++)
 		r->jobs[i].value = r->memory + (size_t)i * r->max_value_bytes;
 	if (st == STATUS_OK)
@@ -562,11 +579,12 @@ enum status kv_tier_remote_create(const struct kv_tier_device *device, const str
 
 enum status kv_tier_remote_check(const char *address, struct error *err)
 {
-	return error_set_param(err, STATUS_UNSUPPORTED, "kv-remote", "kv-remote: this build has no hiredis to reach %.200s with", address);
+	return error_set_param(err, STATUS_UNSUPPORTED, "kv-remote",
+	                       "kv-remote: this build has no hiredis to reach %.200s with", address);
 }
 
-enum status kv_tier_remote_create(const struct kv_tier_device *device, const struct clock *clock, const struct kv_tier_remote_options *o,
-                                  struct kv_tier **out, struct error *err)
+enum status kv_tier_remote_create(const struct kv_tier_device *device, const struct clock *clock,
+                                  const struct kv_tier_remote_options *o, struct kv_tier **out, struct error *err)
 {
 	(void)device;
 	(void)clock;

@@ -33,7 +33,10 @@ static void attach(struct kv_io *io, void *memory, size_t bytes)
 	u->registered = io_uring_register_buffers(&u->ring, &whole, 1) == 0;
 }
 
-/* A failed submission leaves the entry in the ring; the next one takes it along. So it has begun, unless the ring is full. */
+/*
+ * A failed submission leaves the entry in the ring; the next one takes it along. So it has begun, unless the ring is
+ * full.
+ */
 static int submit(struct kv_io *io, struct kv_io_transfer *x)
 {
 	struct uring *u = (struct uring *)io;

@@ -88,8 +88,8 @@ void kv_tiers_prefill_rate(struct kv_tiers *t, double tokens_per_s)
 /* ---- Down ---- */
 
 /*
- * A page goes to every tier at once, rather than from one to the next: the disk gets exact bytes where the RAM tier keeps narrow
- * ones, and neither waits for the other.
+ * A page goes to every tier at once, rather than from one to the next: the disk gets exact bytes where the RAM tier
+ * keeps narrow ones, and neither waits for the other.
  */
 static void leaving(void *arg, int32_t page, const struct kv_page_name *name)
 {
@@ -178,7 +178,8 @@ static void write_behind(struct kv_tiers *t)
 		if (kv_prefix_serial(t->prefix, w.page) != w.serial || !kv_prefix_name(t->prefix, w.page, &name))
 			continue;
 		for (int kind = 0; kind < KV_TIER_KINDS; kind++) {
-			if (!is_behind(t, kind) || !kv_tier_takes(t->tier[kind], w.page) || kv_tier_has(t->tier[kind], &name))
+			if (!is_behind(t, kind) || !kv_tier_takes(t->tier[kind], w.page) ||
+			    kv_tier_has(t->tier[kind], &name))
 				continue;
 			if (may_use(t, (enum kv_tier_kind)kind))
 				kv_tier_put(t->tier[kind], &name, w.page);
@@ -237,7 +238,8 @@ static bool last_key(const struct kv_tiers *t, const struct kv_key *root, const 
 	return true;
 }
 
-bool kv_tiers_comes(const struct kv_tiers *t, const struct kv_key *root, const int32_t *tokens, int32_t n, const struct kv_seq *seq)
+bool kv_tiers_comes(const struct kv_tiers *t, const struct kv_key *root, const int32_t *tokens, int32_t n,
+                    const struct kv_seq *seq)
 {
 	struct kv_key key;
 	int32_t at = seq->n_pages;
@@ -273,10 +275,11 @@ static bool want(struct kv_fetch *f, const struct kv_page_name *name, enum kv_ti
 }
 
 /*
- * The tail that a conversation left behind these full pages. A tier knows it only by its key, which binds its tokens: so each
- * possible length is asked for, the longest first.
+ * The tail that a conversation left behind these full pages. A tier knows it only by its key, which binds its tokens:
+ * so each possible length is asked for, the longest first.
  */
-static void want_tail(struct kv_tiers *t, struct kv_fetch *f, const struct kv_key *before, const int32_t *tokens, int32_t n)
+static void want_tail(struct kv_tiers *t, struct kv_fetch *f, const struct kv_key *before, const int32_t *tokens,
+                      int32_t n)
 {
 	enum kv_tier_kind kind;
 	for (int32_t k = n < KV_PAGE_TOKENS ? n : KV_PAGE_TOKENS - 1; k > 0; k--) {

@@ -89,10 +89,11 @@ void kv_tiers_prefill_rate(struct kv_tiers *t, double tokens_per_s);
 bool kv_tiers_fetch(struct kv_tiers *t, struct kv_fetch *f, const struct kv_key *root, const int32_t *tokens, int32_t n,
                     const struct kv_seq *seq, int32_t max_pages, bool by_parts);
 /* True while a fetch is under way for the same pages that kv_tiers_fetch() would bring. */
-bool kv_tiers_comes(const struct kv_tiers *t, const struct kv_key *root, const int32_t *tokens, int32_t n, const struct kv_seq *seq);
+bool kv_tiers_comes(const struct kv_tiers *t, const struct kv_key *root, const int32_t *tokens, int32_t n,
+                    const struct kv_seq *seq);
 /*
- * Moves one fetch on: what has arrived joins the index and seq. True when it is over: everything is there that will come. When seq
- * has lost pages since the beginning it is over as well.
+ * Moves one fetch on: what has arrived joins the index and seq. True when it is over: everything is there that will
+ * come. When seq has lost pages since the beginning it is over as well.
  */
 bool kv_tiers_advance(struct kv_tiers *t, struct kv_fetch *f, struct kv_seq *seq, const struct kv_use *use);
 /* Whether the first parts of all pages are there, and others are not: it may begin. */
@@ -130,17 +131,17 @@ struct kv_read {
 /* What a tier has under this key: fills name, without bytes. */
 bool kv_tiers_find(const struct kv_tiers *t, const struct kv_key *key, struct kv_page_name *name);
 /*
- * Begins to read a page's image (image.h) to host memory, which has room for the largest one and belongs to the read while it is under way.
- * NOT_FOUND; LIMIT: too much is under way.
+ * Begins to read a page's image (image.h) to host memory, which has room for the largest one and belongs to the read
+ * while it is under way. NOT_FOUND; LIMIT: too much is under way.
  */
 enum status kv_tiers_read(struct kv_tiers *t, struct kv_read *r, const struct kv_page_name *name, void *host);
 /* Gives up a read that is under way; nothing for another. */
 void kv_tiers_read_cancel(struct kv_tiers *t, struct kv_read *r);
 
 /*
- * Pages that are no index's, in the tier in host memory alone, under keys of their owner (attic.h): they are kept whether or not that pays, until
- * others need the room. Bytes that the tier may have, 0: there is none; whether it keeps a page; whether it has copied one to the
- * device; that it need not keep it any more.
+ * Pages that are no index's, in the tier in host memory alone, under keys of their owner (attic.h): they are kept
+ * whether or not that pays, until others need the room. Bytes that the tier may have, 0: there is none; whether it
+ * keeps a page; whether it has copied one to the device; that it need not keep it any more.
  */
 uint64_t kv_tiers_host_bytes(const struct kv_tiers *t);
 bool kv_tiers_host_keep(struct kv_tiers *t, const struct kv_page_name *name, int32_t page);
@@ -158,8 +159,8 @@ bool kv_tiers_ready(const struct kv_tiers *t);
 bool kv_tiers_busy(const struct kv_tiers *t);
 
 /*
- * Writes the pages of `weak` that are still there to the disk tier, whatever they are worth, and waits for buffers, at most until
- * the clock reads deadline_ms. For the end of the process. How many are there now.
+ * Writes the pages of `weak` that are still there to the disk tier, whatever they are worth, and waits for buffers, at
+ * most until the clock reads deadline_ms. For the end of the process. How many are there now.
  */
 int32_t kv_tiers_save(struct kv_tiers *t, const struct kv_weak *weak, int64_t deadline_ms);
 /* Waits for what is being written, at most until deadline_ms. */

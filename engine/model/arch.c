@@ -8,13 +8,13 @@
 #include "engine/base/log.h"
 
 /*
- * One row per architecture: the name in general.architecture, how its files pair the rotated dimensions, and what else it has of
- * struct arch.
+ * One row per architecture: the name in general.architecture, how its files pair the rotated dimensions, and what else
+ * it has of struct arch.
  *
- * Gemma 2 (arXiv:2408.00118) and Gemma 3 (arXiv:2503.19786): every second and all but every sixth layer are local. Which layers, the base of
- * the local ones' angles, the window of Gemma 2 where the file does not say, and the scale of the 27B models are in the models'
- * published configurations, not in their files. The gains of their norms are stored as they are multiplied with (conversion adds the 1 that
- * the publications leave out).
+ * Gemma 2 (arXiv:2408.00118) and Gemma 3 (arXiv:2503.19786): every second and all but every sixth layer are local.
+ * Which layers, the base of the local ones' angles, the window of Gemma 2 where the file does not say, and the scale of
+ * the 27B models are in the models' published configurations, not in their files. The gains of their norms are stored
+ * as they are multiplied with (conversion adds the 1 that the publications leave out).
  */
 #define GEMMA .glu = GLU_GELU, .post_norm = true, .scaled_embedding = true
 #define ARCH_MAP(X)                                                                                                    \
@@ -30,11 +30,15 @@ static const struct arch {
 	enum rope_pairing pairing;
 	bool qkv_bias, qk_norm, post_norm, scaled_embedding;
 	enum glu glu;
-	/* Where there is a window: of so many layers the last sees everything; 1: none does, 0: files do not tell which do. */
+	/*
+	 * Where there is a window: of so many layers the last sees everything; 1: none does, 0: files do not tell which
+	 * do.
+	 */
 	int32_t window_period;
 	int32_t window;             /* when the file has none */
 	float local_base;           /* rope_base_local */
-	int32_t embd_scaled_layers; /* with so many layers, attention is scaled by the share of the embedding that a head has */
+	/* with so many layers, attention is scaled by the share of the embedding that a head has */
+	int32_t embd_scaled_layers;
 } archs[] = {
 #define X(name, pairing, ...) {name, pairing, __VA_ARGS__},
 	ARCH_MAP(X)
@@ -242,7 +246,8 @@ static void read_attention(struct reader *r, const struct arch *a, struct model_
 	read_int(r, "attention.sliding_window_pattern", false, 1, 1 << 12, &p->window_period);
 	if (p->window > 0 && p->window_period == 0) {
 		if (p->window < p->n_ctx_train) {
-			log_msg(LOG_WARN, "model", "the context is limited to the model's attention window: %d instead of %d tokens",
+			log_msg(LOG_WARN, "model",
+			        "the context is limited to the model's attention window: %d instead of %d tokens",
 			        p->window, p->n_ctx_train);
 			p->n_ctx_train = p->ctx_bound = p->window;
 		}

@@ -18,13 +18,16 @@ struct model_params {
 	const char *arch; /* "llama", "qwen2", ... */
 	int32_t n_layer, n_embd, n_ff, n_head, n_head_kv, head_dim, n_vocab;
 	/*
-	 * The longest context whose results are the model's own. Where a file has a window but nobody knows of which layers, that is the
-	 * window: as long as the context fits in it, every row sees all rows before it whichever they are.
+	 * The longest context whose results are the model's own. Where a file has a window but nobody knows of which
+	 * layers, that is the window: as long as the context fits in it, every row sees all rows before it whichever
+	 * they are.
 	 */
 	int32_t n_ctx_train;
-	int32_t n_ctx;     /* as far as positions are stretched: n_ctx_train, unless that was chosen otherwise (rope_choice.h) */
+	/* as far as positions are stretched: n_ctx_train, unless that was chosen otherwise (rope_choice.h) */
+	int32_t n_ctx;
 	int32_t ctx_bound; /* that window, which no stretching gets beyond; 0: none */
-	int32_t window;        /* positions that rows see in layers that have a window, see model_layer_window(); 0: none has */
+	/* positions that rows see in layers that have a window, see model_layer_window(); 0: none has */
+	int32_t window;
 	int32_t window_period; /* of so many layers the last has none; 1: all have one */
 	float rms_eps;
 	bool qkv_bias;    /* q, k and v must have biases; without it they may */
@@ -39,7 +42,8 @@ struct model_params {
 	enum rope_scaling rope_scaling;
 	int32_t rope_dims; /* rotated dimensions of a head, even */
 	float rope_base;
-	float rope_base_local;     /* of layers with a window, whose angles are not stretched; 0: they turn like the others */
+	/* of layers with a window, whose angles are not stretched; 0: they turn like the others */
+	float rope_base_local;
 	bool rope_table;           /* rope_freqs.weight divides the frequencies */
 	float rope_factor;         /* how far the context is stretched: linear, yarn, llama3; else 1 */
 	int32_t rope_original_ctx; /* yarn, llama3: the context before stretching */

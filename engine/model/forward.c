@@ -93,7 +93,8 @@ enum status model_load(const struct gguf *g, struct backend *b, struct model **o
 	return model_load_stretched(g, b, NULL, out, err);
 }
 
-enum status model_load_stretched(const struct gguf *g, struct backend *b, const struct rope_choice *rope, struct model **out, struct error *err)
+enum status model_load_stretched(const struct gguf *g, struct backend *b, const struct rope_choice *rope,
+                                 struct model **out, struct error *err)
 {
 	struct model *m = calloc(1, sizeof *m);
 	if (!m)
@@ -198,7 +199,8 @@ static bool layout_step(const struct model_params *p, int32_t max_rows, int32_t 
 size_t model_step_bytes(const struct model_params *p, int32_t max_rows, int32_t max_outputs)
 {
 	struct step_parts parts;
-	return layout_step(p, max_rows, max_outputs < max_rows ? max_outputs : max_rows, &parts) ? parts.bytes : SIZE_MAX;
+	bool fits = layout_step(p, max_rows, max_outputs < max_rows ? max_outputs : max_rows, &parts);
+	return fits ? parts.bytes : SIZE_MAX;
 }
 
 enum status model_reserve(struct model *m, int32_t max_rows, int32_t max_outputs, const struct kv_layout *layout,
@@ -239,7 +241,8 @@ enum status model_reserve(struct model *m, int32_t max_rows, int32_t max_outputs
 	if (st != STATUS_OK) {
 		release_step_memory(m);
 		if (st == STATUS_UNSUPPORTED)
-			return error_set(err, st, "device %s cannot compute attention heads of %" PRId32 " elements", info.name, p->head_dim);
+			return error_set(err, st, "device %s cannot compute attention heads of %" PRId32 " elements",
+			                 info.name, p->head_dim);
 		return no_step_memory(st, max_rows, max_outputs, err);
 	}
 	for (size_t i = 0; i < STEP_PARTS; i++)
@@ -261,8 +264,8 @@ enum status model_reserve(struct model *m, int32_t max_rows, int32_t max_outputs
 	} while (0)
 
 /*
- * Attention of a sequence with far pages: these, as many as can be had at a time, then those in the pool. When some cannot be had, its rows
- * get something, for nobody, and those of others are what they were.
+ * Attention of a sequence with far pages: these, as many as can be had at a time, then those in the pool. When some
+ * cannot be had, its rows get something, for nobody, and those of others are what they were.
  */
 static enum status attend_far(struct model *m, const struct batch *batch, int32_t s, const void *kv, int32_t layer,
                               const struct attention_params *params)
@@ -340,15 +343,16 @@ static enum status attend(struct model *m, const struct batch *batch, void *kv, 
 }
 
 /* hidden += x W^T, or what a norm makes of the product where there is one; normed is lost then. */
-static enum status add_product(struct model *m, const float *x, int32_t n, const struct linear *w, const float *post_norm,
-                               float *normed, float *hidden)
+static enum status add_product(struct model *m, const float *x, int32_t n, const struct linear *w,
+                               const float *post_norm, float *normed, float *hidden)
 {
 	const struct model_params *p = &m->params;
 	const struct backend_ops *ops = m->backend->ops;
 	const struct matmul mm = {
 		.weight = w->weight, .bias = w->bias, .y = post_norm ? normed : hidden, .accumulate = !post_norm};
 	TRY(ops->matmul(m->backend, x, n, &mm, 1));
-	return post_norm ? ops->rms_norm_add(m->backend, normed, n, p->n_embd, post_norm, p->rms_eps, hidden) : STATUS_OK;
+	return post_norm ? ops->rms_norm_add(m->backend, normed, n, p->n_embd, post_norm, p->rms_eps, hidden)
+	                 : STATUS_OK;
 }
 
 /* hidden += o(mixed); hidden += down(glu(gate(norm(hidden))) * up(norm(hidden))), for n rows. */
@@ -401,7 +405,8 @@ static enum status run(struct model *m, const struct batch *batch, void *kv)
 	const struct matmul output = {.weight = m->weights.output, .y = a->logits, .precise = true};
 	TRY(ops->rms_norm(m->backend, hidden, n, p->n_embd, m->weights.output_norm, p->rms_eps, normed));
 	TRY(ops->matmul(m->backend, normed, n, &output, 1));
-	return p->final_softcap > 0 ? ops->softcap(m->backend, a->logits, (int64_t)n * p->n_vocab, p->final_softcap) : STATUS_OK;
+	return p->final_softcap > 0 ? ops->softcap(m->backend, a->logits, (int64_t)n * p->n_vocab, p->final_softcap)
+	                            : STATUS_OK;
 }
 
 /* A batch that does not fit would make the backend write elsewhere, so it is looked at although the engine made it. */
@@ -423,14 +428,16 @@ static bool batch_fits(const struct model *m, const struct batch *b)
 		const struct page_choice *c = &s->choice;
 		if (m->rope.chunks.size > 0 && (c->n_pages != 0 || b->position[next] != s->first_position))
 			return false;
-		if (c->n_pages != 0 && (!m->layout.bounds || c->n_first < 0 || c->n_last < 1 || c->n_pages < (int64_t)c->n_first + c->n_last))
+		if (c->n_pages != 0 && (!m->layout.bounds || c->n_first < 0 || c->n_last < 1 ||
+		                        c->n_pages < (int64_t)c->n_first + c->n_last))
 			return false;
 		if (s->probe && (s->probe->n_pages < 1 || s->far || m->layout.form != KV_FORM_F16))
 			return false;
 		if (s->plus && (c->n_pages != 0 || s->far || m->layout.form != KV_FORM_F16 ||
 				s->n_plus % (KV_PART_PAGES * KV_PAGE_TOKENS) != 0))
 			return false;
-		if (s->far && (!m->backend->ops->attention_part || s->far->n_pages > s->first_position / m->layout.page_tokens))
+		if (s->far &&
+		    (!m->backend->ops->attention_part || s->far->n_pages > s->first_position / m->layout.page_tokens))
 			return false;
 		for (int32_t j = 0; j < s->n_rows; j++) {
 			if (b->position[next + j] < s->first_position || b->position[next + j] != b->position[next] + j)

@@ -10,7 +10,8 @@ struct model;
 /* Loads every weight. The reader and the backend must outlive the model. Errors name what is wrong and should be. */
 enum status model_load(const struct gguf *g, struct backend *b, struct model **out, struct error *err);
 /* The same with positions stretched as `rope` says, rather than the file. NULL: as the file says. */
-enum status model_load_stretched(const struct gguf *g, struct backend *b, const struct rope_choice *rope, struct model **out, struct error *err);
+enum status model_load_stretched(const struct gguf *g, struct backend *b, const struct rope_choice *rope,
+                                 struct model **out, struct error *err);
 void model_destroy(struct model *m); /* NULL is allowed */
 
 const struct model_params *model_params(const struct model *m);
@@ -31,8 +32,8 @@ size_t model_step_bytes(const struct model_params *p, int32_t max_rows, int32_t 
  */
 enum status model_run(struct model *m, const struct batch *batch, void *kv);
 /*
- * The logits of the last step's outputs first .. first + n - 1, in host memory: *logits is row `first`. The memory is the model's, valid
- * until the next step; the caller may overwrite it.
+ * The logits of the last step's outputs first .. first + n - 1, in host memory: *logits is row `first`. The memory is
+ * the model's, valid until the next step; the caller may overwrite it.
  */
 enum status model_logits(struct model *m, int32_t first, int32_t n, float **logits);
 /* Whether model_sample() can be used. */

@@ -18,8 +18,19 @@
 struct gguf;
 
 enum gguf_type {
-	GGUF_U8, GGUF_I8, GGUF_U16, GGUF_I16, GGUF_U32, GGUF_I32, GGUF_F32, GGUF_BOOL, GGUF_STRING, GGUF_ARRAY, GGUF_U64,
-	GGUF_I64, GGUF_F64,
+	GGUF_U8,
+	GGUF_I8,
+	GGUF_U16,
+	GGUF_I16,
+	GGUF_U32,
+	GGUF_I32,
+	GGUF_F32,
+	GGUF_BOOL,
+	GGUF_STRING,
+	GGUF_ARRAY,
+	GGUF_U64,
+	GGUF_I64,
+	GGUF_F64,
 };
 
 struct gguf_value {
@@ -27,7 +38,8 @@ struct gguf_value {
 	enum gguf_type type;
 	enum gguf_type elem_type; /* of an array, else equal to type */
 	uint64_t count;           /* elements of an array, else 1 */
-	const uint8_t *data;      /* first element: numbers little-endian and unaligned; strings as u64 length + bytes */
+	/* first element: numbers little-endian and unaligned; strings as u64 length + bytes */
+	const uint8_t *data;
 };
 
 enum { GGUF_MAX_DIMS = 4 };
@@ -61,8 +73,9 @@ const struct gguf_value *gguf_find(const struct gguf *g, const char *key);
 const struct gguf_tensor *gguf_find_tensor(const struct gguf *g, const char *name);
 
 /*
- * Typed reads. NOT_FOUND when the key is absent; INVALID, with a sentence naming the key and the type found, when it has
- * another type or does not fit. get_uint takes any integer type that is not negative; get_float any float or integer.
+ * Typed reads. NOT_FOUND when the key is absent; INVALID, with a sentence naming the key and the type found, when it
+ * has another type or does not fit. get_uint takes any integer type that is not negative; get_float any float or
+ * integer.
  */
 enum status gguf_get_uint(const struct gguf *g, const char *key, uint64_t *out, struct error *err);
 enum status gguf_get_float(const struct gguf *g, const char *key, double *out, struct error *err);

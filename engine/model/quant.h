@@ -43,15 +43,17 @@ const struct quant_format *quant_format(uint32_t type);
 /* The i-th row, for loops over all formats; NULL past the end. */
 const struct quant_format *quant_format_at(size_t i);
 
-/* IEEE 754 half and bfloat16 conversions; narrowing rounds to nearest even, overflow becomes infinity, a NaN stays one. */
+/*
+ * IEEE 754 half and bfloat16 conversions; narrowing rounds to nearest even, overflow becomes infinity, a NaN stays one.
+ */
 float quant_half_to_float(uint16_t h);
 uint16_t quant_float_to_half(float f);
 float quant_bf16_to_float(uint16_t h);
 uint16_t quant_float_to_bf16(float f);
 
 /*
- * The nearest E4M3 (ties to even; beyond 448 the largest), and its value: OCP's 8-bit floating point specification (OFP8, 2023), 4 bits of
- * exponent with bias 7, 3 of mantissa, no infinity; 0x7F and 0xFF are NaN.
+ * The nearest E4M3 (ties to even; beyond 448 the largest), and its value: OCP's 8-bit floating point specification
+ * (OFP8, 2023), 4 bits of exponent with bias 7, 3 of mantissa, no infinity; 0x7F and 0xFF are NaN.
  */
 uint8_t quant_fp8_from_float(float x);
 float quant_fp8_to_float(uint8_t c);

@@ -24,8 +24,10 @@ static double yarn_interpolation(const struct model_params *p, int32_t i)
 	return 1.0 - (1.0 - clamped) * (double)p->yarn_ext_factor;
 }
 
-/* Llama 3.1's scaling, as published with the model: by wavelength, with a linear ramp in 1 / wavelength between two
- * bounds. */
+/*
+ * Llama 3.1's scaling, as published with the model: by wavelength, with a linear ramp in 1 / wavelength between two
+ * bounds.
+ */
 static double llama3_frequency(const struct model_params *p, double freq)
 {
 	double original = p->rope_original_ctx, low = (double)p->rope_low_freq_factor,

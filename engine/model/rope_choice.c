@@ -98,8 +98,8 @@ static enum status read_key(struct str part, bool seen[N_KEYS], struct rope_choi
 		return refuse(err, name, "is given twice");
 	seen[i] = true;
 	if (!read_number((struct str){equals + 1, part.n - name.n - 1}, &v) || v < keys[i].min || v > keys[i].max)
-		return error_set_param(err, STATUS_INVALID, PARAM, PARAM ": %s must be a number from %g to %g", keys[i].name, keys[i].min,
-		                       keys[i].max);
+		return error_set_param(err, STATUS_INVALID, PARAM, PARAM ": %s must be a number from %g to %g",
+		                       keys[i].name, keys[i].min, keys[i].max);
 	if ((out->has_scaling || out->by_chunks) && !(keys[i].of & (out->by_chunks ? OF_CHUNKS : 1 << out->scaling)))
 		return error_set_param(err, STATUS_INVALID, PARAM, PARAM ": %s means nothing to %s", keys[i].name,
 				       out->by_chunks ? "dca" : rope_scaling_name(out->scaling));
@@ -152,14 +152,17 @@ static enum status apply_scaling(const struct rope_choice *c, struct model_param
 	double reach = (double)original * (double)c->factor;
 	if (original == 0)
 		return error_set_param(err, STATUS_INVALID, PARAM,
-		                       PARAM ": the file stretches its %" PRId32 " tokens by a table (rope_freqs.weight) that does not say from how "
-		                             "many: add original=N", p->n_ctx_train);
+		                       PARAM ": the file stretches its %" PRId32
+		                             " tokens by a table (rope_freqs.weight) that does not say from how "
+		                             "many: add original=N",
+		                       p->n_ctx_train);
 	/* Llama 3.1 was trained further than its factor reaches; it goes as much further as the factor grows. */
 	if (!c->original_ctx && p->rope_factor > 1 && c->scaling != ROPE_SCALING_NONE)
 		reach = (double)p->n_ctx_train * (double)c->factor / (double)p->rope_factor;
 	if (reach > CTX_MAX)
-		return error_set_param(err, STATUS_INVALID, PARAM, PARAM ": %g times %" PRId32 " tokens are more than %d", (double)c->factor, original,
-		                       CTX_MAX);
+		return error_set_param(err, STATUS_INVALID, PARAM,
+		                       PARAM ": %g times %" PRId32 " tokens are more than %d", (double)c->factor,
+		                       original, CTX_MAX);
 	p->n_ctx = reach < 1 ? 1 : (int32_t)reach;
 	p->rope_scaling = c->scaling;
 	p->rope_factor = c->factor;
@@ -217,7 +220,9 @@ static enum status apply_keys(const struct rope_choice *c, struct model_params *
 		if (rows[i].chosen <= 0)
 			continue;
 		if (!(rows[i].of & 1 << p->rope_scaling) || (p->rope_table && p->rope_scaling == ROPE_SCALING_LLAMA3))
-			return error_set_param(err, STATUS_INVALID, PARAM, PARAM ": %s means nothing to the file's scaling, which is %s", rows[i].name,
+			return error_set_param(err, STATUS_INVALID, PARAM,
+			                       PARAM ": %s means nothing to the file's scaling, which is %s",
+			                       rows[i].name,
 			                       p->rope_table ? "a table" : rope_scaling_name(p->rope_scaling));
 		if (rows[i].field)
 			*rows[i].field = rows[i].chosen;
@@ -238,13 +243,17 @@ enum status rope_choice_apply(const struct rope_choice *c, struct model_params *
 	if (st != STATUS_OK)
 		return st;
 	if (p->rope_scaling == ROPE_SCALING_LLAMA3 && p->rope_low_freq_factor >= p->rope_high_freq_factor)
-		return error_set_param(err, STATUS_INVALID, PARAM, PARAM ": low-freq-factor (%g) must be below high-freq-factor (%g)",
+		return error_set_param(err, STATUS_INVALID, PARAM,
+		                       PARAM ": low-freq-factor (%g) must be below high-freq-factor (%g)",
 		                       (double)p->rope_low_freq_factor, (double)p->rope_high_freq_factor);
 	if (c->base > 0)
 		p->rope_base = c->base;
 	if (p->ctx_bound && p->n_ctx > p->ctx_bound) {
-		log_msg(LOG_WARN, "model", "the context stays within the model's attention window of %" PRId32 " tokens, however far positions "
-		                           "are stretched", p->ctx_bound);
+		log_msg(LOG_WARN, "model",
+		        "the context stays within the model's attention window of %" PRId32
+		        " tokens, however far positions "
+		        "are stretched",
+		        p->ctx_bound);
 		p->n_ctx = p->ctx_bound;
 	}
 	return STATUS_OK;

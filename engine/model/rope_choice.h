@@ -25,13 +25,15 @@ struct rope_choice {
 	bool by_chunks; /* "dca", in place of a scaling */
 	float factor; /* 1 with ROPE_SCALING_NONE */
 	int32_t original_ctx, chunk; /* 0: as the model says, and by that */
-	float base, attn_factor, beta_fast, beta_slow, low_freq_factor, high_freq_factor; /* 0: as the model or the method says */
+	/* 0: as the model or the method says */
+	float base, attn_factor, beta_fast, beta_slow, low_freq_factor, high_freq_factor;
 };
 
 /* NULL and "" tell nothing. INVALID (param rope-scaling) says what is wrong and what is possible. */
 enum status rope_choice_parse(const char *text, struct rope_choice *out, struct error *err);
 /*
- * Changes what the file says to what was chosen, p->n_ctx too: the original context times the factor or, where no original was given, the
- * trained one as many times longer as this factor is above the file's. INVALID (param rope-scaling) when the two do not go together.
+ * Changes what the file says to what was chosen, p->n_ctx too: the original context times the factor or, where no
+ * original was given, the trained one as many times longer as this factor is above the file's. INVALID (param
+ * rope-scaling) when the two do not go together.
  */
 enum status rope_choice_apply(const struct rope_choice *c, struct model_params *p, struct error *err);

@@ -120,7 +120,8 @@ static bool is_required(const struct rule *r, const struct model_params *p)
 /* Whether the forward pass of these parameters uses the tensor at all. */
 static bool is_used(const struct rule *r, const struct model_params *p)
 {
-	return r->need != NEED_IGNORED && (r->need != NEED_QK_NORM || p->qk_norm) && (r->need != NEED_POST_NORM || p->post_norm);
+	return r->need != NEED_IGNORED && (r->need != NEED_QK_NORM || p->qk_norm) &&
+	       (r->need != NEED_POST_NORM || p->post_norm);
 }
 
 static bool is_vector_format(const struct gguf_tensor *t)

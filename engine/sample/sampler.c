@@ -286,7 +286,8 @@ static void apply_bias(const struct sampler *s, float *logits)
 
 /* ---- The greedy choice ---- */
 
-/* The largest element, NaN aside; -infinity when there is none above it. Lanes let the compiler use vector registers.
+/*
+ * The largest element, NaN aside; -infinity when there is none above it. Lanes let the compiler use vector registers.
  */
 static float max_of(const float *x, int32_t n)
 {
@@ -465,8 +466,10 @@ static int32_t draw(struct sampler *s, const float *w)
 			at += s->block_sum[b];
 			continue;
 		}
-		/* A block's sum was rounded in another order, so its last token may end short of the target: it is the
-		 * one then. */
+		/*
+		 * A block's sum was rounded in another order, so its last token may end short of the target: it is the
+		 * one then.
+		 */
 		for (int32_t i = b * BLOCK; i < b * BLOCK + block_tokens(s, b); i++) {
 			if (w[i] <= 0.0f)
 				continue;
@@ -552,7 +555,8 @@ bool sampler_offload(struct sampler *s, struct sample_row *row)
 	for (int32_t i = 0; i < n; i++) {
 		const struct seen *seen = &pen->seen[pen->tokens[i]];
 		float repeat = p->penalty_last_n != 0 && seen->window > 0 ? p->repeat_penalty : 1.0f;
-		float minus = seen->generated > 0 ? p->presence_penalty + p->frequency_penalty * (float)seen->generated : 0.0f;
+		float minus = seen->generated > 0 ? p->presence_penalty + p->frequency_penalty * (float)seen->generated
+		                                  : 0.0f;
 		if (repeat != 1.0f || minus != 0.0f)
 			s->edit[at++] = (struct sample_edit){pen->tokens[i], repeat, minus, 0.0f};
 	}
@@ -593,7 +597,8 @@ static double log_sum_exp(const float *x, int32_t n, float max)
 	double sum = 0.0;
 	for (int32_t i = 0; i < n; i++) {
 		double d = (double)x[i] - (double)max;
-		/* What is e^-60 of the largest is below a double's last bit, even a million times over. NaN fails too.
+		/*
+		 * What is e^-60 of the largest is below a double's last bit, even a million times over. NaN fails too.
 		 */
 		if (d > -60.0)
 			sum += exp(d);

@@ -75,10 +75,10 @@ void sampler_sample(struct sampler *s, float *logits, struct sample_result *out)
 void sampler_sample_allowed(struct sampler *s, float *logits, const uint64_t *allowed, struct sample_result *out);
 
 /*
- * For a backend that samples: fills *row (all but `output`) with what the choice depends on, valid until the sampler's next call.
- * False when the choice must be made here: log-probabilities are wanted, or something that backends do not have. The backend's token
- * goes to sampler_take(), which returns it without the mark and moves the random numbers on; like sampler_sample(), it
- * does not accept the token.
+ * For a backend that samples: fills *row (all but `output`) with what the choice depends on, valid until the sampler's
+ * next call. False when the choice must be made here: log-probabilities are wanted, or something that backends do not
+ * have. The backend's token goes to sampler_take(), which returns it without the mark and moves the random numbers on;
+ * like sampler_sample(), it does not accept the token.
  */
 bool sampler_offload(struct sampler *s, struct sample_row *row);
 int32_t sampler_take(struct sampler *s, int32_t token);

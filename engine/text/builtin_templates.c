@@ -3,15 +3,17 @@
 #include <string.h>
 
 /*
- * The prompt formats are those that the models' makers publish; the templates are ours. Each begins with what all share: the
- * text of a message whose content may be a string, null or a list of parts, and a refusal of what the format has no words for.
+ * The prompt formats are those that the models' makers publish; the templates are ours. Each begins with what all
+ * share: the text of a message whose content may be a string, null or a list of parts, and a refusal of what the format
+ * has no words for.
  */
 #define TEXT_MACRO                                                                                                     \
 	"{%- macro text(content) -%}\n"                                                                                \
 	"    {%- if content is string -%}{{ content }}\n"                                                              \
 	"    {%- elif content -%}\n"                                                                                   \
 	"        {%- for part in content -%}\n"                                                                        \
-	"            {%- if part.type != 'text' -%}{{ raise_exception('this chat template takes text only') }}{%- endif -%}\n" \
+	"            {%- if part.type != 'text' -%}{{ raise_exception('this chat template takes text only') }}{%- "    \
+	"endif -%}\n"                                                                                                  \
 	"            {{- part.text -}}\n"                                                                              \
 	"        {%- endfor -%}\n"                                                                                     \
 	"    {%- endif -%}\n"                                                                                          \
@@ -45,19 +47,18 @@
 static const struct {
 	const char *name, *source;
 } templates[] = {
-        /* Instruction tuning in the manner of Stanford Alpaca. */
-        {"alpaca",
-         TEXT_MACRO NO_TOOLS SPLIT_SYSTEM
-         "{{- system or 'Below is an instruction that describes a task. Write a response that appropriately completes the request.' -}}\n"
+	/* Instruction tuning in the manner of Stanford Alpaca. */
+	{"alpaca", TEXT_MACRO NO_TOOLS SPLIT_SYSTEM
+         "{{- system or 'Below is an instruction that describes a task. Write a response that appropriately completes "
+         "the request.' -}}\n"
          "{%- for m in turns -%}\n" ONLY_TURNS
          "    {{- '\\n\\n### Instruction:\\n' if m.role == 'user' else '\\n\\n### Response:\\n' -}}\n"
          "    {{- text(m.content) -}}\n"
          "    {{- eos_token if m.role == 'assistant' -}}\n"
          "{%- endfor -%}\n"
          "{{- '\\n\\n### Response:\\n' if add_generation_prompt -}}\n"},
-        /* ChatML, with tools as Hermes and Qwen have them. */
-        {"chatml",
-         TEXT_MACRO
+	/* ChatML, with tools as Hermes and Qwen have them. */
+	{"chatml", TEXT_MACRO
          "{%- set system = '' -%}\n"
          "{%- set turns = messages -%}\n"
          "{%- if tools and messages and messages[0].role == 'system' -%}\n"
@@ -88,18 +89,16 @@ static const struct {
          "    {{- '<|im_end|>\\n' -}}\n"
          "{%- endfor -%}\n"
          "{{- '<|im_start|>assistant\\n' if add_generation_prompt -}}\n"},
-        /* DeepSeek-Coder Instruct. */
-        {"deepseek-coder",
-         TEXT_MACRO NO_TOOLS SPLIT_SYSTEM
+	/* DeepSeek-Coder Instruct. */
+	{"deepseek-coder", TEXT_MACRO NO_TOOLS SPLIT_SYSTEM
          "{{- bos_token ~ system -}}\n"
          "{%- for m in turns -%}\n" ONLY_TURNS
          "    {%- if m.role == 'user' -%}{{ '### Instruction:\\n' ~ text(m.content) ~ '\\n' }}\n"
          "    {%- else -%}{{ '### Response:\\n' ~ text(m.content) ~ '\\n<|EOT|>\\n' }}{%- endif -%}\n"
          "{%- endfor -%}\n"
          "{{- '### Response:\\n' if add_generation_prompt -}}\n"},
-        /* Gemma has no system role: its text goes before the first user message. */
-        {"gemma",
-         TEXT_MACRO NO_TOOLS SPLIT_SYSTEM
+	/* Gemma has no system role: its text goes before the first user message. */
+	{"gemma", TEXT_MACRO NO_TOOLS SPLIT_SYSTEM
          "{{- bos_token -}}\n"
          "{%- for m in turns -%}\n" ONLY_TURNS ALTERNATING
          "    {{- '<start_of_turn>' ~ ('model' if m.role == 'assistant' else 'user') ~ '\\n' -}}\n"
@@ -107,53 +106,43 @@ static const struct {
          "    {{- text(m.content) | trim ~ '<end_of_turn>\\n' -}}\n"
          "{%- endfor -%}\n"
          "{{- '<start_of_turn>model\\n' if add_generation_prompt -}}\n"},
-        {"llama2",
-         TEXT_MACRO NO_TOOLS SPLIT_SYSTEM
-         "{%- for m in turns -%}\n" ONLY_TURNS ALTERNATING
-         "    {%- set body = text(m.content) -%}\n"
+	{"llama2", TEXT_MACRO NO_TOOLS SPLIT_SYSTEM
+         "{%- for m in turns -%}\n" ONLY_TURNS ALTERNATING "    {%- set body = text(m.content) -%}\n"
          "    {%- if loop.first and system -%}\n"
          "        {%- set body = '<<SYS>>\\n' ~ system ~ '\\n<</SYS>>\\n\\n' ~ body -%}\n"
          "    {%- endif -%}\n"
          "    {%- if m.role == 'user' -%}{{ bos_token ~ '[INST] ' ~ body | trim ~ ' [/INST]' }}\n"
          "    {%- else -%}{{ ' ' ~ body | trim ~ ' ' ~ eos_token }}{%- endif -%}\n"
          "{%- endfor -%}\n"},
-        {"llama3",
-         TEXT_MACRO NO_TOOLS
+	{"llama3", TEXT_MACRO NO_TOOLS
          "{{- bos_token -}}\n"
          "{%- for m in messages -%}\n"
-         "    {{- '<|start_header_id|>' ~ m.role ~ '<|end_header_id|>\\n\\n' ~ text(m.content) | trim ~ '<|eot_id|>' -}}\n"
+         "    {{- '<|start_header_id|>' ~ m.role ~ '<|end_header_id|>\\n\\n' ~ text(m.content) | trim ~ '<|eot_id|>' "
+         "-}}\n"
          "{%- endfor -%}\n"
          "{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' if add_generation_prompt -}}\n"},
-        /* Mistral Instruct v0.1 to v0.3. */
-        {"mistral",
-         TEXT_MACRO NO_TOOLS SPLIT_SYSTEM
+	/* Mistral Instruct v0.1 to v0.3. */
+	{"mistral", TEXT_MACRO NO_TOOLS SPLIT_SYSTEM
          "{{- bos_token -}}\n"
-         "{%- for m in turns -%}\n" ONLY_TURNS ALTERNATING
-         "    {%- if m.role == 'user' -%}\n"
+         "{%- for m in turns -%}\n" ONLY_TURNS ALTERNATING "    {%- if m.role == 'user' -%}\n"
          "        {{- '[INST] ' ~ (system ~ '\\n\\n' if loop.first and system) ~ text(m.content) ~ ' [/INST]' -}}\n"
          "    {%- else -%}{{ ' ' ~ text(m.content) | trim ~ eos_token }}{%- endif -%}\n"
          "{%- endfor -%}\n"},
-        {"phi3",
-         TEXT_MACRO NO_TOOLS
-         "{%- for m in messages -%}\n"
-         "    {{- '<|' ~ m.role ~ '|>\\n' ~ text(m.content) ~ '<|end|>\\n' -}}\n"
-         "{%- endfor -%}\n"
-         "{{- '<|assistant|>\\n' if add_generation_prompt -}}\n"},
-        /* Vicuna 1.1. */
-        {"vicuna",
-         TEXT_MACRO NO_TOOLS SPLIT_SYSTEM
+	{"phi3", TEXT_MACRO NO_TOOLS "{%- for m in messages -%}\n"
+                                     "    {{- '<|' ~ m.role ~ '|>\\n' ~ text(m.content) ~ '<|end|>\\n' -}}\n"
+                                     "{%- endfor -%}\n"
+                                     "{{- '<|assistant|>\\n' if add_generation_prompt -}}\n"},
+	/* Vicuna 1.1. */
+	{"vicuna", TEXT_MACRO NO_TOOLS SPLIT_SYSTEM
          "{{- bos_token ~ (system ~ ' ' if system) -}}\n"
-         "{%- for m in turns -%}\n" ONLY_TURNS
-         "    {%- if m.role == 'user' -%}{{ 'USER: ' ~ text(m.content) ~ ' ' }}\n"
+         "{%- for m in turns -%}\n" ONLY_TURNS "    {%- if m.role == 'user' -%}{{ 'USER: ' ~ text(m.content) ~ ' ' }}\n"
          "    {%- else -%}{{ 'ASSISTANT: ' ~ text(m.content) ~ eos_token }}{%- endif -%}\n"
          "{%- endfor -%}\n"
          "{{- 'ASSISTANT:' if add_generation_prompt -}}\n"},
-        {"zephyr",
-         TEXT_MACRO NO_TOOLS
-         "{%- for m in messages -%}\n"
-         "    {{- '<|' ~ m.role ~ '|>\\n' ~ text(m.content) ~ eos_token ~ '\\n' -}}\n"
-         "{%- endfor -%}\n"
-         "{{- '<|assistant|>\\n' if add_generation_prompt -}}\n"},
+	{"zephyr", TEXT_MACRO NO_TOOLS "{%- for m in messages -%}\n"
+                                       "    {{- '<|' ~ m.role ~ '|>\\n' ~ text(m.content) ~ eos_token ~ '\\n' -}}\n"
+                                       "{%- endfor -%}\n"
+                                       "{{- '<|assistant|>\\n' if add_generation_prompt -}}\n"},
 };
 
 const char *template_builtin(const char *name)

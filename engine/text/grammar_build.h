@@ -10,14 +10,15 @@
 enum { GRAMMAR_MAX_ROUTINES = 4096 };
 
 /* Names of the routines that any program may call; a schema's own are named by the dict it stands in. */
-extern const char grammar_space, grammar_any, grammar_string, grammar_char, grammar_wide, grammar_integer, grammar_number,
-        grammar_object, grammar_array;
+extern const char grammar_space, grammar_any, grammar_string, grammar_char, grammar_wide, grammar_integer,
+	grammar_number, grammar_object, grammar_array;
 
 struct grammar_builder {
 	struct grammar *g;
 	uint32_t cap_code, cap_sets;
 	const void *routine[GRAMMAR_MAX_ROUTINES]; /* [g->n_routines] */
-	char *where[GRAMMAR_MAX_ROUTINES];         /* malloc'd: where the schema of a routine stands; NULL: not a schema's */
+	/* malloc'd: where the schema of a routine stands; NULL: not a schema's */
+	char *where[GRAMMAR_MAX_ROUTINES];
 	const struct value *root_of[GRAMMAR_MAX_ROUTINES]; /* what "$ref" refers into, in that routine ... */
 	const struct value *root;                  /* ... and where we are */
 	uint32_t work; /* parts of patterns that have been read */

@@ -78,7 +78,8 @@ enum { SEEN_SLOTS = 16384, MAX_SEEN = SEEN_SLOTS / 2 };
 
 /* ---- Index ---- */
 
-static bool index_grow(struct index *x, uint64_t (*hash_of)(const struct grammar_matcher *, uint32_t), const struct grammar_matcher *m)
+static bool index_grow(struct index *x, uint64_t (*hash_of)(const struct grammar_matcher *, uint32_t),
+                       const struct grammar_matcher *m)
 {
 	uint32_t n = x->n_slots ? x->n_slots * 2 : 256;
 	uint32_t *slots = calloc(n, sizeof *slots);
@@ -407,7 +408,8 @@ enum status grammar_matcher_mask(struct grammar_matcher *m, const uint64_t **mas
 		free(bits);
 		if (m->failed)
 			return failed(m, err);
-		return error_set(err, STATUS_INVALID, "the model's vocabulary cannot spell what the answer's schema demands next");
+		return error_set(err, STATUS_INVALID,
+		                 "the model's vocabulary cannot spell what the answer's schema demands next");
 	}
 	m->states[m->at].mask = bits;
 	m->n_masks++;

@@ -23,7 +23,7 @@ void grammar_matcher_destroy(struct grammar_matcher *m);
  */
 enum status grammar_matcher_mask(struct grammar_matcher *m, const uint64_t **mask, struct error *err);
 /*
- * Goes on by a token. INVALID when the mask forbids it: the matcher then stays where it was. *complete: the text is whole
- * and nothing can follow.
+ * Goes on by a token. INVALID when the mask forbids it: the matcher then stays where it was. *complete: the text is
+ * whole and nothing can follow.
  */
 enum status grammar_matcher_accept(struct grammar_matcher *m, int32_t token, bool *complete, struct error *err);

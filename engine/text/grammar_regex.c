@@ -1,9 +1,10 @@
 /*
  * Regular expressions of JSON schemas ("pattern", "format") -> the inside of a JSON string.
  *
- * The part of ECMA 262 that schemas use: literals, `.`, classes of ASCII characters, \d \w \s and their opposites, groups,
- * alternatives, * + ? {m,n}, and the anchors ^ and $ at the ends of a whole alternative. Without anchors a pattern may
- * match anywhere, as JSON Schema has it. Characters that JSON escapes come in their short escape, or as \u00XX.
+ * The part of ECMA 262 that schemas use: literals, `.`, classes of ASCII characters, \d \w \s and their opposites,
+ * groups, alternatives, * + ? {m,n}, and the anchors ^ and $ at the ends of a whole alternative. Without anchors a
+ * pattern may match anywhere, as JSON Schema has it. Characters that JSON escapes come in their short escape, or as
+ * \u00XX.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -30,7 +31,8 @@ struct class {
 static void fail(struct regex *r, enum status status, const char *what)
 {
 	if (!grammar_failed(r->b))
-		r->b->status = error_set(&r->b->err, status, "%.200s %s (at character %zu).", r->where, what, r->at + 1);
+		r->b->status =
+			error_set(&r->b->err, status, "%.200s %s (at character %zu).", r->where, what, r->at + 1);
 }
 
 static int peek(const struct regex *r)
@@ -139,7 +141,10 @@ static unsigned read_hex(struct regex *r, int digits)
 	unsigned v = 0;
 	for (int i = 0; i < digits; i++, r->at++) {
 		int c = peek(r);
-		int d = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+		int d = c >= '0' && c <= '9'   ? c - '0'
+		        : c >= 'a' && c <= 'f' ? c - 'a' + 10
+		        : c >= 'A' && c <= 'F' ? c - 'A' + 10
+		                               : -1;
 		if (d < 0) {
 			fail(r, STATUS_INVALID, "has an escape that is not complete");
 			return 0;
@@ -468,7 +473,9 @@ void grammar_emit_pattern(struct grammar_builder *b, struct str pattern, const c
 		fail(&r, STATUS_INVALID, "has a ) too many");
 }
 
-/* Each takes only texts that are of the format (RFC 3339, RFC 9562, RFC 2673, RFC 1123, RFC 5321), if not all of them. */
+/*
+ * Each takes only texts that are of the format (RFC 3339, RFC 9562, RFC 2673, RFC 1123, RFC 5321), if not all of them.
+ */
 const char *grammar_format_pattern(struct str format)
 {
 #define DATE                                                                                                           \

@@ -81,14 +81,43 @@ static const struct {
 	const char *name;
 	enum keyword_kind kind;
 } keywords[] = {
-        {"$anchor", NOTE},     {"$comment", NOTE},      {"$defs", NOTE},       {"$id", NOTE},          {"$schema", NOTE},
-        {"default", NOTE},     {"definitions", NOTE},   {"deprecated", NOTE},  {"description", NOTE},  {"example", NOTE},
-        {"examples", NOTE},    {"readOnly", NOTE},      {"strict", NOTE},      {"title", NOTE},        {"writeOnly", NOTE},
-        {"$ref", GENERAL},     {"allOf", GENERAL},      {"anyOf", GENERAL},    {"const", GENERAL},     {"enum", GENERAL},
-        {"type", GENERAL},     {"properties", OBJECT},  {"required", OBJECT},  {"additionalProperties", OBJECT},
-        {"items", ARRAY},      {"prefixItems", ARRAY},  {"minItems", ARRAY},   {"maxItems", ARRAY},    {"uniqueItems", ARRAY},
-        {"minLength", STRING}, {"maxLength", STRING},   {"pattern", STRING},   {"format", STRING},     {"minimum", NUMBER},
-        {"maximum", NUMBER},   {"exclusiveMinimum", NUMBER}, {"exclusiveMaximum", NUMBER},
+	{"$anchor", NOTE},
+	{"$comment", NOTE},
+	{"$defs", NOTE},
+	{"$id", NOTE},
+	{"$schema", NOTE},
+	{"default", NOTE},
+	{"definitions", NOTE},
+	{"deprecated", NOTE},
+	{"description", NOTE},
+	{"example", NOTE},
+	{"examples", NOTE},
+	{"readOnly", NOTE},
+	{"strict", NOTE},
+	{"title", NOTE},
+	{"writeOnly", NOTE},
+	{"$ref", GENERAL},
+	{"allOf", GENERAL},
+	{"anyOf", GENERAL},
+	{"const", GENERAL},
+	{"enum", GENERAL},
+	{"type", GENERAL},
+	{"properties", OBJECT},
+	{"required", OBJECT},
+	{"additionalProperties", OBJECT},
+	{"items", ARRAY},
+	{"prefixItems", ARRAY},
+	{"minItems", ARRAY},
+	{"maxItems", ARRAY},
+	{"uniqueItems", ARRAY},
+	{"minLength", STRING},
+	{"maxLength", STRING},
+	{"pattern", STRING},
+	{"format", STRING},
+	{"minimum", NUMBER},
+	{"maximum", NUMBER},
+	{"exclusiveMinimum", NUMBER},
+	{"exclusiveMaximum", NUMBER},
 };
 
 static bool find_keyword(struct str name, enum keyword_kind *kind)
@@ -103,7 +132,8 @@ static bool find_keyword(struct str name, enum keyword_kind *kind)
 }
 
 /* Counts the keywords of each kind; names the first that is not understood. */
-static void count_keywords(struct grammar_builder *b, const struct value_dict *d, const struct path *p, int n[NUMBER + 1])
+static void count_keywords(struct grammar_builder *b, const struct value_dict *d, const struct path *p,
+                           int n[NUMBER + 1])
 {
 	for (size_t i = 0; i < d->n; i++) {
 		struct str name = text_of(&d->entries[i].key);
@@ -141,7 +171,8 @@ static const struct value *resolve(const struct value *root, struct str ref)
 		} else if (at->type == VALUE_LIST && n > 0 && n < 9) {
 			size_t index = 0;
 			for (size_t k = 0; k < n; k++)
-				index = key[k] >= '0' && key[k] <= '9' ? index * 10 + (size_t)(key[k] - '0') : SIZE_MAX / 16;
+				index = key[k] >= '0' && key[k] <= '9' ? index * 10 + (size_t)(key[k] - '0')
+				                                       : SIZE_MAX / 16;
 			at = index < at->seq->n ? &at->seq->items[index] : NULL;
 		} else {
 			at = NULL;
@@ -324,8 +355,8 @@ static void emit_member(struct grammar_builder *b, const struct dict_entry *e, b
 }
 
 /*
- * Members come in order, up to the blanks before the brace; there is at least one in the schema. Twice: a chain for while
- * none has come, and one for when one has, to which jump[i] leads from taking the i-th in the first.
+ * Members come in order, up to the blanks before the brace; there is at least one in the schema. Twice: a chain for
+ * while none has come, and one for when one has, to which jump[i] leads from taking the i-th in the first.
  */
 static void emit_members(struct grammar_builder *b, const struct value_dict *d, const struct value *required,
                          const struct path *p)
@@ -406,7 +437,8 @@ static void emit_object(struct grammar_builder *b, const struct value_dict *d, c
 
 static void emit_array(struct grammar_builder *b, const struct value_dict *d, const struct path *p)
 {
-	const struct value *items = member(d, "items"), *prefix = member(d, "prefixItems"), *unique = member(d, "uniqueItems");
+	const struct value *items = member(d, "items"), *prefix = member(d, "prefixItems"),
+			   *unique = member(d, "uniqueItems");
 	struct path at_items = {p, str_from("items"), 0}, at_prefix = {p, str_from("prefixItems"), 0};
 	struct path at_unique = {p, str_from("uniqueItems"), 0};
 	int64_t min = count_of(b, d, "minItems", 0, p), max = count_of(b, d, "maxItems", -1, p);
@@ -422,7 +454,8 @@ static void emit_array(struct grammar_builder *b, const struct value_dict *d, co
 		if (none && min > 0)
 			fail_at(b, &at_items, STATUS_INVALID, "cannot be satisfied.");
 		else
-			grammar_emit_list(b, none ? &grammar_any : routine_of(b, items, &at_items), min, none ? 0 : max);
+			grammar_emit_list(b, none ? &grammar_any : routine_of(b, items, &at_items), min,
+			                  none ? 0 : max);
 		return;
 	}
 	if (prefix->type != VALUE_LIST || prefix->seq->n == 0) {
@@ -460,7 +493,8 @@ static void emit_text_type(struct grammar_builder *b, const struct value_dict *d
 	if (max >= 0 && min > max)
 		fail_at(b, p, STATUS_INVALID, "has minLength above maxLength.");
 	if ((pattern || format) && (min > 0 || max >= 0 || (pattern && format))) {
-		fail_at(b, pattern ? &at_pattern : &at_format, STATUS_UNSUPPORTED, "is not supported beside other bounds of a string.");
+		fail_at(b, pattern ? &at_pattern : &at_format, STATUS_UNSUPPORTED,
+		        "is not supported beside other bounds of a string.");
 		return;
 	}
 	if (!pattern && !format) {
@@ -487,7 +521,8 @@ static void emit_text_type(struct grammar_builder *b, const struct value_dict *d
 }
 
 /* A bound as a number; false when there is none. */
-static bool bound_of(struct grammar_builder *b, const struct value_dict *d, const char *key, const struct path *p, double *out)
+static bool bound_of(struct grammar_builder *b, const struct value_dict *d, const char *key, const struct path *p,
+                     double *out)
 {
 	const struct value *v = member(d, key);
 	struct path here = {p, str_from(key), 0};
@@ -551,9 +586,11 @@ static void emit_type(struct grammar_builder *b, const struct value_dict *d, str
 	}
 }
 
-static void emit_typed(struct grammar_builder *b, const struct value_dict *d, const int n[NUMBER + 1], const struct path *p)
+static void emit_typed(struct grammar_builder *b, const struct value_dict *d, const int n[NUMBER + 1],
+                       const struct path *p)
 {
-	static const char *const implied[] = {[OBJECT] = "object", [ARRAY] = "array", [STRING] = "string", [NUMBER] = "integer"};
+	static const char *const implied[] = {
+		[OBJECT] = "object", [ARRAY] = "array", [STRING] = "string", [NUMBER] = "integer"};
 	const struct value *type = member(d, "type");
 	struct grammar_choices c = {0};
 	if (!type) {
@@ -630,7 +667,8 @@ static void emit_dict(struct grammar_builder *b, const struct value_dict *d, con
 /* ---- The whole ---- */
 
 /* Whether a thread that begins at `from` can come to a RETURN or END before `to`, by routines that can. */
-static bool reaches_end(const struct grammar *g, const bool *ends, bool *seen, uint32_t *stack, uint32_t from, uint32_t to)
+static bool reaches_end(const struct grammar *g, const bool *ends, bool *seen, uint32_t *stack, uint32_t from,
+                        uint32_t to)
 {
 	size_t n = 0;
 	memset(seen + from, 0, to - from);
@@ -785,7 +823,8 @@ enum status grammar_json(const struct value *schema, struct grammar **out, struc
 	return builder_finish(b, out, err);
 }
 
-static void emit_call_of_tool(struct grammar_builder *b, const struct grammar_call_form *f, const struct grammar_tool *t)
+static void emit_call_of_tool(struct grammar_builder *b, const struct grammar_call_form *f,
+                              const struct grammar_tool *t)
 {
 	struct path top = {NULL, str_from("parameters"), 0};
 	struct buf name = BUF_INIT;
@@ -811,8 +850,8 @@ static void emit_call_of_tool(struct grammar_builder *b, const struct grammar_ca
 	buf_free(&name);
 }
 
-enum status grammar_tools(const struct grammar_call_form *form, const struct grammar_tool *tools, size_t n_tools, bool many,
-                          struct grammar **out, struct error *err)
+enum status grammar_tools(const struct grammar_call_form *form, const struct grammar_tool *tools, size_t n_tools,
+                          bool many, struct grammar **out, struct error *err)
 {
 	struct grammar_builder *b = builder_create();
 	struct grammar_choices c = {0};

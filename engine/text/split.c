@@ -6,7 +6,8 @@
 
 enum {
 	BYTES_PER_TOKEN = 4, /* until something is known */
-	TRIES = 12,          /* to find out how far a number of tokens reaches; each halves what is in question, or better */
+	/* to find out how far a number of tokens reaches; each halves what is in question, or better */
+	TRIES = 12,
 	QUOTES = 3,          /* closing quotes and brackets between a full stop and the space behind it */
 };
 
@@ -110,10 +111,14 @@ static bool behind_empty_line(struct str t, size_t p)
 /* U+3002, U+FF01, U+FF1F: full stops after which no space follows. */
 static bool is_wide_stop(const char *p)
 {
-	return memcmp(p, "\xE3\x80\x82", 3) == 0 || memcmp(p, "\xEF\xBC\x81", 3) == 0 || memcmp(p, "\xEF\xBC\x9F", 3) == 0;
+	return memcmp(p, "\xE3\x80\x82", 3) == 0 || memcmp(p, "\xEF\xBC\x81", 3) == 0 ||
+	       memcmp(p, "\xEF\xBC\x9F", 3) == 0;
 }
 
-/* p stands behind a space. A single capital letter before a full stop is an initial, and a small letter behind it goes on. */
+/*
+ * p stands behind a space. A single capital letter before a full stop is an initial, and a small letter behind it goes
+ * on.
+ */
 static bool ends_sentence(struct str t, size_t p)
 {
 	size_t i = p;
@@ -125,7 +130,8 @@ static bool ends_sentence(struct str t, size_t p)
 		return true;
 	if (i == 0 || !(t.p[i - 1] == '.' || t.p[i - 1] == '!' || t.p[i - 1] == '?'))
 		return false;
-	bool initial = i >= 2 && t.p[i - 1] == '.' && t.p[i - 2] >= 'A' && t.p[i - 2] <= 'Z' && (i == 2 || is_space(t.p[i - 3]) || t.p[i - 3] == '.');
+	bool initial = i >= 2 && t.p[i - 1] == '.' && t.p[i - 2] >= 'A' && t.p[i - 2] <= 'Z' &&
+	               (i == 2 || is_space(t.p[i - 3]) || t.p[i - 3] == '.');
 	return !initial && !(t.p[p] >= 'a' && t.p[p] <= 'z');
 }
 
@@ -172,8 +178,8 @@ static int32_t count(struct split *s, size_t p, size_t n, bool backward)
 }
 
 /*
- * About as many bytes behind p (or before it), of at most `most`, as have no more than `budget` tokens; *n is what was counted to fit, and may
- * be 0. Counting is all that is relied on: more bytes may have fewer tokens.
+ * About as many bytes behind p (or before it), of at most `most`, as have no more than `budget` tokens; *n is what was
+ * counted to fit, and may be 0. Counting is all that is relied on: more bytes may have fewer tokens.
  */
 static enum status reach(struct split *s, size_t p, size_t most, int32_t budget, bool backward, size_t *n)
 {
@@ -195,7 +201,8 @@ static enum status reach(struct split *s, size_t p, size_t most, int32_t budget,
 		if (fits > 0 && beyond - fits <= fits / 64)
 			break;
 		double next = c > 0 ? (double)guess * budget / c : (double)guess * 2;
-		guess = next > (double)fits && next < (double)beyond && i < TRIES / 2 ? (size_t)next : fits + (beyond - fits) / 2;
+		bool between = next > (double)fits && next < (double)beyond && i < TRIES / 2;
+		guess = between ? (size_t)next : fits + (beyond - fits) / 2;
 	}
 	*n = fits;
 	return STATUS_OK;
@@ -228,7 +235,8 @@ static enum status find_end(struct split *s, struct split_chunk *out, struct err
 			return STATUS_OK;
 		} else if (cut <= next_code_point(t, fresh))
 			return start < fresh ? STATUS_LIMIT
-			                     : error_set_param(err, STATUS_INVALID, "max_chunk_tokens", "a part of %d tokens does not hold one character",
+			                     : error_set_param(err, STATUS_INVALID, "max_chunk_tokens",
+			                                       "a part of %d tokens does not hold one character",
 			                                       s->max_tokens);
 		end = cut - 1;
 	}
@@ -261,8 +269,8 @@ static enum status find_start(struct split *s, const struct split_chunk *last, s
 enum status split_next(struct split *s, struct split_chunk *out, bool *done, struct error *err)
 {
 	if (s->max_tokens < SPLIT_MIN_TOKENS)
-		return error_set_param(err, STATUS_INVALID, "max_chunk_tokens", "a part has at least %d tokens, not %d", SPLIT_MIN_TOKENS,
-		                       s->max_tokens);
+		return error_set_param(err, STATUS_INVALID, "max_chunk_tokens", "a part has at least %d tokens, not %d",
+		                       SPLIT_MIN_TOKENS, s->max_tokens);
 	if (s->overlap_permille < 0 || s->overlap_permille > SPLIT_MAX_OVERLAP_PERMILLE)
 		return error_set_param(err, STATUS_INVALID, "overlap", "parts repeat from 0 to 0.5 of their tokens");
 	*done = s->at >= s->text.n;

@@ -1,13 +1,14 @@
 /*
- * Cuts a document into parts of a bounded number of tokens, at the best place there is near the end of each: before a heading, behind a
- * paragraph, a line, a sentence, a word, and only then anywhere, but never inside a code point or one of the given texts (control tokens).
- * Each part may begin with a repetition of the end of the one before it.
+ * Cuts a document into parts of a bounded number of tokens, at the best place there is near the end of each: before a
+ * heading, behind a paragraph, a line, a sentence, a word, and only then anywhere, but never inside a code point or one
+ * of the given texts (control tokens). Each part may begin with a repetition of the end of the one before it.
  *
- * Reads one part at a time, so that a long document can be cut beside other work. Knows no tokenizer: it is told how many tokens a text has,
- * and relies on nothing but being told the same for the same text, so that the limit holds whatever the tokenizer does. The parts without
- * their repetitions are the document, byte for byte.
+ * Reads one part at a time, so that a long document can be cut beside other work. Knows no tokenizer: it is told how
+ * many tokens a text has, and relies on nothing but being told the same for the same text, so that the limit holds
+ * whatever the tokenizer does. The parts without their repetitions are the document, byte for byte.
  *
- * Where a part may end is looked for in its last half: of the boundaries there the one of the best kind, and of these the last.
+ * Where a part may end is looked for in its last half: of the boundaries there the one of the best kind, and of these
+ * the last.
  */
 #pragma once
 
@@ -45,7 +46,8 @@ struct split {
 };
 
 /*
- * The next part; *done when there was none left. INVALID: max_tokens do not even hold one character, or a number is out of range; NOMEM.
+ * The next part; *done when there was none left. INVALID: max_tokens do not even hold one character, or a number is out
+ * of range; NOMEM.
  */
 enum status split_next(struct split *s, struct split_chunk *out, bool *done, struct error *err);
 /* "heading", "paragraph", "line", "sentence", "word", "token", "end" */

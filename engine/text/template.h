@@ -36,10 +36,10 @@ enum status template_compile(const char *source, size_t n, struct template **out
 void template_destroy(struct template *t); /* NULL is allowed */
 
 /*
- * Renders with the variables of `vars` (a dict: messages, add_generation_prompt, bos_token, tools, ...). now_unix_s is what
- * strftime_now formats, as UTC. `out` must be zeroed; free it with rendered_free() also after an error.
- * INVALID when the template itself refuses (raise_exception, its message is the error's) or misuses a value, LIMIT when
- * the sandbox ends it.
+ * Renders with the variables of `vars` (a dict: messages, add_generation_prompt, bos_token, tools, ...). now_unix_s is
+ * what strftime_now formats, as UTC. `out` must be zeroed; free it with rendered_free() also after an error. INVALID
+ * when the template itself refuses (raise_exception, its message is the error's) or misuses a value, LIMIT when the
+ * sandbox ends it.
  */
 enum status template_render(const struct template *t, const struct value *vars, int64_t now_unix_s,
                             const struct template_limits *limits, struct rendered *out, struct error *err);

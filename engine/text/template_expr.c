@@ -1,4 +1,5 @@
-/* Expressions: recursive descent with Jinja2's precedences, which are not always Python's (`~` binds tighter than `+`).
+/*
+ * Expressions: recursive descent with Jinja2's precedences, which are not always Python's (`~` binds tighter than `+`).
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -529,8 +530,10 @@ static struct expr *parse_call(struct parser *p, struct expr *subject)
 	return e->call.args ? e : NULL;
 }
 
-/* a name, or names with dots between them; they are adjacent in the source but for spaces, which do not belong to the
- * name */
+/*
+ * a name, or names with dots between them; they are adjacent in the source but for spaces, which do not belong to the
+ * name
+ */
 static bool parse_dotted(struct parser *p, struct str *name)
 {
 	*name = p->at->text;

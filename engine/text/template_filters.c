@@ -360,7 +360,8 @@ static bool run_abs(struct call *c)
 	return true;
 }
 
-/* The number in a string, without the spaces around it and the underscores in it; false when it is too long to be one.
+/*
+ * The number in a string, without the spaces around it and the underscores in it; false when it is too long to be one.
  */
 static bool number_text(const struct value *s, char *out, size_t size)
 {

@@ -28,7 +28,8 @@ static bool pad(struct render *r, struct text *t, const char *fill, int64_t n)
 	return true;
 }
 
-/* Puts text of n_chars characters into the field's width; `lead` bytes of it (sign, 0x) stay in front of '=' padding.
+/*
+ * Puts text of n_chars characters into the field's width; `lead` bytes of it (sign, 0x) stay in front of '=' padding.
  */
 static bool add_field(struct render *r, struct text *t, const struct spec *spec, const struct value *s, size_t lead,
 		      char default_align)

@@ -61,7 +61,8 @@ static bool resolver_fail(struct resolver *r, enum status status, int line, cons
 static bool too_large(struct resolver *r)
 {
 	if (arena_starved(r->arena) || arena_starved(r->scratch))
-		return resolver_fail(r, STATUS_NOMEM, 1, "out of memory while compiling a template", (struct str){"", 0});
+		return resolver_fail(r, STATUS_NOMEM, 1, "out of memory while compiling a template",
+		                     (struct str){"", 0});
 	return resolver_fail(r, STATUS_LIMIT, 1, "the template has too many variables", (struct str){"", 0});
 }
 

@@ -236,8 +236,10 @@ void format_float(double f, char out[40])
 		strcpy(out, isnan(f) ? "nan" : f < 0 ? "-inf" : "inf");
 		return;
 	}
-	/* Any decimal of up to 15 digits survives a double, so 15 digits without trailing zeros are the shortest if
-	 * they read back at all. That does not hold for subnormal numbers. */
+	/*
+	 * Any decimal of up to 15 digits survives a double, so 15 digits without trailing zeros are the shortest if
+	 * they read back at all. That does not hold for subnormal numbers.
+	 */
 	char e[40];
 	int precision = fabs(f) < 0x1p-1022 ? 0 : 14;
 	for (; precision < 17; precision++) {

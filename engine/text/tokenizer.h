@@ -32,8 +32,10 @@ enum tokenize_flags {
 	TOKENIZE_ADD_BOS_EOS = 2, /* put BOS/EOS around the text where the model's metadata asks for it */
 };
 
-/* UNSUPPORTED names an unknown tokenizer model or pre-tokenizer; INVALID a vocabulary that does not hold together. The
- * tokenizer borrows from g, which must outlive it. */
+/*
+ * UNSUPPORTED names an unknown tokenizer model or pre-tokenizer; INVALID a vocabulary that does not hold together. The
+ * tokenizer borrows from g, which must outlive it.
+ */
 enum status tokenizer_create(const struct gguf *g, struct tokenizer **out, struct error *err);
 void tokenizer_destroy(struct tokenizer *t); /* NULL is allowed */
 

@@ -126,8 +126,10 @@ struct value *value_dict(struct arena *a)
 
 /* ---- Hashing and equality ---- */
 
-/* Keys come from clients, so the hash is keyed (SipHash-1-3, by J.-P. Aumasson and D. J. Bernstein) with a secret of
- * the process. */
+/*
+ * Keys come from clients, so the hash is keyed (SipHash-1-3, by J.-P. Aumasson and D. J. Bernstein) with a secret of
+ * the process.
+ */
 static uint64_t secret[2];
 static pthread_once_t secret_once = PTHREAD_ONCE_INIT;
 

@@ -1,7 +1,7 @@
 /*
- * How values are laid out; for value.c and the template engine only. A value is two words: scalars are inside, everything else
- * is a pointer into an arena. Lists, tuples and dicts do not change once they are built (the template language cannot
- * mutate them), so values are shared freely.
+ * How values are laid out; for value.c and the template engine only. A value is two words: scalars are inside,
+ * everything else is a pointer into an arena. Lists, tuples and dicts do not change once they are built (the template
+ * language cannot mutate them), so values are shared freely.
  */
 #pragma once
 
@@ -112,8 +112,8 @@ bool value_seq_add(struct arena *a, struct value_seq *seq, struct value item);
 enum hash_result { HASH_OK, HASH_UNHASHABLE, HASH_EXHAUSTED };
 
 /*
- * Hashing and equality as Python has them (1 == 1.0 == True). `work` is counted down by what they cost, and they give up
- * (HASH_EXHAUSTED, -1) when it or a depth limit is used up. value_equal: 1, 0 or -1.
+ * Hashing and equality as Python has them (1 == 1.0 == True). `work` is counted down by what they cost, and they give
+ * up (HASH_EXHAUSTED, -1) when it or a depth limit is used up. value_equal: 1, 0 or -1.
  */
 enum hash_result value_hash(const struct value *v, uint64_t *hash, uint64_t *work);
 int value_equal(const struct value *a, const struct value *b, uint64_t *work);

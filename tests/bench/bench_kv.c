@@ -49,7 +49,8 @@ static void start(struct bench *b, int32_t n_pages, const char *policy)
 		bench_fail("index", err.message);
 	need(tenant_table_init(&b->tenants, layout.page_stride), "tenants");
 	need(session_table_init(&b->sessions, &b->tenants, b->prefix, &b->clock, 30000, 300000, 100), "sessions");
-	need(sched_init(&b->sched, b->pool, b->prefix, &b->sessions, &b->clock, RUNNING, STEPS_CHUNK, RUNNING), "scheduler");
+	need(sched_init(&b->sched, b->pool, b->prefix, &b->sessions, &b->clock, RUNNING, STEPS_CHUNK, RUNNING),
+	     "scheduler");
 	sched_measure(&b->sched, STEPS_CHUNK, true, 250000000); /* so many rows in a quarter of a second */
 }
 
@@ -64,7 +65,8 @@ static void prompt_of(struct bench *b, int32_t *tokens)
 {
 	int32_t conversation = below(b, CONVERSATIONS);
 	for (int32_t i = 0; i < PROMPT; i++)
-		tokens[i] = i < PROMPT / 2 ? conversation * PROMPT + i : (int32_t)(b->n_requests * 131 + (uint64_t)i * 7) & 0xFFFFFF;
+		tokens[i] = i < PROMPT / 2 ? conversation * PROMPT + i
+		                           : (int32_t)(b->n_requests * 131 + (uint64_t)i * 7) & 0xFFFFFF;
 }
 
 static void submit(struct bench *b)
@@ -157,7 +159,8 @@ static void single_operations(struct bench *b)
 		kv_chain_free(&chain);
 	}
 	double found_us = found / ROUNDS * 1e6;
-	printf("a prompt of %d tokens: found in %.1f us (%.2f us a page), missed in %.2f us; a page put in the place of an evicted "
+	printf("a prompt of %d tokens: found in %.1f us (%.2f us a page), missed in %.2f us; a page put in the place "
+	       "of an evicted "
 	       "one: %.2f us\n",
 	       PROMPT, found_us, found_us / (PROMPT / KV_PAGE_TOKENS), missed / ROUNDS * 1e6, put / n_put * 1e6);
 }
@@ -242,19 +245,21 @@ int main(int argc, char **argv)
 		}
 	}
 	uint64_t evicted_after = evicted(&b, &after);
-	printf("%d pages, %d running, %d waiting, %d steps: %llu prompts came, %.1f pages asked for, %.1f found, %.1f put and "
+	printf("%d pages, %d running, %d waiting, %d steps: %llu prompts came, %.1f pages asked for, %.1f found, %.1f "
+	       "put and "
 	       "%.1f evicted a step\n",
-	       n_pages, b.sched.n_running, b.sched.n_waiting, n_steps, (unsigned long long)(b.n_requests - requests_before),
-	       (double)(after.queries - before.queries) / n_steps, (double)(after.hits - before.hits) / n_steps,
-	       (double)(after.inserted - before.inserted) / n_steps, (double)(evicted_after - evicted_before) / n_steps);
+	       n_pages, b.sched.n_running, b.sched.n_waiting, n_steps,
+	       (unsigned long long)(b.n_requests - requests_before), (double)(after.queries - before.queries) / n_steps,
+	       (double)(after.hits - before.hits) / n_steps, (double)(after.inserted - before.inserted) / n_steps,
+	       (double)(evicted_after - evicted_before) / n_steps);
 	printf("the scheduler with pool and index: %.1f us a step\n", spent / n_steps * 1e6);
 	if (n_pages > 2 * RUNNING * (PROMPT + 2 * ANSWER) / KV_PAGE_TOKENS)
 		single_operations(&b); /* else the generations may hold every page */
 	double percent = 0;
 	if (path) {
 		percent = spent / n_steps / (model_spent / n_model_steps) * 100;
-		printf("a decode step of %d sequences, %d tokens each: %.1f us; the scheduler's share: %.3f%%\n", RUNNING, DEPTH,
-		       model_spent / n_model_steps * 1e6, percent);
+		printf("a decode step of %d sequences, %d tokens each: %.1f us; the scheduler's share: %.3f%%\n",
+		       RUNNING, DEPTH, model_spent / n_model_steps * 1e6, percent);
 		model_steps_close(&model);
 	}
 	stop(&b);

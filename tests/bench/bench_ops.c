@@ -3,9 +3,9 @@
  *
  *   bench_ops [--device NAME] [--threads N] [--shapes 1b|small] [--rows N] [--only WORD] [--kv-dtype f16|int8|fp8_e4m3]
  *
- * Weights are random. Each line is the best of several runs: for one row the bytes of weights read per second, for many rows the
- * multiply-adds per second, for attention the bytes of KV read per second. "1b" is the shape of a 1B llama (2048 wide, 8192 in the
- * feed-forward), "small" that of SmolLM2-135M (576, 1536).
+ * Weights are random. Each line is the best of several runs: for one row the bytes of weights read per second, for many
+ * rows the multiply-adds per second, for attention the bytes of KV read per second. "1b" is the shape of a 1B llama
+ * (2048 wide, 8192 in the feed-forward), "small" that of SmolLM2-135M (576, 1536).
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -154,7 +154,9 @@ struct attention {
 static void run_attention(void *arg)
 {
 	struct attention *a = arg;
-	must(a->b->ops->attention(a->b, a->kv, &a->layout, a->layer, a->q, a->n_head, &(struct attention_params){.scale = 0.125f}, a->out), "attention");
+	must(a->b->ops->attention(a->b, a->kv, &a->layout, a->layer, a->q, a->n_head,
+	                          &(struct attention_params){.scale = 0.125f}, a->out),
+	     "attention");
 	a->layer = (a->layer + 1) % LAYERS;
 }
 
@@ -207,8 +209,11 @@ static void bench_attention(struct backend *b, const struct shape *s, enum kv_fo
 	const struct {
 		const char *name;
 		int32_t at, n, chosen;
-	} cases[] = {{"1 row at 256", 256, 1, 0}, {"1 row at 4096", DEPTH, 1, 0}, {"... reads a quarter", DEPTH, 1, DEPTH / KV_PAGE_TOKENS / 4},
-	             {"512 rows at 0", 0, CHUNK, 0}, {"512 rows at 4096", DEPTH, CHUNK, 0}};
+	} cases[] = {{"1 row at 256", 256, 1, 0},
+	             {"1 row at 4096", DEPTH, 1, 0},
+	             {"... reads a quarter", DEPTH, 1, DEPTH / KV_PAGE_TOKENS / 4},
+	             {"512 rows at 0", 0, CHUNK, 0},
+	             {"512 rows at 4096", DEPTH, CHUNK, 0}};
 	if (b->ops->page_bounds)
 		must(b->ops->page_bounds(b, a.kv, &a.layout, table, PAGES), "page_bounds");
 	double token_bytes = (double)a.layout.page_bytes / LAYERS / KV_PAGE_TOKENS;
@@ -268,7 +273,8 @@ int main(int argc, char **argv)
 		else if (strcmp(argv[i], "--only") == 0)
 			only = value;
 		else if (strcmp(argv[i], "--kv-dtype") != 0 || !kv_form_find(value, &form)) {
-			fprintf(stderr, "usage: bench_ops [--device NAME] [--threads N] [--shapes 1b|small] [--rows N] [--only WORD] [--kv-dtype T]\n");
+			fprintf(stderr, "usage: bench_ops [--device NAME] [--threads N] [--shapes 1b|small] [--rows N] "
+			                "[--only WORD] [--kv-dtype T]\n");
 			return 2;
 		}
 	}

@@ -35,8 +35,8 @@ static inline void bench_fail(const char *what, const char *why)
 }
 
 /* n_seqs sequences of at most `longest` tokens each. */
-static inline void model_steps_open(struct model_steps *b, const char *path, const struct backend_options *o, int32_t n_seqs,
-                                    int32_t longest)
+static inline void model_steps_open(struct model_steps *b, const char *path, const struct backend_options *o,
+                                    int32_t n_seqs, int32_t longest)
 {
 	struct error err = {0};
 	memset(b, 0, sizeof *b);

@@ -1,9 +1,11 @@
 /*
- * Any bytes as the stream of POST /v1/sessions/{id}/import, cut anywhere. The base is an export that is made here; the input says what is
- * changed in it, and tags can be put right again, as by somebody who has the key: else nothing behind the first tag would ever be looked at.
- * Whatever comes, an import ends with a session or with an error that says why, and leaves no page and no transfer behind.
+ * Any bytes as the stream of POST /v1/sessions/{id}/import, cut anywhere. The base is an export that is made here; the
+ * input says what is changed in it, and tags can be put right again, as by somebody who has the key: else nothing
+ * behind the first tag would ever be looked at. Whatever comes, an import ends with a session or with an error that
+ * says why, and leaves no page and no transfer behind.
  *
- * Input: flags, a byte for the cuts, then changes of three bytes (offset, offset, value); or, with RAW, the stream itself.
+ * Input: flags, a byte for the cuts, then changes of three bytes (offset, offset, value); or, with RAW, the stream
+ * itself.
  */
 #include <stdint.h>
 #include <stdio.h>
@@ -107,7 +109,8 @@ static struct side *side_of(bool narrow)
 	e->info.n_ctx = 100;
 	make_stream(s);
 	size_t image[] = {kv_image_bytes(&e->layout, false), kv_image_bytes(&e->layout, true)};
-	s->header_bytes = s->stream.len - (kv_pages_for(TOKENS) + 1) * RECORD_BYTES - (size_t)kv_pages_for(TOKENS) * image[0] -
+	s->header_bytes = s->stream.len - (kv_pages_for(TOKENS) + 1) * RECORD_BYTES -
+	                  (size_t)kv_pages_for(TOKENS) * image[0] -
 	                  (narrow ? 2 * (image[1] - image[0]) : 0); /* the first page and the last */
 	empty(s);
 	return s;
@@ -152,7 +155,8 @@ static void import(struct side *s, const char *p, size_t n, size_t step)
 	enum status st = import_begin(&s->transfers, &s->engine, 2, &params, &err);
 	expect(st == STATUS_OK);
 	for (size_t at = 0; st == STATUS_OK && at < n; at += step)
-		st = import_data(&s->transfers, &s->engine, &s->sessions, 2, p + at, step < n - at ? step : n - at, &session, &err);
+		st = import_data(&s->transfers, &s->engine, &s->sessions, 2, p + at, step < n - at ? step : n - at,
+		                 &session, &err);
 	if (st == STATUS_OK)
 		st = import_data(&s->transfers, &s->engine, &s->sessions, 2, NULL, 0, &session, &err);
 	expect(st == STATUS_OK ? session != NULL : err.message[0] != '\0');

@@ -217,7 +217,8 @@ void http_stream_abort(struct http_exchange *x)
 	expect(false);
 }
 
-void http_on_body(struct http_exchange *x, bool (*body)(struct http_exchange *x, const char *data, size_t n, void *arg), void *arg)
+void http_on_body(struct http_exchange *x, bool (*body)(struct http_exchange *x, const char *data, size_t n, void *arg),
+                  void *arg)
 {
 	(void)x;
 	(void)body;
@@ -325,7 +326,8 @@ static void say(struct engine *e, struct app *a, struct str text)
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
 	static const char *const paths[] = {"/v1/completions", "/v1/chat/completions", "/v1/responses",
-					    "/tokenize",       "/detokenize",	       "/v1/sessions", "/v1/chunk", "/v1/responses/compact"};
+	                                    "/tokenize",       "/detokenize",          "/v1/sessions",
+	                                    "/v1/chunk",       "/v1/responses/compact"};
 	struct config config = {.cors_origin = (char *)"*", .session_heartbeat = 30000, .response_store = 65536};
 	struct engine *e = fake_engine_create();
 	struct app *a;

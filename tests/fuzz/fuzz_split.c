@@ -1,6 +1,7 @@
 /*
- * Any bytes as a document: the parts without what they repeat are the document, none has more tokens than it may, no cut is inside a code point or
- * the name of a control token (unless it, or several that run into each other, are longer than a part), and it ends.
+ * Any bytes as a document: the parts without what they repeat are the document, none has more tokens than it may, no
+ * cut is inside a code point or the name of a control token (unless it, or several that run into each other, are longer
+ * than a part), and it ends.
  */
 #include <stdint.h>
 #include <stdlib.h>
@@ -65,8 +66,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		return 0;
 	int way = data[0] % 4;
 	struct str text = {(const char *)data + 3, size - 3};
-	struct split s = {.text = text, .max_tokens = SPLIT_MIN_TOKENS + data[1], .overlap_permille = data[2] * 2 % (SPLIT_MAX_OVERLAP_PERMILLE + 1),
-	                  .count = count, .arg = &way, .atoms = atoms, .n_atoms = way == 0 ? 3 : 0};
+	struct split s = {.text = text,
+	                  .max_tokens = SPLIT_MIN_TOKENS + data[1],
+	                  .overlap_permille = data[2] * 2 % (SPLIT_MAX_OVERLAP_PERMILLE + 1),
+	                  .count = count,
+	                  .arg = &way,
+	                  .atoms = atoms,
+	                  .n_atoms = way == 0 ? 3 : 0};
 	struct split_chunk c, before = {0};
 	struct error err;
 	bool done = false, *begins = calloc(text.n + 1, sizeof *begins), *within = calloc(text.n + 1, sizeof *within);
@@ -87,7 +93,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 			break;
 		expect(c.fresh == at && c.start <= c.fresh && c.end > c.fresh && c.end <= text.n && n < text.n);
 		expect(n == 0 ? c.start == 0 : c.start > before.start);
-		expect(c.n_tokens == count(&way, (struct str){text.p + c.start, c.end - c.start}) && c.n_tokens <= s.max_tokens);
+		expect(c.n_tokens == count(&way, (struct str){text.p + c.start, c.end - c.start}) &&
+		       c.n_tokens <= s.max_tokens);
 		expect(is_boundary(text, begins, c.start) && is_boundary(text, begins, c.end));
 		expect((c.cut == SPLIT_END) == (c.end == text.n) && split_cut_name(c.cut) != NULL);
 		size_t around = atoms_around(within, text.n, c.end);

@@ -1,7 +1,7 @@
 /*
- * Any bytes as a text, under small vocabularies of each kind: all ids are in range, the text comes back, no control token
- * appears where it may not, and the detokenizer releases whole code points and everything. With the top bit of the first byte
- * set, the bytes describe a vocabulary instead: it is refused with a sentence, or works.
+ * Any bytes as a text, under small vocabularies of each kind: all ids are in range, the text comes back, no control
+ * token appears where it may not, and the detokenizer releases whole code points and everything. With the top bit of
+ * the first byte set, the bytes describe a vocabulary instead: it is refused with a sentence, or works.
  */
 #include <stdint.h>
 #include <stdlib.h>
@@ -27,8 +27,9 @@ static struct vocab vocabs[N_KINDS];
 static void make_bpe(struct vocab *v, const char *pre)
 {
 	static const char *const merges[][2] = {
-		{"t", "h"}, {"i", "n"}, {" ", "t"}, {"th", "e"}, {" t", "h"}, {" th", "e"}, {" ", " "}, {"  ", "  "}, {"a", "a"}, {"aa", "aa"},
-		{"\xC3", "\xA9"}, {"'", "s"}, {"\r", "\n"}, {"\n", "\n"}, {"<", "|"}, {"|", ">"}, {"\xF0", "\x9F"}, {"1", "2"}};
+		{"t", "h"},   {"i", "n"},   {" ", "t"}, {"th", "e"},  {" t", "h"},      {" th", "e"},
+		{" ", " "},   {"  ", "  "}, {"a", "a"}, {"aa", "aa"}, {"\xC3", "\xA9"}, {"'", "s"},
+		{"\r", "\n"}, {"\n", "\n"}, {"<", "|"}, {"|", ">"},   {"\xF0", "\x9F"}, {"1", "2"}};
 	struct error err;
 	vocab_begin(v, "gpt2", pre);
 	vocab_add_bytes(v);
@@ -43,8 +44,26 @@ static void make_bpe(struct vocab *v, const char *pre)
 
 static void make_spm(struct vocab *v, bool prefix)
 {
-	static const char *const pieces[] = {"\xE2\x96\x81", "t", "h", "e", "th", "he", "the", "\xE2\x96\x81the", "\xE2\x96\x81\xE2\x96\x81",
-	                                     "a", "aa", "aaaa", "\xC3\xA9", "i", "n", "in", "s", "'s", "<", "s>"};
+	static const char *const pieces[] = {"\xE2\x96\x81",
+	                                     "t",
+	                                     "h",
+	                                     "e",
+	                                     "th",
+	                                     "he",
+	                                     "the",
+	                                     "\xE2\x96\x81the",
+	                                     "\xE2\x96\x81\xE2\x96\x81",
+	                                     "a",
+	                                     "aa",
+	                                     "aaaa",
+	                                     "\xC3\xA9",
+	                                     "i",
+	                                     "n",
+	                                     "in",
+	                                     "s",
+	                                     "'s",
+	                                     "<",
+	                                     "s>"};
 	struct error err;
 	vocab_begin(v, "llama", NULL);
 	image_add_bool(&v->image, "tokenizer.ggml.add_space_prefix", prefix);
@@ -67,7 +86,8 @@ static void make_all(void)
 static void expect_back(size_t kind, struct str text, struct str back)
 {
 	if (kind < N_BPE) {
-		expect(str_eq(text, back) || (strcmp(pre_names[kind], "qwen2") == 0 && !unicode_is_plain(text.p, text.n)));
+		expect(str_eq(text, back) ||
+		       (strcmp(pre_names[kind], "qwen2") == 0 && !unicode_is_plain(text.p, text.n)));
 		return;
 	}
 	size_t k = 0;
@@ -143,7 +163,10 @@ static void try_text(const uint8_t *p, size_t n)
 	token_buf_free(&ids);
 }
 
-/* input: kind, then lines: a byte for the type (0xFF: a merge), the text of the token; the last line is a text to encode */
+/*
+ * input: kind, then lines: a byte for the type (0xFF: a merge), the text of the token; the last line is a text to
+ * encode
+ */
 static void try_vocabulary(const uint8_t *p, size_t n)
 {
 	static struct vocab v;
@@ -160,7 +183,8 @@ static void try_vocabulary(const uint8_t *p, size_t n)
 		const uint8_t *stop = memchr(line, '\n', (size_t)(end - line));
 		stop = stop ? stop : end;
 		last = line;
-		struct str text = vocab_copy((const char *)line + 1, (size_t)(stop - line) > 0 ? (size_t)(stop - line) - 1 : 0);
+		struct str text =
+			vocab_copy((const char *)line + 1, (size_t)(stop - line) > 0 ? (size_t)(stop - line) - 1 : 0);
 		if (line[0] == 0xFF)
 			v.merges[v.n_merges++] = text;
 		else
@@ -171,8 +195,8 @@ static void try_vocabulary(const uint8_t *p, size_t n)
 	if (status != STATUS_OK) {
 		expect(err.status == status && err.message[0] != '\0');
 	} else {
-		expect(tokenizer_encode(v.tokenizer, (const char *)last, (size_t)(end - last), NULL, 0, p[0] >> 2 & 3, &ids, &err) ==
-		       STATUS_OK);
+		expect(tokenizer_encode(v.tokenizer, (const char *)last, (size_t)(end - last), NULL, 0, p[0] >> 2 & 3,
+		                        &ids, &err) == STATUS_OK);
 		for (size_t i = 0; i < ids.n; i++)
 			expect(ids.ids[i] >= 0 && ids.ids[i] < tokenizer_n_vocab(v.tokenizer));
 	}

@@ -14,9 +14,10 @@
  * also writes the raw logits as float32, [rows][vocab] in the order of the lines. A sequence is computed in chunks of
  * --chunk rows; with --together all sequences share each step, else they run one after the other. --sparse N asks for
  * the logits of every Nth row of a chunk only. KV pages are handed out in a scattered order, so that block tables are
- * not the identity. --kv-type narrows each page once it is full, but for a sequence's first: as if it had gone through a
- * tier of that type (engine/kv/tier_codec.h) before anybody attends to it again. --kv-dtype has the pool keep pages that way, with the
- * first page of a sequence, and the last one of each chunk while that is computed, in f16 as well. --rope-scaling is the daemon's.
+ * not the identity. --kv-type narrows each page once it is full, but for a sequence's first: as if it had gone through
+ * a tier of that type (engine/kv/tier_codec.h) before anybody attends to it again. --kv-dtype has the pool keep pages
+ * that way, with the first page of a sequence, and the last one of each chunk while that is computed, in f16 as well.
+ * --rope-scaling is the daemon's.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -77,10 +78,15 @@ static bool parse_options(int argc, char **argv, struct options *o)
 			const char **text;
 			int32_t *number;
 		} rows[] = {
-			{"--model", &o->model, NULL},   {"--device", &o->device, NULL},
-			{"--logits", &o->logits, NULL}, {"--threads", NULL, &o->threads},
-			{"--kv-type", &o->kv_type, NULL}, {"--kv-dtype", &o->kv_dtype, NULL}, {"--rope-scaling", &o->rope_scaling, NULL},
-			{"--chunk", NULL, &o->chunk},   {"--sparse", NULL, &o->sparse},
+			{"--model", &o->model, NULL},
+			{"--device", &o->device, NULL},
+			{"--logits", &o->logits, NULL},
+			{"--threads", NULL, &o->threads},
+			{"--kv-type", &o->kv_type, NULL},
+			{"--kv-dtype", &o->kv_dtype, NULL},
+			{"--rope-scaling", &o->rope_scaling, NULL},
+			{"--chunk", NULL, &o->chunk},
+			{"--sparse", NULL, &o->sparse},
 			{"--top", NULL, &o->top},
 		};
 		bool found = strcmp(argv[i], "--together") == 0;
@@ -255,7 +261,10 @@ static bool narrow_pages(const struct narrow *w, const struct sequence *q, int32
 	return true;
 }
 
-/* The first page of each sequence of the step, and the last of its chunk, have wide copies; afterwards only the first has. */
+/*
+ * The first page of each sequence of the step, and the last of its chunk, have wide copies; afterwards only the first
+ * has.
+ */
 static void keep_wide(struct kv_pool *pool, const struct batch *b, bool computed)
 {
 	for (int32_t i = 0; i < b->n_seqs; i++) {
@@ -302,7 +311,8 @@ static int run(struct score *s, struct model *m, struct kv_pool *pool, int32_t m
 		for (int32_t i = 0; narrow && i < t.batch.n_seqs; i++) {
 			const struct batch_seq *seq = &t.batch.seq[i];
 			for (int32_t j = 0; j < s->n_seqs; j++) {
-				if (s->seqs[j].table == seq->block_table && !narrow_pages(narrow, &s->seqs[j], seq->first_position, kv))
+				if (s->seqs[j].table == seq->block_table &&
+				    !narrow_pages(narrow, &s->seqs[j], seq->first_position, kv))
 					rc = fail("a page has no narrow form");
 			}
 		}
@@ -339,7 +349,8 @@ static int score(struct score *s, const struct gguf *g, struct backend *b)
 	int rc = 1;
 	int32_t n_pages, max_rows = s->opt.chunk * (s->opt.together ? s->n_seqs : 1);
 	struct rope_choice rope;
-	if (rope_choice_parse(s->opt.rope_scaling, &rope, &err) != STATUS_OK || model_load_stretched(g, b, &rope, &m, &err) != STATUS_OK)
+	if (rope_choice_parse(s->opt.rope_scaling, &rope, &err) != STATUS_OK ||
+	    model_load_stretched(g, b, &rope, &m, &err) != STATUS_OK)
 		return fail(err.message);
 	const struct model_params *p = model_params(m);
 	if (kv_layout_for(b, &layout, p->n_layer, p->n_head_kv, p->head_dim) != STATUS_OK) {
@@ -353,8 +364,8 @@ static int score(struct score *s, const struct gguf *g, struct backend *b)
 	if (form != KV_FORM_F16)
 		kv_layout_narrow(&layout, form);
 	n_pages = assign_pages(s);
-	if (n_pages < 0 ||
-	    kv_pool_create_narrow(b, &layout, n_pages, form == KV_FORM_F16 ? 0 : 2 * s->n_seqs, &pool, &err) != STATUS_OK) {
+	if (n_pages < 0 || kv_pool_create_narrow(b, &layout, n_pages, form == KV_FORM_F16 ? 0 : 2 * s->n_seqs, &pool,
+	                                         &err) != STATUS_OK) {
 		fail("no memory for the KV pages");
 		goto fail_layout;
 	}

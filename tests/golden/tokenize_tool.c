@@ -5,7 +5,8 @@
  * request: flags (enum tokenize_flags), length, text
  * answer:  number of ids, ids, length of the decoded text (special tokens kept), decoded text
  *
- * With --speed it encodes megabytes of hard texts instead, prints the processor time of each, and fails when one is over the limit.
+ * With --speed it encodes megabytes of hard texts instead, prints the processor time of each, and fails when one is
+ * over the limit.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -28,7 +29,8 @@ static bool get_u32(uint32_t *v)
 
 static void put_u32(uint32_t v)
 {
-	unsigned char b[4] = {(unsigned char)v, (unsigned char)(v >> 8), (unsigned char)(v >> 16), (unsigned char)(v >> 24)};
+	unsigned char b[4] = {(unsigned char)v, (unsigned char)(v >> 8), (unsigned char)(v >> 16),
+	                      (unsigned char)(v >> 24)};
 	fwrite(b, 1, 4, stdout);
 }
 
@@ -81,10 +83,12 @@ static bool measure(const struct tokenizer *t)
 		struct token_buf ids = {0};
 		adversarial_fill(&adversarial_texts[k], text);
 		clock_t began = clock();
-		enum status status = tokenizer_encode(t, text, ADVERSARIAL_BYTES, NULL, 0, TOKENIZE_SPECIAL, &ids, NULL);
+		enum status status =
+			tokenizer_encode(t, text, ADVERSARIAL_BYTES, NULL, 0, TOKENIZE_SPECIAL, &ids, NULL);
 		double seconds = (double)(clock() - began) / CLOCKS_PER_SEC;
 		bool fine = status == STATUS_OK && seconds <= ADVERSARIAL_SECONDS;
-		printf("%-4s %6.0f ms %8zu tokens  %s\n", fine ? "ok" : "SLOW", seconds * 1e3, ids.n, adversarial_texts[k].name);
+		printf("%-4s %6.0f ms %8zu tokens  %s\n", fine ? "ok" : "SLOW", seconds * 1e3, ids.n,
+		       adversarial_texts[k].name);
 		ok = ok && fine;
 		token_buf_free(&ids);
 	}

@@ -3,11 +3,12 @@
  *
  *   bench-gpu FILE DEVICE --copy GB/S --product TFLOP/S [--kv FORM] [--quick] [--small]
  *
- * Prints decode tokens/s at batch 1, 8 and 64 over contexts of 1k, 8k and 32k, prefill tokens/s at 512 and 8k, and, for this model's
- * shapes, the bandwidth of the matrix-vector products and of decode attention over KV of each form. With --kv int8 or fp8_e4m3, decode over such KV
- * alone. Bytes are those that must be read: the weights in the file,
- * keys and values. --copy and --product are what measure.cu found: bytes read and written by a device copy, and a bf16 product. --quick
- * takes fewer rounds; --product none: there was nothing to measure; --small divides contexts and lengths by 256, for a test of this program.
+ * Prints decode tokens/s at batch 1, 8 and 64 over contexts of 1k, 8k and 32k, prefill tokens/s at 512 and 8k, and, for
+ * this model's shapes, the bandwidth of the matrix-vector products and of decode attention over KV of each form. With
+ * --kv int8 or fp8_e4m3, decode over such KV alone. Bytes are those that must be read: the weights in the file, keys
+ * and values. --copy and --product are what measure.cu found: bytes read and written by a device copy, and a bf16
+ * product. --quick takes fewer rounds; --product none: there was nothing to measure; --small divides contexts and
+ * lengths by 256, for a test of this program.
  */
 #include <math.h>
 #include <stdio.h>
@@ -93,8 +94,13 @@ static void bench_prefill(struct whole *w)
 {
 	static const int32_t lengths[] = {512, 8192};
 	const struct model_params *p = model_params(w->model);
-	/* Multiplications and additions of the layers' matrices per token; attention adds 4 n_head head_dim for each token before. */
-	double per_token = 2.0 * p->n_layer * ((double)p->n_embd * (2.0 * p->n_head + 2.0 * p->n_head_kv) * p->head_dim + 3.0 * p->n_embd * p->n_ff);
+	/*
+	 * Multiplications and additions of the layers' matrices per token; attention adds 4 n_head head_dim for each
+	 * token before.
+	 */
+	double per_token =
+		2.0 * p->n_layer *
+		((double)p->n_embd * (2.0 * p->n_head + 2.0 * p->n_head_kv) * p->head_dim + 3.0 * p->n_embd * p->n_ff);
 	printf("\n%-22s %10s %10s %8s\n", "prefill", "tokens/s", "TFLOP/s", "of bf16");
 	for (int i = 0; i < 2; i++) {
 		int32_t n = lengths[i] / options.divide;
@@ -108,7 +114,8 @@ static void bench_prefill(struct whole *w)
 		for (int k = 0; k < 3; k++) {
 			double t = now();
 			for (int32_t at = 0; at < n; at += CHUNK)
-				must(whole_step(w, 1, at, n - at < CHUNK ? n - at : CHUNK, NULL, false, NULL), "prefill");
+				must(whole_step(w, 1, at, n - at < CHUNK ? n - at : CHUNK, NULL, false, NULL),
+				     "prefill");
 			must(w->backend->ops->sync(w->backend), "prefill");
 			t = now() - t;
 			best = t < best ? t : best;
@@ -163,7 +170,8 @@ static void bench_matvec(struct whole *w)
 	}
 	must(b->ops->sync(b), "matmul");
 	double gbs = bytes * rounds / (now() - t) * 1e-9;
-	printf("\n%-22s %10s %10.0f %7.1f%%\n", "matrix-vector", tensor[0]->format->name, gbs, 100 * gbs / options.copy_gbs);
+	printf("\n%-22s %10s %10.0f %7.1f%%\n", "matrix-vector", tensor[0]->format->name, gbs,
+	       100 * gbs / options.copy_gbs);
 	b->ops->mem_free(b, x, x_bytes);
 	b->ops->mem_free(b, y, y_bytes);
 	for (int i = 0; i < n; i++)
@@ -179,7 +187,8 @@ static void bench_attention(struct whole *w, enum kv_form form)
 	if (form != KV_FORM_F16)
 		kv_layout_narrow(&w->layout, form);
 	for (int i = 0; i < 3; i++) {
-		int32_t n_seqs = shapes[i][0], at = shapes[i][1] / options.divide, token[WHOLE_SEQS] = {0}, position[WHOLE_SEQS];
+		int32_t n_seqs = shapes[i][0], at = shapes[i][1] / options.divide, token[WHOLE_SEQS] = {0},
+			position[WHOLE_SEQS];
 		struct batch_seq seq[WHOLE_SEQS];
 		size_t bytes = (size_t)n_seqs * (size_t)p->n_head * (size_t)p->head_dim * 4;
 		void *q, *out;
@@ -204,7 +213,9 @@ static void bench_attention(struct whole *w, enum kv_form form)
 			/* Every layer's keys and values once a step: more than a cache holds. */
 			must(b->ops->step_begin(b, &batch), "step_begin");
 			for (int32_t layer = 0; layer < p->n_layer; layer++)
-				must(b->ops->attention(b, w->kv, &w->layout, layer, q, p->n_head, &(struct attention_params){.scale = 0.1f}, out), "attention");
+				must(b->ops->attention(b, w->kv, &w->layout, layer, q, p->n_head,
+				                       &(struct attention_params){.scale = 0.1f}, out),
+				     "attention");
 			must(b->ops->step_end(b), "step_end");
 		}
 		double gbs = kv_bytes_per_token(w) * n_seqs * (at + 1) * rounds / (now() - t) * 1e-9;
@@ -231,7 +242,8 @@ int main(int argc, char **argv)
 			options.product_tflops = strcmp(argv[++i], "none") == 0 ? INFINITY : atof(argv[i]);
 	}
 	if (argc < 3 || options.copy_gbs <= 0 || options.product_tflops <= 0) {
-		fprintf(stderr, "usage: bench-gpu FILE DEVICE --copy GB/S --product TFLOP/S [--kv FORM] [--quick] [--small]\n");
+		fprintf(stderr,
+		        "usage: bench-gpu FILE DEVICE --copy GB/S --product TFLOP/S [--kv FORM] [--quick] [--small]\n");
 		return 2;
 	}
 	struct whole w;

@@ -73,8 +73,8 @@ void row_results(const struct operand *o, double tolerance, const char *where)
 	float *got, *want;
 	operand_results(o, &got, &want);
 	for (size_t i = 0; i < o->n; i++)
-		row_result(fabs((double)got[i] - want[i]), tolerance * (1 + fabs(want[i])), "%s, element %zu: %g instead of %g", where, i,
-		           got[i], want[i]);
+		row_result(fabs((double)got[i] - want[i]), tolerance * (1 + fabs(want[i])),
+		           "%s, element %zu: %g instead of %g", where, i, got[i], want[i]);
 	free(got);
 	free(want);
 }

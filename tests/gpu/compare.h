@@ -1,6 +1,6 @@
 /*
- * What the comparison of two devices' operations is made of: random operands on both, results of both, and a table of how far apart
- * they are. It needs the engine and nothing else, so that it runs on a bare machine with a GPU.
+ * What the comparison of two devices' operations is made of: random operands on both, results of both, and a table of
+ * how far apart they are. It needs the engine and nothing else, so that it runs on a bare machine with a GPU.
  */
 #pragma once
 
@@ -15,8 +15,8 @@
 struct pair {
 	struct backend *device, *reference;
 	/*
-	 * Error of an activation within a product, of both devices together: relative to itself (rounded to a half: 2^-11), or to the largest of its 32 inputs
-	 * (rounded to eight bits: 1/254).
+	 * Error of an activation within a product, of both devices together: relative to itself (rounded to a half:
+	 * 2^-11), or to the largest of its 32 inputs (rounded to eight bits: 1/254).
 	 */
 	float element_error, group_error;
 	uint64_t seed;

@@ -1,6 +1,6 @@
 /*
- * Pages, of every form: RoPE, storing keys and values, attention over them, copies; conversations of prompts, chunks and single rows. In a narrow
- * cache some pages have wide copies.
+ * Pages, of every form: RoPE, storing keys and values, attention over them, copies; conversations of prompts, chunks
+ * and single rows. In a narrow cache some pages have wide copies.
  */
 #include "tests/gpu/compare_cache.h"
 
@@ -15,8 +15,8 @@ static void take_over(struct operand *o)
 }
 
 /*
- * One step over the batch, compared. Keys that are rotated may differ in a last bit, which could make another code of one: of a narrow
- * cache, or one of bfloat16s, the reference takes the device's.
+ * One step over the batch, compared. Keys that are rotated may differ in a last bit, which could make another code of
+ * one: of a narrow cache, or one of bfloat16s, the reference takes the device's.
  */
 static void step(struct cache *c, bool rope, const char *what)
 {
@@ -25,21 +25,27 @@ static void step(struct cache *c, bool rope, const char *what)
 	const bool same_keys = rope && (c->layout.form != KV_FORM_F16 || both_bf16);
 	size_t kv_size = (size_t)(c->batch.n_rows * c->layout.n_head_kv * c->layout.head_dim);
 	size_t q_size = kv_size * (size_t)(c->n_head / c->layout.n_head_kv);
-	struct operand q = operand_new(p, q_size, 1.5f), k = operand_new(p, kv_size, 1.5f), v = operand_new(p, kv_size, 1);
+	struct operand q = operand_new(p, q_size, 1.5f), k = operand_new(p, kv_size, 1.5f),
+		       v = operand_new(p, kv_size, 1);
 	struct operand out = operand_new(p, q_size, 1);
 	step_on(c, p->device, c->device, q.device, k.device, v.device, out.device, rope);
 	if (same_keys) {
 		take_over(&q);
 		take_over(&k);
 	}
-	step_on(c, p->reference, c->reference, q.reference, k.reference, v.reference, out.reference, rope && !same_keys);
+	step_on(c, p->reference, c->reference, q.reference, k.reference, v.reference, out.reference,
+	        rope && !same_keys);
 	/*
-	 * Keys and values are halves, or bfloat16s on one device, which have three bits less, as queries and probabilities have on a fast
-	 * CPU; a last bit of RoPE's sines may round a key to the next one, and a device may round queries and probabilities to halves as
-	 * well, and codes that it makes wide.
+	 * Keys and values are halves, or bfloat16s on one device, which have three bits less, as queries and
+	 * probabilities have on a fast CPU; a last bit of RoPE's sines may round a key to the next one, and a device
+	 * may round queries and probabilities to halves as well, and codes that it makes wide.
 	 */
 	const bool fewer_bits = c->layout.type != c->reference_layout.type || (both_bf16 && p->group_error > 0);
-	row_results(&out, fewer_bits ? 5e-2 : p->element_error > 0 || c->layout.form != KV_FORM_F16 ? 4e-3 : 1e-3, what);
+	row_results(&out,
+	            fewer_bits                                              ? 5e-2
+	            : p->element_error > 0 || c->layout.form != KV_FORM_F16 ? 4e-3
+	                                                                    : 1e-3,
+	            what);
 	operand_free(&q);
 	operand_free(&k);
 	operand_free(&v);
@@ -52,15 +58,15 @@ static const char *chosen_elements = "";
 static void name_row(const char *what, enum kv_form form, int32_t window, float cap)
 {
 	char name[96];
-	int n = snprintf(name, sizeof name, "%s%s%s%s", what, form == KV_FORM_F16 ? "" : ", ", form == KV_FORM_F16 ? "" : kv_form_name(form),
-	                 chosen_elements);
+	int n = snprintf(name, sizeof name, "%s%s%s%s", what, form == KV_FORM_F16 ? "" : ", ",
+	                 form == KV_FORM_F16 ? "" : kv_form_name(form), chosen_elements);
 	if (window || cap > 0)
 		snprintf(name + n, sizeof name - (size_t)n, ", window %d, cap %g", window, (double)cap);
 	row_begin(name);
 }
 
-static void conversations(struct pair *p, enum kv_form form, int32_t n_head_kv, int32_t group, int32_t dim, int32_t length, int32_t window,
-                          float cap)
+static void conversations(struct pair *p, enum kv_form form, int32_t n_head_kv, int32_t group, int32_t dim,
+                          int32_t length, int32_t window, float cap)
 {
 	char name[48];
 	snprintf(name, sizeof name, "attention %dx%d heads of %d", n_head_kv, group, dim);
@@ -92,7 +98,8 @@ static void conversations(struct pair *p, enum kv_form form, int32_t n_head_kv, 
 }
 
 /* Contexts as long as real ones, decoded and extended by a chunk. */
-static void long_contexts(struct pair *p, enum kv_form form, int32_t n_head_kv, int32_t group, int32_t dim, int32_t length, int32_t window)
+static void long_contexts(struct pair *p, enum kv_form form, int32_t n_head_kv, int32_t group, int32_t dim,
+                          int32_t length, int32_t window)
 {
 	char name[48];
 	snprintf(name, sizeof name, "attention over %d", length);
@@ -108,9 +115,9 @@ static void long_contexts(struct pair *p, enum kv_form form, int32_t n_head_kv, 
 		struct backend *b[2] = {p->device, p->reference};
 		for (int i = 0; i < 2; i++) {
 			must(b[i]->ops->step_begin(b[i], &c->batch), "step_begin");
-			must(b[i]->ops->kv_write(b[i], i ? c->reference : c->device, i ? &c->reference_layout : &c->layout, LAYER,
-			                         i ? k.reference : k.device,
-			                         i ? v.reference : v.device),
+			must(b[i]->ops->kv_write(b[i], i ? c->reference : c->device,
+			                         i ? &c->reference_layout : &c->layout, LAYER,
+			                         i ? k.reference : k.device, i ? v.reference : v.device),
 			     "kv_write");
 			must(b[i]->ops->step_end(b[i]), "step_end");
 		}
@@ -135,8 +142,8 @@ static void long_contexts(struct pair *p, enum kv_form form, int32_t n_head_kv, 
 }
 
 /*
- * Vectors with a value that is no number, in every other row of two steps: they reach those rows that see them, element by element as on the
- * reference, and no others, and are counted where no wide copy keeps them.
+ * Vectors with a value that is no number, in every other row of two steps: they reach those rows that see them, element
+ * by element as on the reference, and no others, and are counted where no wide copy keeps them.
  */
 static void odd_values(struct pair *p, enum kv_form form)
 {
@@ -153,7 +160,8 @@ static void odd_values(struct pair *p, enum kv_form form)
 		for (int32_t s = 0; s < SEQS; s++)
 			add_rows(c, s, k == 0 ? ROWS - s : 2);
 		size_t n = (size_t)c->batch.n_rows * N_HEAD_KV * DIM;
-		struct operand q = operand_new(p, n * GROUP, 1), keys = operand_new(p, n, 1), values = operand_new(p, n, 1);
+		struct operand q = operand_new(p, n * GROUP, 1), keys = operand_new(p, n, 1),
+			       values = operand_new(p, n, 1);
 		struct operand out = operand_new(p, n * GROUP, 1);
 		float *spoilt = malloc(n * sizeof *spoilt), *got, *want;
 		if (!spoilt)
@@ -165,27 +173,33 @@ static void odd_values(struct pair *p, enum kv_form form)
 			for (int32_t s = 0; k == 0 && s < SEQS; s++) {
 				if (what == (s == SEQS - 1))
 					continue;
-				int32_t position = random_int(p, c->seq[s].n_rows / 2, c->seq[s].n_rows - 1), row = c->seq[s].first_row + position;
+				int32_t position = random_int(p, c->seq[s].n_rows / 2, c->seq[s].n_rows - 1),
+					row = c->seq[s].first_row + position;
 				int32_t page = c->pages[s * c->pages_per_seq + position / KV_PAGE_TOKENS];
 				spoilt[row * N_HEAD_KV * DIM + random_int(p, 0, N_HEAD_KV * DIM - 1)] = odd[s % n_odd];
 				n_lost += form != KV_FORM_F16 && c->wide.slot[page] < 0;
 			}
 			must(p->device->ops->mem_write(p->device, o->device, spoilt, n * sizeof *spoilt), "mem_write");
-			must(p->reference->ops->mem_write(p->reference, o->reference, spoilt, n * sizeof *spoilt), "mem_write");
+			must(p->reference->ops->mem_write(p->reference, o->reference, spoilt, n * sizeof *spoilt),
+			     "mem_write");
 		}
 		step_on(c, p->device, c->device, q.device, keys.device, values.device, out.device, false);
-		step_on(c, p->reference, c->reference, q.reference, keys.reference, values.reference, out.reference, false);
+		step_on(c, p->reference, c->reference, q.reference, keys.reference, values.reference, out.reference,
+		        false);
 		operand_results(&out, &got, &want);
 		size_t n_finite = 0;
 		for (size_t i = 0; i < out.n; i++) {
-			row_result(!isfinite(got[i]) != !isfinite(want[i]), 0, "element %zu: %g instead of %g", i, (double)got[i], (double)want[i]);
+			row_result(!isfinite(got[i]) != !isfinite(want[i]), 0, "element %zu: %g instead of %g", i,
+			           (double)got[i], (double)want[i]);
 			if (isfinite(want[i]))
-				row_result(fabs((double)got[i] - want[i]), 5e-2 * (1 + fabs(want[i])), "element %zu", i);
+				row_result(fabs((double)got[i] - want[i]), 5e-2 * (1 + fabs(want[i])), "element %zu",
+				           i);
 			n_finite += isfinite(want[i]);
 		}
 		row_result(n_finite == 0 || n_finite == out.n, 0, "nothing was tested");
-		row_result(c->wide.n_not_finite != n_lost || c->reference_wide.n_not_finite != n_lost, 0, "%d and %d vectors are counted, not %d",
-		           (int)c->wide.n_not_finite, (int)c->reference_wide.n_not_finite, (int)n_lost);
+		row_result(c->wide.n_not_finite != n_lost || c->reference_wide.n_not_finite != n_lost, 0,
+		           "%d and %d vectors are counted, not %d", (int)c->wide.n_not_finite,
+		           (int)c->reference_wide.n_not_finite, (int)n_lost);
 		free(spoilt);
 		free(got);
 		free(want);
@@ -243,9 +257,11 @@ static void many_copies(struct pair *p)
 	must(p->device->ops->page_copy(p->device, c->device, &c->layout, c->pages, c->pages + N, N), "page_copy");
 	must(p->device->ops->mem_read(p->device, after, c->device, bytes), "mem_read");
 	for (int i = 0; i < N; i++) {
-		const uint8_t *from = before + (size_t)c->pages[i] * stride, *to = after + (size_t)c->pages[N + i] * stride;
+		const uint8_t *from = before + (size_t)c->pages[i] * stride,
+			      *to = after + (size_t)c->pages[N + i] * stride;
 		row_result(memcmp(from, to, c->layout.page_bytes) != 0, 0, "page %d", c->pages[N + i]);
-		row_result(memcmp(from, after + (size_t)c->pages[i] * stride, stride) != 0, 0, "page %d, which was only read", c->pages[i]);
+		row_result(memcmp(from, after + (size_t)c->pages[i] * stride, stride) != 0, 0,
+		           "page %d, which was only read", c->pages[i]);
 	}
 	free(before);
 	free(after);
@@ -271,7 +287,8 @@ static void other_elements(struct pair *p)
 	conversations(p, KV_FORM_F16, 1, 4, 256, p->large ? 600 : 120, 33, 0);
 	for (int i = 0; i < (p->large ? 6 : 3); i++)
 		conversations(p, KV_FORM_F16, random_int(p, 1, 3), random_int(p, 1, 16), 8 * random_int(p, 1, 32),
-		              random_int(p, 30, p->large ? 700 : 200), i % 2 ? random_int(p, 1, 200) : 0, i % 3 == 2 ? 4 : 0);
+		              random_int(p, 30, p->large ? 700 : 200), i % 2 ? random_int(p, 1, 200) : 0,
+		              i % 3 == 2 ? 4 : 0);
 	long_contexts(p, KV_FORM_F16, 1, 4, 64, 1500, 0);
 	copies(p, KV_FORM_F16);
 	odd_values(p, KV_FORM_F16);
@@ -284,17 +301,27 @@ void compare_attention(struct pair *p)
 {
 	const struct {
 		int32_t n_head_kv, group, dim;
-	} shapes[] = {{3, 3, 64}, {2, 1, 128}, {1, 8, 80}, {2, 5, 16}, {1, 40, 32}, {2, 12, 96}, {2, 4, 64}, {4, 7, 16}, {1, 2, 256}, {8, 4, 128}};
+	} shapes[] = {{3, 3, 64},  {2, 1, 128}, {1, 8, 80}, {2, 5, 16},  {1, 40, 32},
+	              {2, 12, 96}, {2, 4, 64},  {4, 7, 16}, {1, 2, 256}, {8, 4, 128}};
 	for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
-		conversations(p, KV_FORM_F16, shapes[i].n_head_kv, shapes[i].group, shapes[i].dim, p->large ? 400 : 90, 0, 0);
+		conversations(p, KV_FORM_F16, shapes[i].n_head_kv, shapes[i].group, shapes[i].dim, p->large ? 400 : 90,
+		              0, 0);
 	for (int form = 0; form < KV_N_FORMS; form++) {
-		/* Any shape that a backend may be asked for; of narrow forms, those that have kernels of their own first. */
+		/*
+		 * Any shape that a backend may be asked for; of narrow forms, those that have kernels of their own
+		 * first.
+		 */
 		for (int i = 0; form != KV_FORM_F16 && i < 4; i++)
-			conversations(p, (enum kv_form)form, shapes[i].n_head_kv, shapes[i].group, shapes[i].dim, p->large ? 400 : 90, 0, 0);
+			conversations(p, (enum kv_form)form, shapes[i].n_head_kv, shapes[i].group, shapes[i].dim,
+			              p->large ? 400 : 90, 0, 0);
 		for (int i = 0; i < (form == KV_FORM_F16 || p->large ? 6 : 3); i++)
-			conversations(p, (enum kv_form)form, random_int(p, 1, 3), random_int(p, 1, 16), 8 * random_int(p, 1, 32),
-			              random_int(p, 30, p->large ? 700 : form == KV_FORM_F16 ? 350 : 200), i % 2 ? random_int(p, 1, 200) : 0,
-			              i % 3 == 2 ? 4 : 0);
+			conversations(p, (enum kv_form)form, random_int(p, 1, 3), random_int(p, 1, 16),
+			              8 * random_int(p, 1, 32),
+			              random_int(p, 30,
+			                         p->large              ? 700
+			                         : form == KV_FORM_F16 ? 350
+			                                               : 200),
+			              i % 2 ? random_int(p, 1, 200) : 0, i % 3 == 2 ? 4 : 0);
 		conversations(p, (enum kv_form)form, 1, 4, 256, p->large ? 600 : 200, 33, 0);
 		conversations(p, (enum kv_form)form, 2, 2, 128, 150, 50, 2);
 		conversations(p, (enum kv_form)form, 1, 8, 80, 120, 1, 0);

@@ -5,7 +5,8 @@
  */
 #include "tests/gpu/compare_cache.h"
 
-/* Conversations: a long one, one of half its length, and one too short to choose. Pages are written so many at a time.
+/*
+ * Conversations: a long one, one of half its length, and one too short to choose. Pages are written so many at a time.
  */
 enum { TALKS = 3, AT_ONCE = MAX_ROWS / KV_PAGE_TOKENS };
 
@@ -216,7 +217,8 @@ static void choices(struct pair *p, enum kv_form form, int32_t n_head_kv, int32_
 	struct talk *t = open_talk(p, form, n_head_kv, group, dim, n_pages);
 	struct cache *c = t->c;
 	const int32_t one_each[] = {1, 1, 1}, chunk[] = {9, 0, 4}, long_one[] = {1, 0, 0};
-	/* Half of what there is, a few, nothing but the first and last, and so many that the second one sees them all.
+	/*
+	 * Half of what there is, a few, nothing but the first and last, and so many that the second one sees them all.
 	 */
 	const struct page_choice some[] = {
 		{0, n_pages / 2, 2, 3}, {0, 7, 0, 1}, {0, 3, 1, 2}, {0, n_pages / 2 + 1, 1, 1}};

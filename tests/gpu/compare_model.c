@@ -3,12 +3,12 @@
  *
  *   compare-model [--kv FORM] FILE DEVICE [REFERENCE] [PROMPT] [NEW]
  *
- * Prefill of PROMPT tokens in two chunks and NEW tokens one after the other, chosen greedily by the reference (default: cpu-reference, 70, 12) and
- * given to both. At each position the logits' difference, relative to their norm, must be what rounding explains; and the
- * token that the device would choose must be the reference's, unless the reference itself has the two within that difference. Then the same
- * prompt must give the same bits whether the device computes it alone and at once or beside others and in pieces. --kv: over narrow KV on both
- * (int8, fp8_e4m3).
- * Exits with 0, 1, or 77 without such a device; the last line is "N passed, N failed, 0 skipped".
+ * Prefill of PROMPT tokens in two chunks and NEW tokens one after the other, chosen greedily by the reference (default:
+ * cpu-reference, 70, 12) and given to both. At each position the logits' difference, relative to their norm, must be
+ * what rounding explains; and the token that the device would choose must be the reference's, unless the reference
+ * itself has the two within that difference. Then the same prompt must give the same bits whether the device computes
+ * it alone and at once or beside others and in pieces. --kv: over narrow KV on both (int8, fp8_e4m3). Exits with 0, 1,
+ * or 77 without such a device; the last line is "N passed, N failed, 0 skipped".
  */
 #include <math.h>
 #include <stdio.h>
@@ -19,7 +19,10 @@
 
 /* Rounding to halves, or to eight bits on the fast CPU backends, over all layers. */
 static const double half_tolerance = 0.02, byte_tolerance = 0.06;
-/* With narrow KV: codes are the next ones where activations differ a little. A model of narrow weights may be further off, on any backend. */
+/*
+ * With narrow KV: codes are the next ones where activations differ a little. A model of narrow weights may be further
+ * off, on any backend.
+ */
 static const double int8_tolerance = 0.03, fp8_tolerance = 0.08;
 
 struct tally {
@@ -49,12 +52,14 @@ static bool compare(struct tally *t, const float *got, const float *want, int32_
 	t->chosen += a == b;
 	t->worst = error > t->worst ? error : t->worst;
 	if (!(error <= t->tolerance)) {
-		printf("position %d: logits are off by %.4f of their norm, %.4f is allowed\n", position, error, t->tolerance);
+		printf("position %d: logits are off by %.4f of their norm, %.4f is allowed\n", position, error,
+		       t->tolerance);
 		return false;
 	}
 	/* Five standard deviations of two logits' errors. */
 	if (want[b] - want[a] > 7 * t->tolerance * spread) {
-		printf("position %d: token %d is chosen instead of %d, which is %.3f better\n", position, a, b, want[b] - want[a]);
+		printf("position %d: token %d is chosen instead of %d, which is %.3f better\n", position, a, b,
+		       want[b] - want[a]);
 		return false;
 	}
 	return true;
@@ -69,13 +74,16 @@ static bool run(struct whole *d, struct whole *r, struct tally *t, int32_t n_pro
 		token[i] = (int32_t)((int64_t)(i + 3) * 7919 % n_vocab);
 	for (int k = 0; right && k < 2 + n_new; k++) {
 		int32_t n = k == 0 ? first : k == 1 ? n_prompt - first : 1;
-		enum status s = whole_step(r, 1, at, n, token + at, true, &want), s2 = whole_step(d, 1, at, n, token + at, true, &got);
+		enum status s = whole_step(r, 1, at, n, token + at, true, &want),
+			    s2 = whole_step(d, 1, at, n, token + at, true, &got);
 		if (s != STATUS_OK || s2 != STATUS_OK) {
-			printf("a step of %d rows at %d: %s; the reference: %s\n", n, at, status_text(s2), status_text(s));
+			printf("a step of %d rows at %d: %s; the reference: %s\n", n, at, status_text(s2),
+			       status_text(s));
 			return false;
 		}
 		for (int32_t i = 0; right && i < n; i++)
-			right = compare(t, got + (size_t)i * (size_t)n_vocab, want + (size_t)i * (size_t)n_vocab, n_vocab, at + i);
+			right = compare(t, got + (size_t)i * (size_t)n_vocab, want + (size_t)i * (size_t)n_vocab,
+			                n_vocab, at + i);
 		if (k >= 1)
 			token[at + n] = best(want + (size_t)(n - 1) * (size_t)n_vocab, n_vocab);
 		at += n;
@@ -87,8 +95,11 @@ static bool run(struct whole *d, struct whole *r, struct tally *t, int32_t n_pro
 
 enum { COMPANY = 4 };
 
-/* A step of parts of several sequences, from their tokens: n[s] rows of sequence s from at[s] on. *logits: of all rows. */
-static enum status mixed_step(struct whole *d, const int32_t *token, const int32_t *at, const int32_t *n, float **logits)
+/*
+ * A step of parts of several sequences, from their tokens: n[s] rows of sequence s from at[s] on. *logits: of all rows.
+ */
+static enum status mixed_step(struct whole *d, const int32_t *token, const int32_t *at, const int32_t *n,
+                              float **logits)
 {
 	struct batch_seq seq[COMPANY];
 	int32_t output[512];
@@ -96,7 +107,8 @@ static enum status mixed_step(struct whole *d, const int32_t *token, const int32
 	for (int32_t s = 0; s < COMPANY; s++) {
 		if (n[s] == 0)
 			continue;
-		seq[batch.n_seqs++] = (struct batch_seq){batch.n_rows, n[s], at[s], d->table + s * d->n_pages, d->n_pages};
+		seq[batch.n_seqs++] =
+			(struct batch_seq){batch.n_rows, n[s], at[s], d->table + s * d->n_pages, d->n_pages};
 		for (int32_t i = 0; i < n[s]; i++, batch.n_rows++) {
 			d->position[batch.n_rows] = at[s] + i;
 			d->token[batch.n_rows] = token[at[s] + i];
@@ -108,8 +120,8 @@ static enum status mixed_step(struct whole *d, const int32_t *token, const int32
 }
 
 /*
- * Four conversations have the same tokens: the first is computed in one step, alone; the others beside each other, cut into chunks and single
- * rows by chance. Every position must have the same bits in all of them.
+ * Four conversations have the same tokens: the first is computed in one step, alone; the others beside each other, cut
+ * into chunks and single rows by chance. Every position must have the same bits in all of them.
  */
 static bool independent(struct whole *d, const int32_t *token, int32_t n_tokens)
 {
@@ -144,10 +156,12 @@ static bool independent(struct whole *d, const int32_t *token, int32_t n_tokens)
 		}
 		for (int32_t s = 1; s < COMPANY; s++)
 			for (int32_t i = 0; i < n[s]; i++, row++) {
-				if (memcmp(logits + (size_t)row * (size_t)n_vocab, alone + (size_t)(at[s] + i) * (size_t)n_vocab, row_bytes) == 0)
+				if (memcmp(logits + (size_t)row * (size_t)n_vocab,
+				           alone + (size_t)(at[s] + i) * (size_t)n_vocab, row_bytes) == 0)
 					continue;
-				printf("position %d: other bits beside others, in a step of %d rows of which %d are its own, than alone\n", at[s] + i,
-				       n_rows, n[s]);
+				printf("position %d: other bits beside others, in a step of %d rows of which %d are "
+				       "its own, than alone\n",
+				       at[s] + i, n_rows, n[s]);
 				goto out;
 			}
 		for (int32_t s = 1; s < COMPANY; s++)
@@ -171,12 +185,14 @@ int main(int argc, char **argv)
 		return 2;
 	}
 	const char *device = argv[2], *reference = argc > 3 ? argv[3] : "cpu-reference";
-	int32_t n_prompt = argc > 4 ? (int32_t)strtol(argv[4], NULL, 10) : 70, n_new = argc > 5 ? (int32_t)strtol(argv[5], NULL, 10) : 12;
+	int32_t n_prompt = argc > 4 ? (int32_t)strtol(argv[4], NULL, 10) : 70,
+		n_new = argc > 5 ? (int32_t)strtol(argv[5], NULL, 10) : 12;
 	if (n_prompt < 2 || n_prompt > 400 || n_new < 0 || n_new > 100) {
 		fprintf(stderr, "compare-model: 2 to 400 tokens of prompt, 0 to 100 new ones\n");
 		return 2;
 	}
-	bool bytes = strcmp(reference, "cpu-reference") != 0 || strncmp(device, "cpu-avx", 7) == 0 || strcmp(device, "cpu") == 0;
+	bool bytes = strcmp(reference, "cpu-reference") != 0 || strncmp(device, "cpu-avx", 7) == 0 ||
+	             strcmp(device, "cpu") == 0;
 	struct tally t = {.tolerance = bytes ? byte_tolerance : half_tolerance};
 	struct whole d, r;
 	const double narrow = form == KV_FORM_INT8 ? int8_tolerance : form == KV_FORM_FP8_E4M3 ? fp8_tolerance : 0;
@@ -192,7 +208,8 @@ int main(int argc, char **argv)
 	for (int32_t i = 0; i < n_prompt; i++)
 		token[i] = (int32_t)((int64_t)(i + 3) * 7919 % model_params(d.model)->n_vocab);
 	right = right && whole_pages(&d, COMPANY, n_prompt) && independent(&d, token, n_prompt);
-	printf("%s, KV in %s, %s against %s: %d positions, the same choice at %d, logits off by at most %.4f\n%d passed, %d failed, 0 skipped\n",
+	printf("%s, KV in %s, %s against %s: %d positions, the same choice at %d, logits off by at most %.4f\n%d "
+	       "passed, %d failed, 0 skipped\n",
 	       argv[1], kv_form_name(form), device, reference, t.n, t.chosen, t.worst, right, !right);
 	whole_close(&d);
 	whole_close(&r);

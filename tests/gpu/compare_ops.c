@@ -74,15 +74,18 @@ int main(int argc, char **argv)
 		return fprintf(stderr, "compare-ops: which device?\n"), 2;
 	p.device = open_device(device, threads);
 	p.reference = open_device(reference, threads);
-	/* CUDA rounds activations to halves, the fast CPU backends to eight bits. Halves of weights count as much again. */
+	/*
+	 * CUDA rounds activations to halves, the fast CPU backends to eight bits. Halves of weights count as much
+	 * again.
+	 */
 	if (rounds_to_halves(device) || rounds_to_halves(reference))
 		p.element_error = 0x1p-10f;
 	if (rounds_to_bytes(device) || rounds_to_bytes(reference))
 		p.group_error = 1.0f / 254;
 	struct backend_info info;
 	p.device->ops->info(p.device, &info);
-	printf("%s (%s) against %s, seed %llu\n\n%-28s %10s  %9s\n", info.name, info.detail, reference, (unsigned long long)p.seed,
-	       "operation", "results", "error");
+	printf("%s (%s) against %s, seed %llu\n\n%-28s %10s  %9s\n", info.name, info.detail, reference,
+	       (unsigned long long)p.seed, "operation", "results", "error");
 	for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
 		if (!only || strcmp(only, parts[i].name) == 0)
 			parts[i].compare(&p);

@@ -2,8 +2,8 @@
 #include "tests/gpu/compare.h"
 
 /*
- * What rounding may do to one output: each product is off by an error of its own, and so their sum stays within a few times its standard
- * deviation; sums of floats in another order add a share of the size of what was summed.
+ * What rounding may do to one output: each product is off by an error of its own, and so their sum stays within a few
+ * times its standard deviation; sums of floats in another order add a share of the size of what was summed.
  */
 static double product_bound(const struct pair *p, const float *w, const float *x, int64_t n)
 {
@@ -27,8 +27,8 @@ struct product_case {
 	bool accumulate, bias, precise;
 };
 
-static struct weight *weight_on(struct backend *b, const struct quant_format *f, const struct product_case *c, const void *data,
-                                bool rows_only)
+static struct weight *weight_on(struct backend *b, const struct quant_format *f, const struct product_case *c,
+                                const void *data, bool rows_only)
 {
 	struct weight_desc d = {"weight", f, c->n_in, c->n_out, data, rows_only};
 	struct weight *w;
@@ -54,8 +54,8 @@ static void check_product(struct pair *p, const struct quant_format *f, const st
 		/* A bias and what was there before are added in float, and round as the sum does. */
 		double bound = product_bound(p, row, x->host + r * c->n_in, c->n_in) + 0x1p-22 * fabs(want[i]);
 		row_result(fabs((double)got[i] - want[i]), bound,
-		           "%lld inputs, output %lld of %lld, row %lld of %lld: %g instead of %g", (long long)c->n_in, (long long)o,
-		           (long long)c->n_out, (long long)r, (long long)c->n_rows, got[i], want[i]);
+		           "%lld inputs, output %lld of %lld, row %lld of %lld: %g instead of %g", (long long)c->n_in,
+		           (long long)o, (long long)c->n_out, (long long)r, (long long)c->n_rows, got[i], want[i]);
 	}
 	free(got);
 	free(want);
@@ -88,21 +88,30 @@ static void products_of(struct pair *p, const struct quant_format *f)
 	row_begin(name);
 	const int32_t rows[] = {1, 2, 3, 7, 8, 9, 16, 17, 33, 64, 65, 100, 129};
 	for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-		int64_t n_in = f->block_elems == 1 ? random_int(p, 1, 400) : (int64_t)random_int(p, 1, f->block_elems == 32 ? 14 : 3) * f->block_elems;
+		int64_t n_in = f->block_elems == 1
+		                       ? random_int(p, 1, 400)
+		                       : (int64_t)random_int(p, 1, f->block_elems == 32 ? 14 : 3) * f->block_elems;
 		struct product_case c = {n_in, random_int(p, 1, i % 4 == 3 ? 300 : 80), rows[i], i & 1, i & 2, i & 4};
 		product(p, f, &c);
 	}
 	/* and any others: on both sides of where a backend goes over to another kernel */
 	for (int i = 0; i < 3; i++) {
-		int64_t n_in = f->block_elems == 1 ? random_int(p, 1, 700) : (int64_t)random_int(p, 1, f->block_elems == 32 ? 40 : 5) * f->block_elems;
-		struct product_case c = {n_in, random_int(p, 1, 333), random_int(p, 1, i == 0 ? 600 : 140), random_int(p, 0, 1), random_int(p, 0, 1),
+		int64_t n_in = f->block_elems == 1
+		                       ? random_int(p, 1, 700)
+		                       : (int64_t)random_int(p, 1, f->block_elems == 32 ? 40 : 5) * f->block_elems;
+		struct product_case c = {n_in,
+		                         random_int(p, 1, 333),
+		                         random_int(p, 1, i == 0 ? 600 : 140),
+		                         random_int(p, 0, 1),
+		                         random_int(p, 0, 1),
 		                         random_int(p, 0, 1)};
 		product(p, f, &c);
 	}
 	if (p->large) {
-		const struct product_case real[] = {{4096, 14336, 1, false, false, false}, {14336, 4096, 3, true, false, false},
-		                                    {4096, 6144, 64, false, true, false},  {4096, 1024, 512, false, false, false},
-		                                    {2048, 8192, 700, true, false, true},  {4096, 128256, 1, false, false, true}};
+		const struct product_case real[] = {
+			{4096, 14336, 1, false, false, false}, {14336, 4096, 3, true, false, false},
+			{4096, 6144, 64, false, true, false},  {4096, 1024, 512, false, false, false},
+			{2048, 8192, 700, true, false, true},  {4096, 128256, 1, false, false, true}};
 		for (size_t i = 0; i < sizeof real / sizeof real[0]; i++)
 			product(p, f, &real[i]);
 	}
@@ -138,7 +147,8 @@ static void joint_products(struct pair *p)
 			must(p->device->ops->matmul(p->device, x.device + r * IN, 1, &single, 1), "matmul");
 			operand_results(&alone[i], &one, &ignored);
 			for (int64_t o = 0; o < outs[i]; o++)
-				row_result(fabs((double)got[r * outs[i] + o] - one[o]), 0, "%s, row %d, output %lld: %g among others, %g alone",
+				row_result(fabs((double)got[r * outs[i] + o] - one[o]), 0,
+				           "%s, row %d, output %lld: %g among others, %g alone",
 				           quant_format(types[i])->name, r, (long long)o, got[r * outs[i] + o], one[o]);
 			free(one);
 			free(ignored);
@@ -161,9 +171,11 @@ static void embeddings_of(struct pair *p, const struct quant_format *f)
 	snprintf(name, sizeof name, "embed %s", f->name);
 	row_begin(name);
 	for (int only = 0; only < 2; only++) {
-		struct product_case c = {f->block_elems == 1 ? 100 : (int64_t)f->block_elems * 3, TOKENS, ROWS, false, false, false};
+		struct product_case c = {
+			f->block_elems == 1 ? 100 : (int64_t)f->block_elems * 3, TOKENS, ROWS, false, false, false};
 		void *data = random_matrix(p, f, c.n_in, c.n_out);
-		struct weight *w = weight_on(p->device, f, &c, data, only), *rw = weight_on(p->reference, f, &c, data, only);
+		struct weight *w = weight_on(p->device, f, &c, data, only),
+			      *rw = weight_on(p->reference, f, &c, data, only);
 		struct operand out = operand_new(p, (size_t)(c.n_in * ROWS), 1);
 		struct batch batch = *plain_batch(ROWS);
 		batch.token = token;
@@ -175,7 +187,10 @@ static void embeddings_of(struct pair *p, const struct quant_format *f)
 		must(p->reference->ops->step_begin(p->reference, &batch), "step_begin");
 		must(p->reference->ops->embed(p->reference, rw, 1.5f, out.reference), "embed");
 		must(p->reference->ops->step_end(p->reference), "step_end");
-		/* Rows of the file are exact; a packed matrix may have scales, products and differences rounded to halves. */
+		/*
+		 * Rows of the file are exact; a packed matrix may have scales, products and differences rounded to
+		 * halves.
+		 */
 		row_results(&out, only ? 1e-7 : 2e-3, only ? "rows only" : "packed");
 		p->device->ops->weight_destroy(p->device, w);
 		p->reference->ops->weight_destroy(p->reference, rw);

@@ -1,11 +1,12 @@
 /*
- * make-shape: a random llama model in the shape of a real one, written as fast as the disk takes it. For measuring and comparing devices; it
- * has no tokenizer.
+ * make-shape: a random llama model in the shape of a real one, written as fast as the disk takes it. For measuring and
+ * comparing devices; it has no tokenizer.
  *
  *   make-shape FILE tiny|1b|8b BF16|Q4_K [LAYERS]
  *
- * Blocks are random bits with scales that give elements the size they have in trained models; a stretch of them is repeated. Q4_K
- * has its output matrix in Q6_K, as the usual mix does. File format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
+ * Blocks are random bits with scales that give elements the size they have in trained models; a stretch of them is
+ * repeated. Q4_K has its output matrix in Q6_K, as the usual mix does. File format:
+ * https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -161,7 +162,8 @@ static void make_block(struct writer *w, const struct quant_format *f, float sca
 		uint64_t b = bits(w);
 		memcpy(to + i, &b, f->block_bytes - i < 8 ? f->block_bytes - i : 8);
 	}
-	if (f->type == QUANT_Q4_K) { /* d * scale(0..63) * q(0..15) - dmin * min(0..63): centred, deviation about 180 d */
+	/* d * scale(0..63) * q(0..15) - dmin * min(0..63): centred, deviation about 180 d */
+	if (f->type == QUANT_Q4_K) {
 		half = quant_float_to_half(scale / 180);
 		memcpy(to, &half, 2);
 		half = quant_float_to_half(scale / 180 * 7.5f);

@@ -4,9 +4,11 @@
  *   copy_gbs            a device copy of 1 GiB, bytes read and written
  *   tier_to_device_gbs  copies from pinned memory, in which pages that left the device lie; the whole of it at once
  *   tier_to_host_gbs    and back
- *   product_tflops      a bf16 product of 8192 x 8192 x 8192 by cuBLASLt, which is looked up at run time; "none" without it
+ * product_tflops      a bf16 product of 8192 x 8192 x 8192 by cuBLASLt, which is looked up at run time; "none" without
+ * it
  *
- *   measure [--small]   --small: a thousandth of all that, for a try on the emulated GPU (measure-host), whose figures mean nothing
+ * measure [--small]   --small: a thousandth of all that, for a try on the emulated GPU (measure-host), whose figures
+ * mean nothing
  *
  * By hand: nvcc -O3 -std=c++17 -I. -o measure tests/gpu/measure.cu -ldl
  */
@@ -110,7 +112,8 @@ bool library_product::run(uint16_t *d, const uint16_t *a, const uint16_t *b)
 {
 	using namespace host_cuda;
 	const int64_t n = static_cast<int64_t>(n_);
-	return gemm(nullptr, n, n, n, 1, a, element::bf16, n, b, element::bf16, n, 0, d, element::bf16, n) == cudaSuccess;
+	return gemm(nullptr, n, n, n, 1, a, element::bf16, n, b, element::bf16, n, 0, d, element::bf16, n) ==
+	       cudaSuccess;
 }
 
 #elif !__has_include(<cublasLt.h>)
@@ -162,25 +165,28 @@ bool library_product::open(size_t n)
 	const auto set = get<set_f>("cublasLtMatmulDescSetAttribute");
 	const auto make_layout = get<layout_f>("cublasLtMatrixLayoutCreate");
 	matmul_ = dlsym(lib_, "cublasLtMatmul");
-	return create && make_desc && set && make_layout && matmul_ && cudaMalloc(&workspace_, workspace_bytes_) == cudaSuccess &&
+	return create && make_desc && set && make_layout && matmul_ &&
+	       cudaMalloc(&workspace_, workspace_bytes_) == cudaSuccess &&
 	       create(reinterpret_cast<cublasLtHandle_t *>(&handle_)) == CUBLAS_STATUS_SUCCESS &&
-	       make_desc(reinterpret_cast<cublasLtMatmulDesc_t *>(&desc_), CUBLAS_COMPUTE_32F, CUDA_R_32F) == CUBLAS_STATUS_SUCCESS &&
-	       set(static_cast<cublasLtMatmulDesc_t>(desc_), CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof transposed) ==
-		       CUBLAS_STATUS_SUCCESS &&
-	       make_layout(reinterpret_cast<cublasLtMatrixLayout_t *>(&layout_), CUDA_R_16BF, n, n, static_cast<int64_t>(n)) ==
-		       CUBLAS_STATUS_SUCCESS;
+	       make_desc(reinterpret_cast<cublasLtMatmulDesc_t *>(&desc_), CUBLAS_COMPUTE_32F, CUDA_R_32F) ==
+	               CUBLAS_STATUS_SUCCESS &&
+	       set(static_cast<cublasLtMatmulDesc_t>(desc_), CUBLASLT_MATMUL_DESC_TRANSA, &transposed,
+	           sizeof transposed) == CUBLAS_STATUS_SUCCESS &&
+	       make_layout(reinterpret_cast<cublasLtMatrixLayout_t *>(&layout_), CUDA_R_16BF, n, n,
+	                   static_cast<int64_t>(n)) == CUBLAS_STATUS_SUCCESS;
 }
 
 bool library_product::run(uint16_t *d, const uint16_t *a, const uint16_t *b)
 {
-	using matmul_f = cublasStatus_t (*)(cublasLtHandle_t, cublasLtMatmulDesc_t, const void *, const void *, cublasLtMatrixLayout_t,
-	                                    const void *, cublasLtMatrixLayout_t, const void *, const void *, cublasLtMatrixLayout_t,
-	                                    void *, cublasLtMatrixLayout_t, const cublasLtMatmulAlgo_t *, void *, size_t, cudaStream_t);
+	using matmul_f = cublasStatus_t (*)(cublasLtHandle_t, cublasLtMatmulDesc_t, const void *, const void *,
+	                                    cublasLtMatrixLayout_t, const void *, cublasLtMatrixLayout_t, const void *,
+	                                    const void *, cublasLtMatrixLayout_t, void *, cublasLtMatrixLayout_t,
+	                                    const cublasLtMatmulAlgo_t *, void *, size_t, cudaStream_t);
 	const float one = 1, zero = 0;
 	const auto l = static_cast<cublasLtMatrixLayout_t>(layout_);
-	return reinterpret_cast<matmul_f>(matmul_)(static_cast<cublasLtHandle_t>(handle_), static_cast<cublasLtMatmulDesc_t>(desc_), &one, a, l,
-	                                           b, l, &zero, d, l, d, l, nullptr, workspace_, workspace_bytes_,
-	                                           nullptr) == CUBLAS_STATUS_SUCCESS;
+	return reinterpret_cast<matmul_f>(matmul_)(
+		       static_cast<cublasLtHandle_t>(handle_), static_cast<cublasLtMatmulDesc_t>(desc_), &one, a, l, b,
+		       l, &zero, d, l, d, l, nullptr, workspace_, workspace_bytes_, nullptr) == CUBLAS_STATUS_SUCCESS;
 }
 
 #endif

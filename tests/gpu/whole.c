@@ -9,7 +9,8 @@ static _Noreturn void fail(const char *what, const char *why, int status)
 	exit(status);
 }
 
-void whole_open(struct whole *w, const char *device, int32_t n_threads, const char *path, int32_t max_rows, enum kv_form form)
+void whole_open(struct whole *w, const char *device, int32_t n_threads, const char *path, int32_t max_rows,
+                enum kv_form form)
 {
 	struct backend_options o = {.device = device, .n_threads = n_threads};
 	struct error err = {0};
@@ -17,12 +18,14 @@ void whole_open(struct whole *w, const char *device, int32_t n_threads, const ch
 	enum status s = backend_create(&o, &w->backend, &err);
 	if (s != STATUS_OK)
 		fail(device, err.message, s == STATUS_UNSUPPORTED ? 77 : 1);
-	if (gguf_open(path, &w->gguf, &err) != STATUS_OK || model_load(w->gguf, w->backend, &w->model, &err) != STATUS_OK)
+	if (gguf_open(path, &w->gguf, &err) != STATUS_OK ||
+	    model_load(w->gguf, w->backend, &w->model, &err) != STATUS_OK)
 		fail(path, err.message, 1);
 	const struct model_params *p = model_params(w->model);
 	w->token = calloc((size_t)max_rows, sizeof *w->token);
 	w->position = calloc((size_t)max_rows, sizeof *w->position);
-	if (!w->token || !w->position || kv_layout_for(w->backend, &w->layout, p->n_layer, p->n_head_kv, p->head_dim) != STATUS_OK)
+	if (!w->token || !w->position ||
+	    kv_layout_for(w->backend, &w->layout, p->n_layer, p->n_head_kv, p->head_dim) != STATUS_OK)
 		fail(path, "no memory", 1);
 	if (form != KV_FORM_F16)
 		kv_layout_narrow(&w->layout, form);
@@ -56,7 +59,8 @@ bool whole_pages(struct whole *w, int32_t n_seqs, int32_t length)
 	return true;
 }
 
-enum status whole_step(struct whole *w, int32_t n_seqs, int32_t at, int32_t n, const int32_t *tokens, bool all, float **logits)
+enum status whole_step(struct whole *w, int32_t n_seqs, int32_t at, int32_t n, const int32_t *tokens, bool all,
+                       float **logits)
 {
 	struct batch_seq seq[WHOLE_SEQS];
 	int32_t output[512], n_vocab = model_params(w->model)->n_vocab, n_rows = n_seqs * n;

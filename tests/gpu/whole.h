@@ -1,4 +1,6 @@
-/* A model on a device with pages for some sequences: what the programs of this directory that run whole models share. */
+/*
+ * A model on a device with pages for some sequences: what the programs of this directory that run whole models share.
+ */
 #pragma once
 
 #include "engine/model/forward.h"
@@ -18,15 +20,18 @@ struct whole {
 };
 
 /*
- * Opens device and model, for KV of a form, without wide copies; on failure prints why and exits: 77 when the machine has no such device,
- * else 1.
+ * Opens device and model, for KV of a form, without wide copies; on failure prints why and exits: 77 when the machine
+ * has no such device, else 1.
  */
-void whole_open(struct whole *w, const char *device, int32_t n_threads, const char *path, int32_t max_rows, enum kv_form form);
+void whole_open(struct whole *w, const char *device, int32_t n_threads, const char *path, int32_t max_rows,
+                enum kv_form form);
 /* Pages for n_seqs sequences of `length` positions, those of before given back. False when they do not fit. */
 bool whole_pages(struct whole *w, int32_t n_seqs, int32_t length);
 /*
- * A step of n rows of each of n_seqs sequences from position `at`; tokens [n_seqs][n] or NULL for arbitrary ones. The logits of each
- * sequence's last row, or of all rows, are computed; *logits (may be NULL: they stay on the device) is in host memory.
+ * A step of n rows of each of n_seqs sequences from position `at`; tokens [n_seqs][n] or NULL for arbitrary ones. The
+ * logits of each sequence's last row, or of all rows, are computed; *logits (may be NULL: they stay on the device) is
+ * in host memory.
  */
-enum status whole_step(struct whole *w, int32_t n_seqs, int32_t at, int32_t n, const int32_t *tokens, bool all, float **logits);
+enum status whole_step(struct whole *w, int32_t n_seqs, int32_t at, int32_t n, const int32_t *tokens, bool all,
+                       float **logits);
 void whole_close(struct whole *w);

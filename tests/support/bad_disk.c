@@ -1,9 +1,9 @@
 /*
- * A disk that does what disks do, on command: a library for LD_PRELOAD. It stands before the transfers of the daemon's KV files
- * (kvasir-kv.*, kvasir-overflow), which have no io_uring then, since that passes by the C library.
+ * A disk that does what disks do, on command: a library for LD_PRELOAD. It stands before the transfers of the daemon's
+ * KV files (kvasir-kv.*, kvasir-overflow), which have no io_uring then, since that passes by the C library.
  *
- * The file that the environment's BAD_DISK names is mapped; a test maps it too (tests/api/bad_disk.py) and writes into it while the
- * daemon runs. Without such a file everything passes through.
+ * The file that the environment's BAD_DISK names is mapped; a test maps it too (tests/api/bad_disk.py) and writes into
+ * it while the daemon runs. Without such a file everything passes through.
  */
 #include <dlfcn.h>
 #include <errno.h>

@@ -88,13 +88,14 @@ static void get_stats(struct http_exchange *x, void *app)
 	listener_stats(state.listener, &s);
 	getrusage(RUSAGE_SELF, &usage);
 	buf_printf(&out,
-		   "{\"started\":%lld,\"closed\":%lld,\"active\":%d,\"connections\":%d,\"websockets\":%d,\"parked\":%d,\"client_bytes\":%lld,\"dropped_"
-		   "slow\":%llu,"
-		   "\"refused\":%llu,\"ws_opened\":%lld,\"ws_closed\":%lld,\"alive\":%lld,\"written\":%lld}",
-		   (long long)state.started, (long long)state.closed, listener_active(state.listener), s.connections,
-		   s.websockets, s.parked, (long long)s.client_bytes, (unsigned long long)s.dropped_slow, (unsigned long long)s.refused,
-		   (long long)state.ws_opened, (long long)state.ws_closed, (long long)state.alive,
-		   (long long)state.written);
+	           "{\"started\":%lld,\"closed\":%lld,\"active\":%d,\"connections\":%d,\"websockets\":%d,\"parked\":%d,"
+	           "\"client_bytes\":%lld,\"dropped_"
+	           "slow\":%llu,"
+	           "\"refused\":%llu,\"ws_opened\":%lld,\"ws_closed\":%lld,\"alive\":%lld,\"written\":%lld}",
+	           (long long)state.started, (long long)state.closed, listener_active(state.listener), s.connections,
+	           s.websockets, s.parked, (long long)s.client_bytes, (unsigned long long)s.dropped_slow,
+	           (unsigned long long)s.refused, (long long)state.ws_opened, (long long)state.ws_closed,
+	           (long long)state.alive, (long long)state.written);
 	http_reply(x, 200, "application/json", &out);
 }
 

@@ -204,7 +204,10 @@ static int32_t count_bytes(void *arg, struct str text)
 void engine_split(struct engine *e, uint64_t id, struct buf *text, const struct engine_split_params *params)
 {
 	struct engine_event *ev = event(e, ENGINE_EVENT_SPLIT, id);
-	struct split s = {.text = buf_str(text), .max_tokens = params->max_tokens, .overlap_permille = params->overlap_permille, .count = count_bytes};
+	struct split s = {.text = buf_str(text),
+	                  .max_tokens = params->max_tokens,
+	                  .overlap_permille = params->overlap_permille,
+	                  .count = count_bytes};
 	struct split_chunk c;
 	bool done = false;
 	ev->text = *text;
@@ -213,7 +216,8 @@ void engine_split(struct engine *e, uint64_t id, struct buf *text, const struct 
 		ev->chunks = realloc(ev->chunks, (ev->n_chunks + 1) * sizeof *ev->chunks);
 		if (!ev->chunks)
 			abort();
-		ev->chunks[ev->n_chunks++] = (struct engine_chunk){c.start, c.fresh, c.end, c.n_tokens, split_cut_name(c.cut)};
+		ev->chunks[ev->n_chunks++] =
+			(struct engine_chunk){c.start, c.fresh, c.end, c.n_tokens, split_cut_name(c.cut)};
 	}
 	if (!done)
 		ev->type = ENGINE_EVENT_ERROR;
@@ -224,7 +228,8 @@ void engine_split(struct engine *e, uint64_t id, struct buf *text, const struct 
 static struct session *find_session(struct engine *e, int32_t tenant, const char *id)
 {
 	for (size_t i = 0; i < MAX_SESSIONS; i++)
-		if (e->sessions[i].used && e->sessions[i].info.tenant == tenant && strcmp(e->sessions[i].info.id, id) == 0)
+		if (e->sessions[i].used && e->sessions[i].info.tenant == tenant &&
+		    strcmp(e->sessions[i].info.id, id) == 0)
 			return &e->sessions[i];
 	return NULL;
 }

@@ -270,7 +270,8 @@ void http_stream_abort(struct http_exchange *x)
 	http_fake_close(x);
 }
 
-void http_on_body(struct http_exchange *x, bool (*body)(struct http_exchange *x, const char *data, size_t n, void *arg), void *arg)
+void http_on_body(struct http_exchange *x, bool (*body)(struct http_exchange *x, const char *data, size_t n, void *arg),
+                  void *arg)
 {
 	struct str all = http_body(x);
 	if (all.n)

@@ -6,9 +6,9 @@
  * into it while the program runs. Until then, and without such a file, everything passes through. FAULT_TRACE names a
  * file to which the stack of each failed allocation is appended.
  *
- * Allocations are those of malloc, calloc, realloc, reallocarray, posix_memalign, aligned_alloc, memalign and valloc, and
- * anonymous mappings. What glibc makes of them (strdup, asprintf, fopen, getline) comes here as well, because its own
- * calls of malloc can be interposed, too. `free` is here for the count of what lives.
+ * Allocations are those of malloc, calloc, realloc, reallocarray, posix_memalign, aligned_alloc, memalign and valloc,
+ * and anonymous mappings. What glibc makes of them (strdup, asprintf, fopen, getline) comes here as well, because its
+ * own calls of malloc can be interposed, too. `free` is here for the count of what lives.
  */
 #include <dlfcn.h>
 #include <errno.h>
@@ -29,7 +29,9 @@
 
 enum { TRACE_DEPTH = 32 };
 
-/* Names and order are known to tests/api/faults.py. All are 64 bits, each written by one side only while it is armed. */
+/*
+ * Names and order are known to tests/api/faults.py. All are 64 bits, each written by one side only while it is armed.
+ */
 struct fault_control {
 	_Atomic int64_t fail_at;    /* the n-th allocation from now fails; counted down; 0: none */
 	_Atomic int64_t fail_for;   /* and this many after it as well; counted down */

@@ -1,6 +1,6 @@
 /*
- * A disk that fails as disks do, in front of plain transfers: what is set in it holds from the next transfer on. The test's thread
- * sets, the tier's looks.
+ * A disk that fails as disks do, in front of plain transfers: what is set in it holds from the next transfer on. The
+ * test's thread sets, the tier's looks.
  */
 #pragma once
 

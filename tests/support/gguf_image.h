@@ -1,6 +1,6 @@
 /*
- * Builds the image of a GGUF v3 file without tensors in memory, for tests that need metadata only. Keys are written in the order
- * they are added; image_finish() fills in their number. Memory failures are sticky in `bytes.failed`.
+ * Builds the image of a GGUF v3 file without tensors in memory, for tests that need metadata only. Keys are written in
+ * the order they are added; image_finish() fills in their number. Memory failures are sticky in `bytes.failed`.
  */
 #pragma once
 

@@ -1,6 +1,6 @@
 /*
- * A backend that has memory, page copies and bounds, and nothing else: what tests of the KV rooms need. Calling any other operation
- * crashes, by design.
+ * A backend that has memory, page copies and bounds, and nothing else: what tests of the KV rooms need. Calling any
+ * other operation crashes, by design.
  */
 #pragma once
 
@@ -50,22 +50,23 @@ static inline enum status memory_write(struct backend *b, void *dst, const void 
 	return STATUS_OK;
 }
 
-static inline enum status memory_page_copy(struct backend *b, void *kv, const struct kv_layout *layout, const int32_t *from,
-                                           const int32_t *to, int32_t n)
+static inline enum status memory_page_copy(struct backend *b, void *kv, const struct kv_layout *layout,
+                                           const int32_t *from, const int32_t *to, int32_t n)
 {
 	((struct memory_backend *)b)->n_copied += (uint64_t)n;
 	for (int32_t i = 0; i < n; i++)
-		memcpy((char *)kv + (size_t)to[i] * layout->page_stride, (char *)kv + (size_t)from[i] * layout->page_stride,
-		       layout->page_bytes);
+		memcpy((char *)kv + (size_t)to[i] * layout->page_stride,
+		       (char *)kv + (size_t)from[i] * layout->page_stride, layout->page_bytes);
 	return STATUS_OK;
 }
 
-static inline enum status memory_page_bounds(struct backend *b, const void *kv, const struct kv_layout *layout, const int32_t *pages, int32_t n)
+static inline enum status memory_page_bounds(struct backend *b, const void *kv, const struct kv_layout *layout,
+                                             const int32_t *pages, int32_t n)
 {
 	((struct memory_backend *)b)->n_bounded += (uint64_t)n;
 	for (int32_t i = 0; i < n; i++)
-		memcpy((char *)layout->bounds->slab + kv_bounds_offset(layout, 0, 0, pages[i]), (const char *)kv + (size_t)pages[i] * layout->page_stride,
-		       kv_bounds_bytes(layout));
+		memcpy((char *)layout->bounds->slab + kv_bounds_offset(layout, 0, 0, pages[i]),
+		       (const char *)kv + (size_t)pages[i] * layout->page_stride, kv_bounds_bytes(layout));
 	return STATUS_OK;
 }
 

@@ -33,8 +33,8 @@ static inline uint64_t *pretend_cell(struct kv_pool *pool, const int32_t *pages,
  * Checks positions [0, n_known) of a sequence and writes the next n_new ones, whose pages nobody else may see. Returns
  * the digest at the end, which stands for its logits.
  */
-static inline uint64_t pretend_compute(struct kv_pool *pool, const int32_t *pages, const int32_t *tokens, int32_t n_known,
-                                       int32_t n_new, uint64_t salt)
+static inline uint64_t pretend_compute(struct kv_pool *pool, const int32_t *pages, const int32_t *tokens,
+                                       int32_t n_known, int32_t n_new, uint64_t salt)
 {
 	uint64_t h = salt;
 	for (int32_t p = 0; p < n_known + n_new; p++) {

@@ -4,8 +4,8 @@
 #include "engine/sched.h"
 
 /*
- * The part has been computed; `token` is what the request goes on with, if that was the last of its prompt or it decodes, and its
- * answer is not full. True when the answer is full now: the caller ends the request.
+ * The part has been computed; `token` is what the request goes on with, if that was the last of its prompt or it
+ * decodes, and its answer is not full. True when the answer is full now: the caller ends the request.
  */
 static inline bool take_part(struct sched *s, const struct step_part *part, int32_t token)
 {

@@ -25,8 +25,9 @@ enum {
 };
 
 static const char tiny_chat_template[] =
-        "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}"
-        "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+	"{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + "
+        "'\n'}}"
+	"{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
 
 /* The name of a byte in a GPT-2 vocabulary: printable bytes are themselves, the others follow from U+0100. */
 static inline size_t tiny_byte_name(int byte, char out[4])
@@ -107,7 +108,8 @@ static inline int tiny_tensors(struct tiny_tensor *list)
 }
 
 /* Appends the whole file to b. window: of all layers, or 0. */
-static inline void tiny_model_build(struct buf *b, uint32_t n_ctx, uint32_t window, const char *chat_template, uint64_t seed)
+static inline void tiny_model_build(struct buf *b, uint32_t n_ctx, uint32_t window, const char *chat_template,
+                                    uint64_t seed)
 {
 	struct tiny_tensor list[64];
 	int n = tiny_tensors(list);
@@ -141,7 +143,8 @@ static inline void tiny_model_build(struct buf *b, uint32_t n_ctx, uint32_t wind
 			rng ^= rng << 13;
 			rng ^= rng >> 7;
 			rng ^= rng << 17;
-			float x = list[i].n_dims == 1 ? 1.0f : scale * ((float)(rng >> 40) / (float)(1 << 23) - 1.0f) * 1.7f;
+			float x = list[i].n_dims == 1 ? 1.0f
+			                              : scale * ((float)(rng >> 40) / (float)(1 << 23) - 1.0f) * 1.7f;
 			buf_append(b, &x, sizeof x);
 		}
 		put_padding(b, 32);
@@ -149,7 +152,8 @@ static inline void tiny_model_build(struct buf *b, uint32_t n_ctx, uint32_t wind
 }
 
 /* Writes the model to a fresh temporary file and stores its name; the test unlinks it. */
-static inline bool tiny_model_write_windowed(char path[64], uint32_t n_ctx, uint32_t window, const char *chat_template, uint64_t seed)
+static inline bool tiny_model_write_windowed(char path[64], uint32_t n_ctx, uint32_t window, const char *chat_template,
+                                             uint64_t seed)
 {
 	struct buf b = BUF_INIT;
 	strcpy(path, "/tmp/kvasir-tiny-XXXXXX");

@@ -1,6 +1,6 @@
 /*
- * Small vocabularies for tests of the tokenizers: a list of tokens with types and scores, and for byte-level BPE the merges,
- * written as a GGUF image and opened.
+ * Small vocabularies for tests of the tokenizers: a list of tokens with types and scores, and for byte-level BPE the
+ * merges, written as a GGUF image and opened.
  */
 #pragma once
 
@@ -28,7 +28,10 @@ struct vocab {
 /* What tokenizer.ggml.token_type says. */
 enum { VOCAB_NORMAL = 1, VOCAB_UNKNOWN, VOCAB_CONTROL, VOCAB_USER, VOCAB_UNUSED, VOCAB_BYTE };
 
-/* The character in which byte-level BPE writes a byte, as UTF-8; its length. Made as bytes_to_unicode() of GPT-2 does it. */
+/*
+ * The character in which byte-level BPE writes a byte, as UTF-8; its length. Made as bytes_to_unicode() of GPT-2 does
+ * it.
+ */
 static inline size_t vocab_printable(unsigned byte, char out[4])
 {
 	unsigned next = 0;

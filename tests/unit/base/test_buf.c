@@ -79,4 +79,5 @@ static void json_numbers_read_back(void **state)
 }
 
 UNIT_MAIN(cmocka_unit_test(appends_and_terminates), cmocka_unit_test(a_size_beyond_memory_fails_and_sticks),
-          cmocka_unit_test(a_hole_is_passed_on), cmocka_unit_test(json_strings_are_escaped_and_always_utf8), cmocka_unit_test(json_numbers_read_back))
+          cmocka_unit_test(a_hole_is_passed_on), cmocka_unit_test(json_strings_are_escaped_and_always_utf8),
+          cmocka_unit_test(json_numbers_read_back))

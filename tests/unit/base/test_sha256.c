@@ -81,4 +81,5 @@ static void every_way_gives_the_same(void **state)
 	}
 }
 
-UNIT_MAIN(cmocka_unit_test(every_way_gives_the_same), cmocka_unit_test(published_values), cmocka_unit_test(cuts_do_not_matter))
+UNIT_MAIN(cmocka_unit_test(every_way_gives_the_same), cmocka_unit_test(published_values),
+          cmocka_unit_test(cuts_do_not_matter))

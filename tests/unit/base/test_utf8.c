@@ -26,8 +26,16 @@ static void every_code_point_round_trips(void **state)
 static void malformed_bytes_are_refused(void **state)
 {
 	(void)state;
-	const char *bad[] = {"\x80", "\xC0\x80", "\xC1\xBF", "\xE0\x80\x80", "\xED\xA0\x80", "\xF0\x80\x80\x80", "\xF4\x90\x80\x80",
-	                     "\xF5\x80\x80\x80", "\xE2\x28\xA1", "\xFF"};
+	const char *bad[] = {"\x80",
+	                     "\xC0\x80",
+	                     "\xC1\xBF",
+	                     "\xE0\x80\x80",
+	                     "\xED\xA0\x80",
+	                     "\xF0\x80\x80\x80",
+	                     "\xF4\x90\x80\x80",
+	                     "\xF5\x80\x80\x80",
+	                     "\xE2\x28\xA1",
+	                     "\xFF"};
 	for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
 		uint32_t cp;
 		assert_int_equal(utf8_decode(bad[i], strlen(bad[i]), &cp), 0);

@@ -103,11 +103,12 @@ static void a_file_sets_every_kind(void **state)
 {
 	struct config *c = *state;
 	struct error err;
-	assert_int_equal(read_text(c,
-	                           "{\"model\": \"m.gguf\", \"strict-model\": true, \"port\": 0, \"kv_memory\": \"2G\",\n"
-	                           " \"max_body\": 2048, \"session_ttl\": 1.5, \"session_gc\": \"5ms\", \"api_key\": null}",
-	                           &err),
-	                 STATUS_OK);
+	assert_int_equal(
+		read_text(c,
+	                  "{\"model\": \"m.gguf\", \"strict-model\": true, \"port\": 0, \"kv_memory\": \"2G\",\n"
+	                  " \"max_body\": 2048, \"session_ttl\": 1.5, \"session_gc\": \"5ms\", \"api_key\": null}",
+	                  &err),
+		STATUS_OK);
 	assert_string_equal(c->model, "m.gguf");
 	assert_true(c->strict_model);
 	assert_int_equal(c->port, 0);
@@ -126,7 +127,8 @@ static void errors_in_a_file_name_the_line(void **state)
 		const char *text, *message;
 	} cases[] = {
 		{"{\n\"port\": 8080,\n\"prot\": 1}", ":3: unknown option \"prot\"; did you mean \"port\"?"},
-		{"{\n\n\"port\" :\n\"8080\"}", ":3: port: \"8080\" does not fit; expected a whole number from 0 to 65535"},
+		{"{\n\n\"port\" :\n\"8080\"}",
+	         ":3: port: \"8080\" does not fit; expected a whole number from 0 to 65535"},
 		{"{\"host\": \"port\",\n\"port\": 70000}",
 	         ":2: port: \"70000\" does not fit; expected a whole number from 0 to 65535"},
 		{"{\"strict_model\": 1}", ":1: strict-model: \"1\" does not fit; expected true or false"},
@@ -154,8 +156,9 @@ static void errors_in_the_environment_name_the_variable(void **state)
 	struct error err;
 	char *envp[] = {ARG("KVASIR_MAX_QUEUE=many"), NULL};
 	assert_int_equal(config_read_env(c, envp, &err), STATUS_INVALID);
-	assert_string_equal(err.message,
-	                    "KVASIR_MAX_QUEUE: max-queue: \"many\" does not fit; expected a whole number from 1 to 1048576");
+	assert_string_equal(
+		err.message,
+		"KVASIR_MAX_QUEUE: max-queue: \"many\" does not fit; expected a whole number from 1 to 1048576");
 }
 
 static void an_empty_text_is_not_set(void **state)
@@ -182,7 +185,9 @@ static void contradictions_are_found(void **state)
 	c->session_heartbeat = c->session_ttl;
 	c->kv_overflow_disk = strdup("/var/overflow");
 	assert_int_equal(config_check(c, &err), STATUS_INVALID);
-	assert_string_equal(err.message, "kv-overflow-disk: \"/var/overflow\" does not fit; expected DIR:SIZE, such as /var/cache/kvasir:20G");
+	assert_string_equal(
+		err.message,
+		"kv-overflow-disk: \"/var/overflow\" does not fit; expected DIR:SIZE, such as /var/cache/kvasir:20G");
 	free(c->kv_overflow_disk);
 	c->kv_overflow_disk = strdup("/var:/overflow:3G");
 	size_t dir_n;
@@ -199,10 +204,25 @@ static void contradictions_are_found(void **state)
 
 static void origins_are_what_browsers_send(void **state)
 {
-	static const char *const good[] = {"", "*", "null", "https://chat.example", "http://localhost:3000, https://a-b.example:8443", "http://[::1]:80",
-					   "chrome-extension://abcdefgh", ",https://a.example,"};
-	static const char *const bad[] = {"a.example", "https://a.example/", "https://a.example/path", "*, https://a.example", "https://a.example\nX-A: b",
-					  "https://", "://a", "https:/a", "https://a b", "https://\xc3\xa9.example", "https://*.example"};
+	static const char *const good[] = {"",
+	                                   "*",
+	                                   "null",
+	                                   "https://chat.example",
+	                                   "http://localhost:3000, https://a-b.example:8443",
+	                                   "http://[::1]:80",
+	                                   "chrome-extension://abcdefgh",
+	                                   ",https://a.example,"};
+	static const char *const bad[] = {"a.example",
+	                                  "https://a.example/",
+	                                  "https://a.example/path",
+	                                  "*, https://a.example",
+	                                  "https://a.example\nX-A: b",
+	                                  "https://",
+	                                  "://a",
+	                                  "https:/a",
+	                                  "https://a b",
+	                                  "https://\xc3\xa9.example",
+	                                  "https://*.example"};
 	struct config *c = *state;
 	struct error err;
 	for (size_t i = 0; i < sizeof good / sizeof *good; i++) {

@@ -84,7 +84,8 @@ static void sizes_take_powers_of_1024(void **state)
 	const struct {
 		const char *text;
 		int64_t want;
-	} good[] = {{"1024", 1024}, {"2K", 2048}, {"2k", 2048}, {"3MiB", 3 << 20}, {"1.5G", 3LL << 29}, {"2TB", 2LL << 40}};
+	} good[] = {{"1024", 1024},    {"2K", 2048},        {"2k", 2048},
+	            {"3MiB", 3 << 20}, {"1.5G", 3LL << 29}, {"2TB", 2LL << 40}};
 	for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
 		assert_int_equal(set(s, "bytes", good[i].text, &err), STATUS_OK);
 		assert_int_equal(s->bytes, good[i].want);
@@ -151,7 +152,8 @@ static void arguments_in_every_spelling(void **state)
 	struct error err;
 	const char *positional[2];
 	int n;
-	assert_int_equal(read_args(s, positional, 2, &n, &err, "--whole", "8", "file", "--flag", "--some-text=a=b", "--", "--x", NULL),
+	assert_int_equal(read_args(s, positional, 2, &n, &err, "--whole", "8", "file", "--flag", "--some-text=a=b",
+	                           "--", "--x", NULL),
 	                 STATUS_OK);
 	assert_int_equal(s->whole, 8);
 	assert_true(s->flag);
@@ -202,5 +204,5 @@ static void values_are_shown_as_json(void **state)
 
 UNIT_MAIN(TEST(defaults_come_from_the_table), TEST(names_take_dashes_and_underscores),
           TEST(whole_numbers_keep_to_their_bounds), TEST(sizes_take_powers_of_1024),
-          TEST(times_are_seconds_unless_they_say_otherwise), TEST(reals_and_switches), TEST(arguments_in_every_spelling),
-          TEST(wrong_arguments_are_named), TEST(values_are_shown_as_json))
+          TEST(times_are_seconds_unless_they_say_otherwise), TEST(reals_and_switches),
+          TEST(arguments_in_every_spelling), TEST(wrong_arguments_are_named), TEST(values_are_shown_as_json))

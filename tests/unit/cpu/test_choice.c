@@ -1,6 +1,7 @@
 /*
- * Rows that choose the pages they read (struct page_choice), on every CPU backend this machine can run: what they choose is found here again
- * from the keys, and what they give is, bit for bit, ordinary attention over a conversation of just these pages.
+ * Rows that choose the pages they read (struct page_choice), on every CPU backend this machine can run: what they
+ * choose is found here again from the keys, and what they give is, bit for bit, ordinary attention over a conversation
+ * of just these pages.
  */
 #include <math.h>
 
@@ -9,7 +10,8 @@
 
 enum { KV_HEADS = 2, GROUP = 3, HEADS = KV_HEADS * GROUP, PAGE = KV_PAGE_TOKENS, PAGES = 90, LAYER = 1 };
 
-static const char *const devices[] = {"cpu-reference", "cpu-avx2", "cpu-avx512", "cpu-avx512-bf16", "cpu-neon", "cpu-neon-dotprod"};
+static const char *const devices[] = {"cpu-reference",   "cpu-avx2", "cpu-avx512",
+                                      "cpu-avx512-bf16", "cpu-neon", "cpu-neon-dotprod"};
 static uint64_t seed = 5;
 
 /* A conversation whose pages are full and have their bounds. */
@@ -35,7 +37,9 @@ static void write_rows(struct talk *t, const float *v)
 		scattered_add(&s, t->table, at, at + CHUNK < t->n ? CHUNK : t->n - at);
 		assert_int_equal(t->b->ops->step_begin(t->b, &s.batch), STATUS_OK);
 		for (int32_t layer = 0; layer <= LAYER; layer++)
-			assert_int_equal(t->b->ops->kv_write(t->b, t->kv, &t->layout, layer, t->k + at * width, v + at * width), STATUS_OK);
+			assert_int_equal(
+				t->b->ops->kv_write(t->b, t->kv, &t->layout, layer, t->k + at * width, v + at * width),
+				STATUS_OK);
 		assert_int_equal(t->b->ops->step_end(t->b), STATUS_OK);
 	}
 }
@@ -80,7 +84,8 @@ static void close_talk(struct talk *t)
 }
 
 /* n_rows rows at the place `at`, of a block table and choice; q and out: [n_rows][HEADS][dim]. */
-static void attend(struct talk *t, const int32_t *table, int32_t at, int32_t n_rows, const struct page_choice *choice, const float *q, float *out)
+static void attend(struct talk *t, const int32_t *table, int32_t at, int32_t n_rows, const struct page_choice *choice,
+                   const float *q, float *out)
 {
 	const struct attention_params params = {.scale = 1 / sqrtf((float)t->dim)};
 	struct scattered s;
@@ -115,7 +120,8 @@ static double bound(const struct talk *t, const float *q, int32_t head, int32_t 
 }
 
 /* What the row at a place reads, by the words of backend.h. */
-static void expect(const struct talk *t, const float *q, int32_t head, int32_t at, const struct page_choice *c, int32_t *pages)
+static void expect(const struct talk *t, const float *q, int32_t head, int32_t at, const struct page_choice *c,
+                   int32_t *pages)
 {
 	int32_t own = at / PAGE, n = 0;
 	bool taken[PAGES] = {false};
@@ -167,7 +173,8 @@ static void each_device(void (*test)(struct backend *b))
 static void chooses(struct backend *b)
 {
 	const int32_t dims[] = {64, 67, 16, 128};
-	const struct page_choice choices[] = {{0, 20, 1, 4}, {0, 3, 1, 1}, {0, 12, 0, 1}, {0, 9, 4, 5}, {0, 59, 1, 1}, {500, 40, 2, 8}};
+	const struct page_choice choices[] = {{0, 20, 1, 4}, {0, 3, 1, 1},  {0, 12, 0, 1},
+	                                      {0, 9, 4, 5},  {0, 59, 1, 1}, {500, 40, 2, 8}};
 	for (size_t i = 0; i < sizeof dims / sizeof dims[0]; i++) {
 		struct talk *t = open_talk(b, dims[i], 60 * PAGE, KV_FORM_F16);
 		for (size_t k = 0; k < sizeof choices / sizeof choices[0]; k++) {
@@ -268,10 +275,13 @@ static void bounds_of_narrow(struct backend *b)
 	enum { DIM = 48 };
 	for (int form = KV_FORM_F16; form < KV_N_FORMS; form++) {
 		struct talk *t = open_talk(b, DIM, 20 * PAGE, (enum kv_form)form);
-		double off = form == KV_FORM_F16 ? 0 : form == KV_FORM_INT8 ? 2.5 / 254 + 2.5 / 256 : 2.5 / 16; /* see tier_codec.h; and bfloat16 */
+		/* see tier_codec.h; and bfloat16 */
+		double off = form == KV_FORM_F16 ? 0 : form == KV_FORM_INT8 ? 2.5 / 254 + 2.5 / 256 : 2.5 / 16;
 		for (int32_t page = 0; page < 20; page++)
 			for (int32_t head = 0; head < KV_HEADS; head++) {
-				const uint16_t *p = (const uint16_t *)(const void *)((const char *)t->bounds.slab + kv_bounds_offset(&t->layout, LAYER, head, t->table[page]));
+				const void *bounds = (const char *)t->bounds.slab +
+				                     kv_bounds_offset(&t->layout, LAYER, head, t->table[page]);
+				const uint16_t *p = bounds;
 				for (int32_t d = 0; d < DIM; d++) {
 					double least = INFINITY, greatest = -INFINITY;
 					for (int32_t i = page * PAGE; i < (page + 1) * PAGE; i++) {

@@ -118,8 +118,10 @@ static void converse(struct talk *t, int32_t n, int32_t cut, bool weigh)
 	}
 }
 
-/* The paper's positions of a query and a key: section 3.2, P_q of intra-chunk, successive-chunk and inter-chunk
- * attention. */
+/*
+ * The paper's positions of a query and a key: section 3.2, P_q of intra-chunk, successive-chunk and inter-chunk
+ * attention.
+ */
 static int32_t query_position(const struct rope_chunks *c, int32_t query, int32_t key)
 {
 	int32_t apart = query / c->size - key / c->size, within = query % c->size;

@@ -1,13 +1,14 @@
 /*
- * Every operation of every fast backend this machine can run, against the reference backend over random shapes, and the promise
- * that a row's result depends on that row alone, bit for bit.
+ * Every operation of every fast backend this machine can run, against the reference backend over random shapes, and the
+ * promise that a row's result depends on that row alone, bit for bit.
  */
 #include <math.h>
 #include <stdio.h>
 
 #include "tests/unit/cpu/fixture.h"
 
-static const char *const devices[] = {"cpu-avx2", "cpu-avx512", "cpu-avx512-bf16", "cpu-amx", "cpu-amx-emulated", "cpu-neon", "cpu-neon-dotprod"};
+static const char *const devices[] = {"cpu-avx2",         "cpu-avx512", "cpu-avx512-bf16", "cpu-amx",
+                                      "cpu-amx-emulated", "cpu-neon",   "cpu-neon-dotprod"};
 static uint64_t seed = 11;
 static struct backend *reference;
 
@@ -30,9 +31,9 @@ static void each_device(void (*test)(struct backend *b))
 /* ---- Matmul ---- */
 
 /*
- * Error of quantised activations: each of n products is off by at most |w| * d / 2, d = max|x| / 127 of its 32 inputs; errors are
- * independent, so their sum stays within a few times its standard deviation, sqrt(sum (w d)^2 / 12). Floats that become bfloat16s are
- * off by at most 2^-8 of themselves.
+ * Error of quantised activations: each of n products is off by at most |w| * d / 2, d = max|x| / 127 of its 32 inputs;
+ * errors are independent, so their sum stays within a few times its standard deviation, sqrt(sum (w d)^2 / 12). Floats
+ * that become bfloat16s are off by at most 2^-8 of themselves.
  */
 static double product_bound(const float *w, const float *x, int64_t n, bool is_float, bool is_narrow)
 {
@@ -63,8 +64,8 @@ static bool has_tiles(struct backend *b)
 	return strncmp(info.name, "cpu-amx", 7) == 0;
 }
 
-static void compare_product(struct backend *b, const struct quant_format *f, int64_t n_in, int64_t n_out, int64_t n_rows,
-                            bool accumulate, bool with_bias)
+static void compare_product(struct backend *b, const struct quant_format *f, int64_t n_in, int64_t n_out,
+                            int64_t n_rows, bool accumulate, bool with_bias)
 {
 	size_t n = (size_t)(n_rows * n_out);
 	void *data = random_matrix(&seed, f, n_in, n_out);
@@ -85,9 +86,9 @@ static void compare_product(struct backend *b, const struct quant_format *f, int
 			double bound = product_bound(row, x + r * n_in, n_in, f->block_elems == 1 || tiles, narrow);
 			double off = fabs((double)y[r * n_out + o] - want[r * n_out + o]);
 			if (!(off <= bound))
-				fail_msg("%s %ldx%ld, row %ld of %ld, output %ld: %g instead of %g, bound %g", f->name, (long)n_in,
-				         (long)n_out, (long)r, (long)n_rows, (long)o, y[r * n_out + o], want[r * n_out + o],
-				         bound);
+				fail_msg("%s %ldx%ld, row %ld of %ld, output %ld: %g instead of %g, bound %g", f->name,
+				         (long)n_in, (long)n_out, (long)r, (long)n_rows, (long)o, y[r * n_out + o],
+				         want[r * n_out + o], bound);
 		}
 	}
 	b->ops->weight_destroy(b, w);
@@ -121,8 +122,8 @@ static void products_are_those_of_the_reference(void **state)
 }
 
 /*
- * With activations that quantise without error (integers up to 127, one of them in each unit of 32), what remains is the rounding
- * of float sums: K-quants and all others keep their integers and scales exactly.
+ * With activations that quantise without error (integers up to 127, one of them in each unit of 32), what remains is
+ * the rounding of float sums: K-quants and all others keep their integers and scales exactly.
  */
 static void exact_products(struct backend *b)
 {
@@ -271,7 +272,8 @@ static void table_only(struct backend *b)
 {
 	const struct quant_format *f = quant_format(QUANT_Q6_K);
 	void *data = random_matrix(&seed, f, 256, 30);
-	struct weight_desc d = {.name = "token_embd.weight", .format = f, .n_in = 256, .n_out = 30, .data = data, .rows_only = true};
+	struct weight_desc d = {
+		.name = "token_embd.weight", .format = f, .n_in = 256, .n_out = 30, .data = data, .rows_only = true};
 	struct weight *w;
 	assert_int_equal(b->ops->weight_create(b, &d, &w, NULL), STATUS_OK);
 	assert_int_equal(b->ops->weight_bytes(b, w), 0);
@@ -317,7 +319,8 @@ static void row_operations(struct backend *b)
 	for (int round = 0; round < 20; round++) {
 		int32_t n = random_int(&seed, 1, 70), dim = random_int(&seed, 1, 700);
 		size_t size = (size_t)n * (size_t)dim;
-		float *x = random_floats(&seed, size), *up = random_floats(&seed, size), *gain = random_floats(&seed, (size_t)dim);
+		float *x = random_floats(&seed, size), *up = random_floats(&seed, size),
+		      *gain = random_floats(&seed, (size_t)dim);
 		float *got = malloc(size * sizeof *got), *want = malloc(size * sizeof *want);
 		b->ops->rms_norm(b, x, n, dim, gain, 1e-5f, got);
 		reference->ops->rms_norm(reference, x, n, dim, gain, 1e-5f, want);
@@ -357,7 +360,8 @@ static void row_operations(struct backend *b)
 	assert_float_equal(gate[2], 0, 1e-30);
 	float wide[5] = {-1e9f, 1e9f, 0, NAN, 1e-3f};
 	b->ops->softcap(b, wide, 5, 30);
-	assert_true(wide[0] == -30 && wide[1] == 30 && wide[2] == 0 && isnan(wide[3]) && fabsf(wide[4] - 1e-3f) < 1e-5f);
+	assert_true(wide[0] == -30 && wide[1] == 30 && wide[2] == 0 && isnan(wide[3]) &&
+	            fabsf(wide[4] - 1e-3f) < 1e-5f);
 	float tail[4] = {-1e9f, 1e9f, -20, 20}, ones[4] = {1, 1, 1, 1};
 	b->ops->glu(b, GLU_GELU, tail, ones, 1, 4);
 	assert_true(fabsf(tail[0]) < 1e-28f && tail[1] == 1e9f && fabsf(tail[2]) < 1e-30f && tail[3] == 20);
@@ -450,7 +454,8 @@ static void close_kv(struct kv_case *c)
 }
 
 /* One step over the batch in layer 1: k, v and q are rows of the batch. */
-static void step(struct kv_case *c, const struct batch *batch, const float *k, const float *v, const float *q, float *out)
+static void step(struct kv_case *c, const struct batch *batch, const float *k, const float *v, const float *q,
+                 float *out)
 {
 	struct backend *b = c->b;
 	assert_int_equal(b->ops->step_begin(b, batch), STATUS_OK);
@@ -463,15 +468,18 @@ static void attends(struct backend *b)
 {
 	const struct {
 		int32_t n_head_kv, group, dim;
-	} shapes[] = {{3, 3, 64}, {2, 1, 128}, {1, 8, 80}, {2, 5, 12}, {1, 40, 32}, {2, 4, 67}, {4, 7, 16}, {1, 2, 256}};
+	} shapes[] = {{3, 3, 64},  {2, 1, 128}, {1, 8, 80}, {2, 5, 12},
+	              {1, 40, 32}, {2, 4, 67},  {4, 7, 16}, {1, 2, 256}};
 	static const struct {
 		float softcap;
 		int32_t window;
 	} params[] = {{0, 0}, {0, 23}, {0.8f, 0}, {2, 64}, {0, 1}, {0, 1000}};
 	for (size_t i = 0; i < sizeof shapes / sizeof shapes[0] + 5; i++) {
 		enum { SEQS = 4, PAGES = 120, STEPS = 4, SHAPES = sizeof shapes / sizeof shapes[0] };
-		int32_t dim = shapes[i % SHAPES].dim, group = shapes[i % SHAPES].group, n_head_kv = shapes[i % SHAPES].n_head_kv, at[SEQS] = {0};
-		struct kv_case c = open_kv(b, n_head_kv, group, dim, PAGES), r = open_kv(reference, n_head_kv, group, dim, PAGES);
+		int32_t dim = shapes[i % SHAPES].dim, group = shapes[i % SHAPES].group,
+			n_head_kv = shapes[i % SHAPES].n_head_kv, at[SEQS] = {0};
+		struct kv_case c = open_kv(b, n_head_kv, group, dim, PAGES),
+			       r = open_kv(reference, n_head_kv, group, dim, PAGES);
 		c.params.softcap = r.params.softcap = params[i % 6].softcap;
 		c.params.window = r.params.window = params[i % 6].window;
 		struct scattered s;
@@ -511,7 +519,9 @@ static void attention_is_that_of_the_reference(void **state)
 	each_device(attends);
 }
 
-/* --kv-dtype: halves where bfloat16s are the better ones, and the other way round. Both sides store the same elements. */
+/*
+ * --kv-dtype: halves where bfloat16s are the better ones, and the other way round. Both sides store the same elements.
+ */
 static void attends_in_the_other_type(struct backend *b)
 {
 	struct backend_info info;
@@ -542,17 +552,20 @@ static void looks_up(struct backend *b)
 	} shapes[] = {{2, 3, 67}, {1, 1, 64}, {3, 2, 80}, {1, 7, 16}, {2, 2, 1}};
 	for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
 		enum { PAGES = 16, N = 199 };
-		int32_t dim = shapes[i].dim, group = shapes[i].group, n_head_kv = shapes[i].n_head_kv, n_head = n_head_kv * group;
+		int32_t dim = shapes[i].dim, group = shapes[i].group, n_head_kv = shapes[i].n_head_kv,
+			n_head = n_head_kv * group;
 		struct kv_case c = open_kv(b, n_head_kv, group, dim, PAGES);
 		struct scattered s;
 		scattered_init(&s);
 		scattered_shuffle(&s, &seed, PAGES);
 		scattered_add(&s, s.pages, 0, N);
 		size_t kv_size = (size_t)(N * n_head_kv * dim), q_size = kv_size * (size_t)group;
-		float *k = malloc(kv_size * 4), *v = malloc(kv_size * 4), *q = calloc(q_size, 4), *got = malloc(q_size * 4);
+		float *k = malloc(kv_size * 4), *v = malloc(kv_size * 4), *q = calloc(q_size, 4),
+		      *got = malloc(q_size * 4);
 		float *want = malloc(q_size * 4);
 		for (size_t e = 0; e < kv_size; e++) {
-			int32_t d = (int32_t)e % dim, h = (int32_t)e / dim % n_head_kv, t = (int32_t)e / dim / n_head_kv;
+			int32_t d = (int32_t)e % dim, h = (int32_t)e / dim % n_head_kv,
+				t = (int32_t)e / dim / n_head_kv;
 			k[e] = (float)(37 * (t + 5 * d + 11 * h) % 251 - 125); /* of no two positions the same */
 			v[e] = (float)random_int(&seed, -200, 200);
 		}
@@ -560,10 +573,12 @@ static void looks_up(struct backend *b)
 			for (int32_t h = 0; h < n_head; h++) {
 				int32_t d = (row + h) % dim, best = 0;
 				for (int32_t t = 1; t <= row; t++)
-					if (k[(t * n_head_kv + h / group) * dim + d] > k[(best * n_head_kv + h / group) * dim + d])
+					if (k[(t * n_head_kv + h / group) * dim + d] >
+					    k[(best * n_head_kv + h / group) * dim + d])
 						best = t;
 				q[(row * n_head + h) * dim + d] = 512;
-				memcpy(want + (row * n_head + h) * dim, v + (best * n_head_kv + h / group) * dim, (size_t)dim * 4);
+				memcpy(want + (row * n_head + h) * dim, v + (best * n_head_kv + h / group) * dim,
+				       (size_t)dim * 4);
 			}
 		step(&c, &s.batch, k, v, q, got);
 		assert_close(got, want, q_size, 1e-6);
@@ -586,7 +601,8 @@ static void attention_finds_a_position(void **state)
 static void converse(struct kv_case *c, const int32_t *table, int32_t n, int32_t chunk, const float *k, const float *v,
                      const float *q, float *out)
 {
-	int64_t kv_width = (int64_t)c->layout.n_head_kv * c->layout.head_dim, q_width = (int64_t)c->n_head * c->layout.head_dim;
+	int64_t kv_width = (int64_t)c->layout.n_head_kv * c->layout.head_dim,
+		q_width = (int64_t)c->n_head * c->layout.head_dim;
 	for (int32_t at = 0; at < n; at += chunk) {
 		struct scattered s;
 		scattered_init(&s);
@@ -605,7 +621,8 @@ static void fill(struct kv_case *c, const int32_t *table, int32_t n, const float
 		scattered_init(&s);
 		scattered_add(&s, table, at, at + CHUNK < n ? CHUNK : n - at);
 		assert_int_equal(c->b->ops->step_begin(c->b, &s.batch), STATUS_OK);
-		assert_int_equal(c->b->ops->kv_write(c->b, c->kv, &c->layout, 1, k + at * width, v + at * width), STATUS_OK);
+		assert_int_equal(c->b->ops->kv_write(c->b, c->kv, &c->layout, 1, k + at * width, v + at * width),
+		                 STATUS_OK);
 		assert_int_equal(c->b->ops->step_end(c->b), STATUS_OK);
 	}
 }
@@ -641,13 +658,15 @@ static void rows_alone_in(struct backend *b, int32_t window)
 	struct scattered s;
 	scattered_init(&s);
 	float *bk = random_floats(&seed, 21 * KV_HEADS * DIM), *bv = random_floats(&seed, 21 * KV_HEADS * DIM);
-	float *bq = random_floats(&seed, 21 * KV_HEADS * GROUP * DIM), *bout = random_floats(&seed, 21 * KV_HEADS * GROUP * DIM);
+	float *bq = random_floats(&seed, 21 * KV_HEADS * GROUP * DIM),
+	      *bout = random_floats(&seed, 21 * KV_HEADS * GROUP * DIM);
 	scattered_add(&s, pool.pages + TABLE, 0, 12);
 	scattered_add(&s, pool.pages, N - 1, 1);
 	scattered_add(&s, pool.pages + TABLE + 1, 0, 8);
 	memcpy(bk + 12 * KV_HEADS * DIM, k + (N - 1) * KV_HEADS * DIM, sizeof(float) * KV_HEADS * DIM);
 	memcpy(bv + 12 * KV_HEADS * DIM, v + (N - 1) * KV_HEADS * DIM, sizeof(float) * KV_HEADS * DIM);
-	memcpy(bq + 12 * KV_HEADS * GROUP * DIM, q + (N - 1) * KV_HEADS * GROUP * DIM, sizeof(float) * KV_HEADS * GROUP * DIM);
+	memcpy(bq + 12 * KV_HEADS * GROUP * DIM, q + (N - 1) * KV_HEADS * GROUP * DIM,
+	       sizeof(float) * KV_HEADS * GROUP * DIM);
 	step(&c, &s.batch, bk, bv, bq, bout);
 	assert_memory_equal(bout + 12 * KV_HEADS * GROUP * DIM, want + (N - 1) * KV_HEADS * GROUP * DIM,
 	                    sizeof(float) * KV_HEADS * GROUP * DIM);
@@ -676,14 +695,15 @@ static void a_row_attends_the_same_whatever_stands_beside_it(void **state)
 }
 
 /*
- * Beyond 8,192 positions ranges grow longer; tiles end where they do. Pages before all windows are read by nobody: there stands one that
- * holds no numbers.
+ * Beyond 8,192 positions ranges grow longer; tiles end where they do. Pages before all windows are read by nobody:
+ * there stands one that holds no numbers.
  */
 static void long_rows_in(struct backend *b, int32_t window)
 {
 	enum { DIM = 16, N = 8210, PAGES = 520, LAST = 40 };
 	struct kv_case c = open_kv(b, 1, 2, DIM, PAGES), r = open_kv(reference, 1, 2, DIM, PAGES);
-	float *k = random_floats(&seed, N * DIM), *v = random_floats(&seed, N * DIM), *q = random_floats(&seed, N * DIM * 2);
+	float *k = random_floats(&seed, N * DIM), *v = random_floats(&seed, N * DIM),
+	      *q = random_floats(&seed, N * DIM * 2);
 	float *got = malloc(sizeof(float) * N * DIM * 2), *want = malloc(sizeof(float) * N * DIM * 2);
 	struct scattered pool;
 	scattered_init(&pool);
@@ -699,13 +719,15 @@ static void long_rows_in(struct backend *b, int32_t window)
 			struct scattered s;
 			scattered_init(&s);
 			scattered_add(&s, pool.pages, at, chunk);
-			step(&c, &s.batch, k + at * DIM, v + at * DIM, q + at * DIM * 2, chunk == 1 ? want + at * DIM * 2 : got + at * DIM * 2);
+			step(&c, &s.batch, k + at * DIM, v + at * DIM, q + at * DIM * 2,
+			     chunk == 1 ? want + at * DIM * 2 : got + at * DIM * 2);
 		}
 	assert_memory_equal(got + (N - LAST) * DIM * 2, want + (N - LAST) * DIM * 2, sizeof(float) * LAST * DIM * 2);
 	struct scattered s;
 	scattered_init(&s);
 	scattered_add(&s, pool.pages, N - LAST, LAST);
-	step(&r, &s.batch, k + (N - LAST) * DIM, v + (N - LAST) * DIM, q + (N - LAST) * DIM * 2, want + (N - LAST) * DIM * 2);
+	step(&r, &s.batch, k + (N - LAST) * DIM, v + (N - LAST) * DIM, q + (N - LAST) * DIM * 2,
+	     want + (N - LAST) * DIM * 2);
 	assert_attention(&c, got + (N - LAST) * DIM * 2, want + (N - LAST) * DIM * 2, LAST * DIM * 2);
 	close_kv(&c);
 	close_kv(&r);
@@ -733,7 +755,8 @@ static void copied_pages(struct backend *b)
 {
 	enum { DIM = 8, N = 20, PAGES = 6 };
 	struct kv_case c = open_kv(b, 2, 2, DIM, PAGES);
-	float *k = random_floats(&seed, N * 2 * DIM), *v = random_floats(&seed, N * 2 * DIM), *q = random_floats(&seed, N * 4 * DIM);
+	float *k = random_floats(&seed, N * 2 * DIM), *v = random_floats(&seed, N * 2 * DIM),
+	      *q = random_floats(&seed, N * 4 * DIM);
 	float out[N * 4 * DIM], again[4 * DIM];
 	const int32_t table[] = {3, 1}, copy[] = {0, 5};
 	converse(&c, table, N, N, k, v, q, out);
@@ -774,10 +797,10 @@ UNIT_MAIN(cmocka_unit_test(products_are_those_of_the_reference), cmocka_unit_tes
           cmocka_unit_test(joint_products_are_those_of_each),
           cmocka_unit_test(zeros_and_extremes_of_activations_stay_finite),
           cmocka_unit_test(an_embedding_table_takes_no_memory),
-          cmocka_unit_test(norms_gates_and_caps_are_those_of_the_reference), cmocka_unit_test(rope_is_that_of_the_reference),
-          cmocka_unit_test(attention_is_that_of_the_reference),
+          cmocka_unit_test(norms_gates_and_caps_are_those_of_the_reference),
+          cmocka_unit_test(rope_is_that_of_the_reference), cmocka_unit_test(attention_is_that_of_the_reference),
           cmocka_unit_test(attention_in_the_other_type_is_that_of_the_reference),
-	        cmocka_unit_test(attention_finds_a_position),
+          cmocka_unit_test(attention_finds_a_position),
           cmocka_unit_test(a_row_attends_the_same_whatever_stands_beside_it),
           cmocka_unit_test(long_contexts_are_attended_alike), cmocka_unit_test(a_copied_page_serves_like_the_first),
           cmocka_unit_test(rows_are_gathered))

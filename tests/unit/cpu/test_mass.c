@@ -1,11 +1,15 @@
-/* What attention says of the weights that rows gave to pages (batch_seq.mass), on every CPU backend this machine can run. */
+/*
+ * What attention says of the weights that rows gave to pages (batch_seq.mass), on every CPU backend this machine can
+ * run.
+ */
 #include <math.h>
 
 #include "tests/unit/cpu/fixture.h"
 
 enum { KV_HEADS = 2, GROUP = 3, HEADS = KV_HEADS * GROUP, PAGE = KV_PAGE_TOKENS, PAGES = 90, N = 1100, DIM = 48 };
 
-static const char *const devices[] = {"cpu-reference", "cpu-avx2", "cpu-avx512", "cpu-avx512-bf16", "cpu-neon", "cpu-neon-dotprod"};
+static const char *const devices[] = {"cpu-reference",   "cpu-avx2", "cpu-avx512",
+                                      "cpu-avx512-bf16", "cpu-neon", "cpu-neon-dotprod"};
 static uint64_t seed = 23;
 static float *k, *v, *q; /* [N][heads][DIM]; keys are multiples of 1/16, queries of 1/8 */
 static int32_t table[PAGES];
@@ -37,9 +41,12 @@ static void converse(struct talk *t, int32_t from, int32_t chunk, bool weigh)
 		s.seq[0].mass = weigh && at >= from ? t->mass : NULL;
 		s.seq[0].look = weigh && at >= from ? &t->look : NULL;
 		assert_int_equal(t->b->ops->step_begin(t->b, &s.batch), STATUS_OK);
-		assert_int_equal(t->b->ops->kv_write(t->b, t->kv, &t->layout, 0, k + (int64_t)at * KV_HEADS * DIM, v + (int64_t)at * KV_HEADS * DIM), STATUS_OK);
-		assert_int_equal(t->b->ops->attention(t->b, t->kv, &t->layout, 0, q + (int64_t)at * HEADS * DIM, HEADS, &t->params,
-		                                      t->out + (int64_t)at * HEADS * DIM), STATUS_OK);
+		assert_int_equal(t->b->ops->kv_write(t->b, t->kv, &t->layout, 0, k + (int64_t)at * KV_HEADS * DIM,
+		                                     v + (int64_t)at * KV_HEADS * DIM),
+		                 STATUS_OK);
+		assert_int_equal(t->b->ops->attention(t->b, t->kv, &t->layout, 0, q + (int64_t)at * HEADS * DIM, HEADS,
+		                                      &t->params, t->out + (int64_t)at * HEADS * DIM),
+		                 STATUS_OK);
 		assert_int_equal(t->b->ops->step_end(t->b), STATUS_OK);
 	}
 }
@@ -83,7 +90,8 @@ static void expect(const struct attention_params *p, int32_t from, double *mass,
 			for (int32_t i = first; i <= row; i++) {
 				double s = 0;
 				for (int32_t d = 0; d < DIM; d++)
-					s += (double)q[(row * HEADS + h) * DIM + d] * k[(i * KV_HEADS + h / GROUP) * DIM + d];
+					s += (double)q[(row * HEADS + h) * DIM + d] *
+					     k[(i * KV_HEADS + h / GROUP) * DIM + d];
 				s *= p->scale;
 				w[i] = p->softcap > 0 ? p->softcap * tanh(s / p->softcap) : s;
 				max = w[i] > max ? w[i] : max;
@@ -116,7 +124,8 @@ static void masses_are_the_weights_that_pages_got(void **state)
 			for (int32_t page = 0; page < PAGES; page++) {
 				double got = (double)t->mass[page] / (1 << KV_MASS_BITS);
 				/* bfloat16 queries round scores a little */
-				double off = 2e-6 * HEADS * (N - FROM) + (t->layout.type == QUANT_BF16 ? 2e-3 : 2e-5) * want[page];
+				double off = 2e-6 * HEADS * (N - FROM) +
+				             (t->layout.type == QUANT_BF16 ? 2e-3 : 2e-5) * want[page];
 				if (!(fabs(got - want[page]) <= off))
 					fail_msg("%s: page %d has %g, not %g", devices[d], (int)page, got, want[page]);
 			}
@@ -133,7 +142,8 @@ static void chunks_and_threads_change_no_bit_and_weighing_no_result(void **state
 	(void)state;
 	for (size_t d = 0; d < sizeof devices / sizeof devices[0]; d++)
 		for (int form = KV_FORM_F16; form < KV_N_FORMS; form++) {
-			struct talk *one = open_talk(devices[d], 1, (enum kv_form)form), *three = open_talk(devices[d], 3, (enum kv_form)form);
+			struct talk *one = open_talk(devices[d], 1, (enum kv_form)form),
+				    *three = open_talk(devices[d], 3, (enum kv_form)form);
 			if (!one) {
 				print_message("%s: not on this machine\n", devices[d]);
 				break;

@@ -10,7 +10,10 @@ enum { MIB = 1 << 20, HUGE = 2 * MIB };
 
 /* ---- What the kernel says: /proc/self/smaps, proc(5) ---- */
 
-/* KiB of a field of the mapping that holds p; -1 when there is none. `flag`: a two-letter flag to look for instead, 1 when it is set. */
+/*
+ * KiB of a field of the mapping that holds p; -1 when there is none. `flag`: a two-letter flag to look for instead, 1
+ * when it is set.
+ */
 static long mapping_field(const void *p, const char *field, const char *flag)
 {
 	char line[512];
@@ -53,7 +56,10 @@ static bool huge_pages_allowed(void)
 	return (strstr(line, "[always]") || strstr(line, "[madvise]")) && advice_is_taken();
 }
 
-/* KiB in huge pages of the mapping that holds p, of which `bytes` were written. Some of them may be refused where memory is in pieces. */
+/*
+ * KiB in huge pages of the mapping that holds p, of which `bytes` were written. Some of them may be refused where
+ * memory is in pieces.
+ */
 static void check_huge(const void *p, size_t bytes, const char *what)
 {
 	assert_int_equal((uintptr_t)p % 4096, 0);
@@ -83,7 +89,8 @@ static void weights_and_pages_are_on_huge_pages(void **state)
 {
 	(void)state;
 	enum { N = 40, N_IN = 576, N_OUT = 1536 };
-	static const char *const devices[] = {"cpu-avx2", "cpu-avx512", "cpu-avx512-bf16", "cpu-neon", "cpu-neon-dotprod"};
+	static const char *const devices[] = {"cpu-avx2", "cpu-avx512", "cpu-avx512-bf16", "cpu-neon",
+	                                      "cpu-neon-dotprod"};
 	struct kv_layout layout;
 	if (!huge_pages_allowed()) {
 		print_message("skipped: this machine grants no huge pages\n");

@@ -1,6 +1,6 @@
 /*
- * Narrow KV (kv_layout_narrow()): every backend of this machine against the reference, and the reference against exact KV; wide copies are
- * exact, whichever pages have them.
+ * Narrow KV (kv_layout_narrow()): every backend of this machine against the reference, and the reference against exact
+ * KV; wide copies are exact, whichever pages have them.
  */
 #include <math.h>
 #include <stdio.h>
@@ -11,7 +11,8 @@
 
 enum { PAGES = 40, SEQS = 3 };
 
-static const char *const devices[] = {"cpu-reference", "cpu-avx2", "cpu-avx512", "cpu-avx512-bf16", "cpu-neon", "cpu-neon-dotprod"};
+static const char *const devices[] = {"cpu-reference",   "cpu-avx2", "cpu-avx512",
+                                      "cpu-avx512-bf16", "cpu-neon", "cpu-neon-dotprod"};
 /* Those that look at what they store; a GPU's kernels are compared elsewhere (tests/gpu). */
 static const char *const lookers[] = {"cpu-reference", "cpu-avx2",         "cpu-avx512", "cpu-avx512-bf16",
                                       "cpu-neon",      "cpu-neon-dotprod", "cuda-host"};
@@ -31,7 +32,8 @@ static struct side open_side(struct backend *b, enum kv_form form, int32_t n_hea
 	assert_int_equal(kv_layout_for(b, &s.layout, 2, n_head_kv, dim), STATUS_OK);
 	if (form != KV_FORM_F16)
 		kv_layout_narrow(&s.layout, form);
-	assert_int_equal(kv_pool_create_narrow(b, &s.layout, PAGES, form == KV_FORM_F16 ? 0 : n_wide, &s.pool, NULL), STATUS_OK);
+	assert_int_equal(kv_pool_create_narrow(b, &s.layout, PAGES, form == KV_FORM_F16 ? 0 : n_wide, &s.pool, NULL),
+	                 STATUS_OK);
 	s.layout = *kv_pool_layout(s.pool);
 	/* Pages that were used before hold anything. */
 	size_t bytes = kv_pool_bytes(&s.layout, PAGES, form == KV_FORM_F16 ? 0 : n_wide);
@@ -69,7 +71,9 @@ static void step(struct side *s, const struct batch *batch, const float *k, cons
 	do {
 		assert_int_equal(ops->step_begin(s->b, batch), STATUS_OK);
 		assert_int_equal(ops->kv_write(s->b, kv, &s->layout, 1, on_device[0], on_device[1]), STATUS_OK);
-		assert_int_equal(ops->attention(s->b, kv, &s->layout, 1, on_device[2], s->n_head, &params, on_device[3]), STATUS_OK);
+		assert_int_equal(
+			ops->attention(s->b, kv, &s->layout, 1, on_device[2], s->n_head, &params, on_device[3]),
+			STATUS_OK);
 		st = ops->step_end(s->b);
 	} while (st == STATUS_BUSY && ++n_runs < 2);
 	assert_int_equal(st, STATUS_OK);
@@ -104,7 +108,8 @@ static void compare(struct side *sides, int n_sides, int32_t n_head_kv, int32_t 
 			at[seq] += n;
 		}
 		size_t kv_size = (size_t)s.batch.n_rows * (size_t)(n_head_kv * dim), q_size = kv_size * (size_t)group;
-		float *key = random_floats(&seed, kv_size), *value = random_floats(&seed, kv_size), *q = random_floats(&seed, q_size);
+		float *key = random_floats(&seed, kv_size), *value = random_floats(&seed, kv_size),
+		      *q = random_floats(&seed, q_size);
 		float *first = malloc(q_size * 4), *other = malloc(q_size * 4);
 		step(&sides[0], &s.batch, key, value, q, first);
 		for (int i = 1; i < n_sides; i++) {
@@ -128,7 +133,8 @@ static void narrow_attention(struct backend *reference, struct backend *b, enum 
 	for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
 		int32_t n_head_kv = shapes[i].n_head_kv, group = shapes[i].group, dim = shapes[i].dim;
 		double worst[3] = {0};
-		struct side sides[] = {open_side(reference, form, n_head_kv, group, dim), open_side(b, form, n_head_kv, group, dim),
+		struct side sides[] = {open_side(reference, form, n_head_kv, group, dim),
+		                       open_side(b, form, n_head_kv, group, dim),
 		                       open_side(reference, KV_FORM_F16, n_head_kv, group, dim)};
 		/* Some pages have wide copies, the same on both. */
 		for (int32_t page = 0; page < PAGES; page++) {
@@ -139,11 +145,14 @@ static void narrow_attention(struct backend *reference, struct backend *b, enum 
 		}
 		compare(sides, 3, n_head_kv, group, dim, worst);
 		/*
-		 * Codes become halves on the way, which rounds them by up to 2^-11 of themselves, or bfloat16s, by 2^-9, as queries
-		 * and weights then are; values are about 1.
+		 * Codes become halves on the way, which rounds them by up to 2^-11 of themselves, or bfloat16s, by
+		 * 2^-9, as queries and weights then are; values are about 1.
 		 */
 		assert_true(worst[1] < (sides[1].layout.type == QUANT_BF16 ? 2.5e-2 : 4e-3));
-		/* And codes are off by up to 1/254 of a vector's largest, or by 1/16 of themselves: far less than that on average, not nothing. */
+		/*
+		 * And codes are off by up to 1/254 of a vector's largest, or by 1/16 of themselves: far less than that
+		 * on average, not nothing.
+		 */
 		assert_true(worst[2] > 1e-4 && worst[2] < (form == KV_FORM_INT8 ? 0.1 : 0.5));
 		for (int k = 0; k < 3; k++)
 			close_side(&sides[k]);
@@ -239,8 +248,9 @@ static struct kv_wide_counts counts_of(const struct side *s)
 }
 
 /*
- * An element that no scale fits: its vector would be lost, or all but that element of it. The page gets a wide copy instead, with all that
- * it held, and keeps it; there the element stands by itself, and all the others are what they were.
+ * An element that no scale fits: its vector would be lost, or all but that element of it. The page gets a wide copy
+ * instead, with all that it held, and keeps it; there the element stands by itself, and all the others are what they
+ * were.
  */
 static void falls_back(struct backend *b, enum kv_form form, float bad, int n_together)
 {
@@ -382,7 +392,8 @@ static void copies_of_pages_are_given_back(void **state)
 	b->ops->destroy(b);
 }
 
-UNIT_MAIN(cmocka_unit_test(each_backend_reads_narrow_pages_as_the_reference_does), cmocka_unit_test(pages_with_wide_copies_are_exact),
+UNIT_MAIN(cmocka_unit_test(each_backend_reads_narrow_pages_as_the_reference_does),
+          cmocka_unit_test(pages_with_wide_copies_are_exact),
           cmocka_unit_test(a_page_falls_back_for_a_value_without_a_narrow_form),
           cmocka_unit_test(huge_values_give_numbers), cmocka_unit_test(without_room_a_vector_is_lost_and_counted),
           cmocka_unit_test(the_smallest_vectors_are_zeros), cmocka_unit_test(copies_of_pages_are_given_back))

@@ -1,10 +1,11 @@
 /*
- * Attention by parts: a sequence whose first pages are not in the pool gets what it would get if they were, to the bit on the fast
- * backends, whatever the parts; the other sequences of the step do not notice.
+ * Attention by parts: a sequence whose first pages are not in the pool gets what it would get if they were, to the bit
+ * on the fast backends, whatever the parts; the other sequences of the step do not notice.
  */
 #include "tests/unit/cpu/fixture.h"
 
-static const char *const devices[] = {"cpu-reference", "cpu-avx2", "cpu-avx512", "cpu-avx512-bf16", "cpu-neon", "cpu-neon-dotprod"};
+static const char *const devices[] = {"cpu-reference",   "cpu-avx2", "cpu-avx512",
+                                      "cpu-avx512-bf16", "cpu-neon", "cpu-neon-dotprod"};
 
 enum { LAYERS = 3, LAYER = 1, PAGES = 200, MAX_TOKENS = 2600 };
 
@@ -48,7 +49,8 @@ static void move_away(struct far *f, const struct kv_layout *layout, char *kv, c
 		f->wide_slot[f->table[i]] = layout->wide ? layout->wide->slot[pages[i]] : -1;
 		for (int32_t layer = 0; layer < LAYERS; layer++)
 			memcpy(f->slab[layer] + (size_t)f->table[i] * f->layout.page_stride,
-			       kv + (size_t)pages[i] * layout->page_stride + (size_t)layer * f->layout.page_bytes, f->layout.page_bytes);
+			       kv + (size_t)pages[i] * layout->page_stride + (size_t)layer * f->layout.page_bytes,
+			       f->layout.page_bytes);
 		memset(kv + (size_t)pages[i] * layout->page_stride, 0xFF, layout->page_bytes);
 	}
 }
@@ -64,8 +66,8 @@ static void come_back(struct far *f, const struct kv_layout *layout, char *kv, c
 }
 
 /* What forward.c does for one layer: attention over all that is near, then the far sequence's parts. */
-static void attend(struct backend *b, const struct kv_layout *layout, const void *kv, const struct batch *batch, int32_t s, const float *q,
-                   int32_t n_head, const struct attention_params *params, float *out)
+static void attend(struct backend *b, const struct kv_layout *layout, const void *kv, const struct batch *batch,
+                   int32_t s, const float *q, int32_t n_head, const struct attention_params *params, float *out)
 {
 	const struct batch_seq *seq = &batch->seq[s];
 	struct far *f = (struct far *)seq->far;
@@ -73,7 +75,9 @@ static void attend(struct backend *b, const struct kv_layout *layout, const void
 	struct kv_far_run run;
 	assert_int_equal(b->ops->step_begin(b, batch), STATUS_OK);
 	assert_int_equal(b->ops->attention(b, kv, layout, LAYER, q, n_head, params, out), STATUS_OK);
-	int32_t page = params->window && seq->first_position >= params->window ? (seq->first_position + 1 - params->window) / KV_PAGE_TOKENS : 0;
+	int32_t page = params->window && seq->first_position >= params->window
+	                       ? (seq->first_position + 1 - params->window) / KV_PAGE_TOKENS
+	                       : 0;
 	page -= page % KV_PART_PAGES;
 	for (; f && page < f->base.n_pages; page += run.n_pages, part.first = false) {
 		get(&f->base, LAYER, page, &run);
@@ -81,19 +85,22 @@ static void attend(struct backend *b, const struct kv_layout *layout, const void
 		part.n_pages = run.n_pages;
 		part.block_table = run.block_table;
 		f->layout.wide = run.wide;
-		assert_int_equal(b->ops->attention_part(b, run.kv, &f->layout, 0, q, n_head, params, &part, out), STATUS_OK);
+		assert_int_equal(b->ops->attention_part(b, run.kv, &f->layout, 0, q, n_head, params, &part, out),
+		                 STATUS_OK);
 	}
 	if (f) {
 		part.first_page = page;
 		part.n_pages = seq->n_pages - page;
 		part.block_table = seq->block_table + page;
 		part.last = true;
-		assert_int_equal(b->ops->attention_part(b, kv, layout, LAYER, q, n_head, params, &part, out), STATUS_OK);
+		assert_int_equal(b->ops->attention_part(b, kv, layout, LAYER, q, n_head, params, &part, out),
+		                 STATUS_OK);
 	}
 	assert_int_equal(b->ops->step_end(b), STATUS_OK);
 }
 
-static void write_kv(struct backend *b, void *kv, const struct kv_layout *layout, const int32_t *pages, int32_t n, const float *k, const float *v)
+static void write_kv(struct backend *b, void *kv, const struct kv_layout *layout, const int32_t *pages, int32_t n,
+                     const float *k, const float *v)
 {
 	enum { CHUNK = 256 };
 	int32_t width = layout->n_head_kv * layout->head_dim;
@@ -102,7 +109,9 @@ static void write_kv(struct backend *b, void *kv, const struct kv_layout *layout
 		scattered_init(&s);
 		scattered_add(&s, pages, at, n - at < CHUNK ? n - at : CHUNK);
 		assert_int_equal(b->ops->step_begin(b, &s.batch), STATUS_OK);
-		assert_int_equal(b->ops->kv_write(b, kv, layout, LAYER, k + (size_t)at * (size_t)width, v + (size_t)at * (size_t)width), STATUS_OK);
+		assert_int_equal(b->ops->kv_write(b, kv, layout, LAYER, k + (size_t)at * (size_t)width,
+		                                  v + (size_t)at * (size_t)width),
+		                 STATUS_OK);
 		assert_int_equal(b->ops->step_end(b), STATUS_OK);
 	}
 }
@@ -138,7 +147,8 @@ static void one_of(enum kv_form form, const char *device, const struct shape *sh
 	struct kv_wide wide = {0};
 	struct far far = {.most = most};
 	int32_t n_head = shape->n_head_kv * shape->group;
-	size_t width = (size_t)(shape->n_head_kv * shape->dim), row = width * (size_t)shape->group, rows = (size_t)n_rows + 2;
+	size_t width = (size_t)(shape->n_head_kv * shape->dim), row = width * (size_t)shape->group,
+	       rows = (size_t)n_rows + 2;
 	void *kv;
 	if (!b)
 		return;
@@ -151,7 +161,8 @@ static void one_of(enum kv_form form, const char *device, const struct shape *sh
 	scattered_init(&s);
 	scattered_shuffle(&s, &seed, PAGES);
 	const int32_t *pages[3] = {s.pages, s.pages + 10, s.pages + 20};
-	float *k = random_floats(&seed, width * MAX_TOKENS), *v = random_floats(&seed, width * MAX_TOKENS), *q = random_floats(&seed, row * rows);
+	float *k = random_floats(&seed, width * MAX_TOKENS), *v = random_floats(&seed, width * MAX_TOKENS),
+	      *q = random_floats(&seed, row * rows);
 	float *want = malloc(rows * row * sizeof *want), *got = malloc(rows * row * sizeof *got);
 	write_kv(b, kv, &layout, pages[0], SHORT, k, v);
 	write_kv(b, kv, &layout, pages[1], SHORT, v, k);
@@ -210,7 +221,8 @@ static void parts_give_the_same_bits(void **state)
 static void random_parts(const struct attention_params *params, int i)
 {
 	int32_t n_tokens = random_int(&seed, 300, 2500), n_rows = i % 3 ? random_int(&seed, 1, 100) : 1;
-	int32_t n_far = random_int(&seed, 1, (n_tokens - n_rows) / KV_PAGE_TOKENS / KV_PART_PAGES), most = random_int(&seed, 1, 10);
+	int32_t n_far = random_int(&seed, 1, (n_tokens - n_rows) / KV_PAGE_TOKENS / KV_PART_PAGES),
+		most = random_int(&seed, 1, 10);
 	for (size_t d = 0; d < sizeof devices / sizeof *devices; d++)
 		one(devices[d], &shapes[i % 5], params, n_tokens, n_rows, n_far * KV_PART_PAGES, most * KV_PART_PAGES);
 }

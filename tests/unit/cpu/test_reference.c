@@ -15,7 +15,8 @@ static void a_product_is_the_sum_over_dequantised_weights(void **state)
 		int64_t n_in = f->block_elems == 1 ? 37 : 2 * f->block_elems;
 		void *data = random_matrix(&seed, f, n_in, OUTS);
 		float *x = random_floats(&seed, (size_t)n_in * ROWS), *bias = random_floats(&seed, OUTS);
-		float *y = random_floats(&seed, ROWS * OUTS), *row = malloc((size_t)n_in * sizeof *row), before[ROWS * OUTS];
+		float *y = random_floats(&seed, ROWS * OUTS), *row = malloc((size_t)n_in * sizeof *row),
+		      before[ROWS * OUTS];
 		struct weight *w = open_weight(b, f, n_in, OUTS, data);
 		memcpy(before, y, sizeof before);
 		struct matmul mm = {w, bias, y, true};
@@ -105,7 +106,8 @@ static void rope_turns_pairs_by_position_times_frequency(void **state)
 	b->ops->step_begin(b, &s.batch);
 	for (int pairing = ROPE_INTERLEAVED; pairing <= ROPE_HALVES; pairing++) {
 		struct rope_params p = {(enum rope_pairing)pairing, ROTATED, freq, 1.25f};
-		float *q = random_floats(&seed, ROWS * HEADS * DIM), *k = random_floats(&seed, ROWS * DIM), was[ROWS * HEADS * DIM];
+		float *q = random_floats(&seed, ROWS * HEADS * DIM), *k = random_floats(&seed, ROWS * DIM),
+		      was[ROWS * HEADS * DIM];
 		memcpy(was, q, sizeof was);
 		b->ops->rope(b, q, HEADS, k, 1, DIM, &p);
 		for (int i = 0; i < ROWS * HEADS; i++) {
@@ -114,8 +116,10 @@ static void rope_turns_pairs_by_position_times_frequency(void **state)
 				int at0 = pairing == ROPE_INTERLEAVED ? 2 * pair : pair;
 				int at1 = pairing == ROPE_INTERLEAVED ? 2 * pair + 1 : pair + ROTATED / 2;
 				double angle = (1000 + i / HEADS) * (double)freq[pair];
-				assert_float_equal(to[at0], 1.25 * (from[at0] * cos(angle) - from[at1] * sin(angle)), 1e-5);
-				assert_float_equal(to[at1], 1.25 * (from[at0] * sin(angle) + from[at1] * cos(angle)), 1e-5);
+				assert_float_equal(to[at0], 1.25 * (from[at0] * cos(angle) - from[at1] * sin(angle)),
+				                   1e-5);
+				assert_float_equal(to[at1], 1.25 * (from[at0] * sin(angle) + from[at1] * cos(angle)),
+				                   1e-5);
 			}
 			assert_float_equal(to[8], from[8], 0);
 			assert_float_equal(to[9], from[9], 0);
@@ -126,7 +130,10 @@ static void rope_turns_pairs_by_position_times_frequency(void **state)
 	b->ops->destroy(b);
 }
 
-/* Writes two sequences in two steps, the second crossing a page, and compares each row with softmax over what it may see. */
+/*
+ * Writes two sequences in two steps, the second crossing a page, and compares each row with softmax over what it may
+ * see.
+ */
 static void attention_sees_its_own_sequence_up_to_its_position(void **state)
 {
 	(void)state;
@@ -157,7 +164,9 @@ static void attention_sees_its_own_sequence_up_to_its_position(void **state)
 		}
 		b->ops->step_begin(b, &s.batch);
 		assert_int_equal(b->ops->kv_write(b, kv, &l, 1, step_k, step_v), STATUS_OK);
-		assert_int_equal(b->ops->attention(b, kv, &l, 1, step_q, HEADS, &(struct attention_params){.scale = 0.4f}, out), STATUS_OK);
+		assert_int_equal(
+			b->ops->attention(b, kv, &l, 1, step_q, HEADS, &(struct attention_params){.scale = 0.4f}, out),
+			STATUS_OK);
 		b->ops->step_end(b);
 		for (int seq = 0; seq < 2; seq++)
 			for (int i = 0; i < n; i++)
@@ -168,7 +177,8 @@ static void attention_sees_its_own_sequence_up_to_its_position(void **state)
 						const float *kt = k + ((seq * N + t) * KV_HEADS + h / 2) * DIM;
 						double dot = 0;
 						for (int d = 0; d < DIM; d++)
-							dot += (double)qv[d] * quant_half_to_float(quant_float_to_half(kt[d]));
+							dot += (double)qv[d] *
+							       quant_half_to_float(quant_float_to_half(kt[d]));
 						total += weight[t] = exp(0.4 * dot);
 					}
 					for (int d = 0; d < DIM; d++) {
@@ -177,7 +187,8 @@ static void attention_sees_its_own_sequence_up_to_its_position(void **state)
 							float vt = v[((seq * N + t) * KV_HEADS + h / 2) * DIM + d];
 							sum += weight[t] * quant_half_to_float(quant_float_to_half(vt));
 						}
-						assert_float_equal(out[((seq * n + i) * HEADS + h) * DIM + d], sum / total, 1e-5);
+						assert_float_equal(out[((seq * n + i) * HEADS + h) * DIM + d],
+						                   sum / total, 1e-5);
 					}
 				}
 	}
@@ -212,7 +223,8 @@ static void a_matrix_that_cannot_be_is_refused(void **state)
 	struct backend *b = open_backend("cpu-reference", 1);
 	struct weight *w;
 	struct error err = {0};
-	struct weight_desc d = {.name = "blk.0.ffn_up.weight", .format = quant_format(QUANT_Q4_K), .n_in = 200, .n_out = 3};
+	struct weight_desc d = {
+		.name = "blk.0.ffn_up.weight", .format = quant_format(QUANT_Q4_K), .n_in = 200, .n_out = 3};
 	assert_int_equal(b->ops->weight_create(b, &d, &w, &err), STATUS_INVALID);
 	assert_non_null(strstr(err.message, "blk.0.ffn_up.weight"));
 	d.n_in = 256;

@@ -1,6 +1,6 @@
 /*
- * Steps of a CPU backend allocate nothing: after the first of each kind, every byte they need is there. The linker sends the calls of the
- * engine's code here (--wrap, see meson.build), so that they can be counted while a step runs.
+ * Steps of a CPU backend allocate nothing: after the first of each kind, every byte they need is there. The linker
+ * sends the calls of the engine's code here (--wrap, see meson.build), so that they can be counted while a step runs.
  */
 #include <stdatomic.h>
 #include <sys/mman.h>
@@ -157,7 +157,8 @@ static void no_operation_allocates(void **state)
 	static struct step s;
 	uint64_t seed = 4;
 	float inv_freq[DIM / 2], gain[WIDE];
-	float *x = random_floats(&seed, ROWS * WIDE), *y = random_floats(&seed, ROWS * WIDE), *out = random_floats(&seed, ROWS * WIDE);
+	float *x = random_floats(&seed, ROWS * WIDE), *y = random_floats(&seed, ROWS * WIDE),
+	      *out = random_floats(&seed, ROWS * WIDE);
 	float *k = random_floats(&seed, ROWS * WIDE), *v = random_floats(&seed, ROWS * WIDE);
 	for (int i = 0; i < DIM / 2; i++)
 		inv_freq[i] = 1.0f / (float)(i + 1);
@@ -185,7 +186,8 @@ static void no_operation_allocates(void **state)
 			for (size_t n = 0; n < sizeof kinds / sizeof *kinds; n++) {
 				make_step(&s, &kinds[n]);
 				int32_t rows = s.batch.n_rows;
-				const struct matmul qkv[] = {{.weight = w, .y = y}, {.weight = narrow, .y = k}, {.weight = narrow, .y = v}};
+				const struct matmul qkv[] = {
+					{.weight = w, .y = y}, {.weight = narrow, .y = k}, {.weight = narrow, .y = v}};
 				const struct matmul back = {.weight = w, .y = x, .accumulate = true};
 				enum status st[10];
 				n_allocations = 0;
@@ -195,7 +197,8 @@ static void no_operation_allocates(void **state)
 				st[2] = ops->matmul(b, out, rows, qkv, 3);
 				st[3] = ops->rope(b, y, HEADS, k, HEADS_KV, DIM, &rope);
 				st[4] = ops->kv_write(b, kv, &layout, 0, k, v);
-				st[5] = ops->attention(b, kv, &layout, 0, y, HEADS, &(struct attention_params){.scale = 0.125f}, out);
+				st[5] = ops->attention(b, kv, &layout, 0, y, HEADS,
+				                       &(struct attention_params){.scale = 0.125f}, out);
 				st[6] = ops->matmul(b, out, rows, &back, 1);
 				st[7] = ops->glu(b, GLU_SILU, y, out, rows, WIDE);
 				st[8] = ops->gather_rows(b, x, WIDE, s.output, s.batch.n_seqs, out);
@@ -204,7 +207,8 @@ static void no_operation_allocates(void **state)
 				for (size_t j = 0; j < sizeof st / sizeof *st; j++)
 					assert_int_equal(st[j], STATUS_OK);
 				if (n_allocations)
-					fail_msg("%s, %s, %s: %d allocations", devices[d], f->name, kinds[n].name, n_allocations);
+					fail_msg("%s, %s, %s: %d allocations", devices[d], f->name, kinds[n].name,
+					         n_allocations);
 			}
 			ops->mem_free(b, kv, layout.page_stride * PAGES);
 			ops->weight_destroy(b, narrow);

@@ -92,7 +92,10 @@ struct held_up {
 	_Atomic bool taken;
 };
 
-/* The first piece that a worker takes is held up until all other items are through, as when something else has its core. */
+/*
+ * The first piece that a worker takes is held up until all other items are through, as when something else has its
+ * core.
+ */
 static void hold_first_piece(void *arg, int64_t begin, int64_t end, int thread)
 {
 	struct held_up *h = arg;
@@ -157,6 +160,6 @@ static void there_is_at_least_one_core(void **state)
 
 UNIT_MAIN(cmocka_unit_test(all_threads_take_part), cmocka_unit_test(many_short_sections_lose_nothing),
           cmocka_unit_test(a_range_is_covered_without_gap_or_overlap),
-          cmocka_unit_test(small_work_stays_with_the_caller), cmocka_unit_test(a_thread_that_is_held_up_holds_up_its_piece_only),
-          cmocka_unit_test(idle_threads_sleep),
+          cmocka_unit_test(small_work_stays_with_the_caller),
+          cmocka_unit_test(a_thread_that_is_held_up_holds_up_its_piece_only), cmocka_unit_test(idle_threads_sleep),
           cmocka_unit_test(there_is_at_least_one_core))

@@ -39,8 +39,14 @@ template <typename T> struct device_array {
 	~device_array() { cudaFree(p); }
 	device_array(const device_array &) = delete;
 	device_array &operator=(const device_array &) = delete;
-	void write(const T *host) { assert_int_equal(cudaMemcpy(p, host, n * sizeof(T), cudaMemcpyHostToDevice), cudaSuccess); }
-	void read(T *host) { assert_int_equal(cudaMemcpy(host, p, n * sizeof(T), cudaMemcpyDeviceToHost), cudaSuccess); }
+	void write(const T *host)
+	{
+		assert_int_equal(cudaMemcpy(p, host, n * sizeof(T), cudaMemcpyHostToDevice), cudaSuccess);
+	}
+	void read(T *host)
+	{
+		assert_int_equal(cudaMemcpy(host, p, n * sizeof(T), cudaMemcpyDeviceToHost), cudaSuccess);
+	}
 };
 
 static inline void expect_success(void)

@@ -21,7 +21,10 @@ static void greedy_answers_are_those_of_the_reference(void **state)
 	engine_destroy(cpu);
 }
 
-/* Of each kind of KV that is not f16, as the reference backend has it; launched by graphs, as the answers go on over several pages. */
+/*
+ * Of each kind of KV that is not f16, as the reference backend has it; launched by graphs, as the answers go on over
+ * several pages.
+ */
 static void greedy_answers_over_any_kv_are_those_of_the_reference(void **state)
 {
 	(void)state;
@@ -29,7 +32,8 @@ static void greedy_answers_over_any_kv_are_those_of_the_reference(void **state)
 	char prompt[PROMPT_MAX];
 	long_prompt(prompt);
 	for (size_t k = 0; k < 3; k++) {
-		struct engine *cuda = start_with("cuda-host", 64, types[k]), *cpu = start_with("cpu-reference", 64, types[k]);
+		struct engine *cuda = start_with("cuda-host", 64, types[k]),
+			      *cpu = start_with("cpu-reference", 64, types[k]);
 		struct engine_stats stats;
 		const char *const prompts[] = {"x", "hello, world", prompt};
 		for (size_t i = 0; i < sizeof prompts / sizeof *prompts; i++) {
@@ -57,8 +61,10 @@ static void a_window_of_a_conversation_is_that_of_the_reference(void **state)
 	(void)state;
 	char prompt[PROMPT_MAX];
 	long_prompt(prompt);
-	struct engine *cuda = start("cuda-host", 64), *cpu = start("cpu-reference", 64), *chunks = start("cuda-host", 7);
-	struct answer a = ask_streaming(cuda, prompt), b = ask_streaming(cpu, prompt), c = ask_streaming(chunks, prompt);
+	struct engine *cuda = start("cuda-host", 64), *cpu = start("cpu-reference", 64),
+		      *chunks = start("cuda-host", 7);
+	struct answer a = ask_streaming(cuda, prompt), b = ask_streaming(cpu, prompt),
+		      c = ask_streaming(chunks, prompt);
 	struct answer full = ask(cuda, prompt, 20, 0);
 	assert_same(&a, &b);
 	assert_same(&a, &c);
@@ -69,8 +75,10 @@ static void a_window_of_a_conversation_is_that_of_the_reference(void **state)
 	engine_destroy(chunks);
 }
 
-/* Alone in steps of 7 rows, then beside others in large ones: sampled tokens show any difference in the logits' last
- * bits soon. */
+/*
+ * Alone in steps of 7 rows, then beside others in large ones: sampled tokens show any difference in the logits' last
+ * bits soon.
+ */
 static void answers_do_not_depend_on_steps_or_neighbours(void **state)
 {
 	(void)state;
@@ -162,8 +170,10 @@ static void ordinary_steps_allocate_nothing(void **state)
 	engine_destroy(e);
 }
 
-/* The third decode step of a shape and those after it are one launch each, and give what kernels launched one by one
- * give. */
+/*
+ * The third decode step of a shape and those after it are one launch each, and give what kernels launched one by one
+ * give.
+ */
 static void decode_steps_are_launched_as_graphs(void **state)
 {
 	(void)state;
@@ -209,7 +219,10 @@ static void a_failure_in_a_graph_is_a_failure_of_its_step(void **state)
 	engine_destroy(e);
 }
 
-/* Whether the device is lost cannot be asked while a graph is recorded; it must be known when the step has ended all the same. */
+/*
+ * Whether the device is lost cannot be asked while a graph is recorded; it must be known when the step has ended all
+ * the same.
+ */
 static void a_device_lost_while_a_graph_is_recorded_is_known_to_be(void **state)
 {
 	(void)state;

@@ -8,8 +8,10 @@
 
 #include "engine/base/log.h"
 
-/* Answers of a token from the prompt, one decoded by kernels, one while they are recorded as a graph, and one by that
- * graph. */
+/*
+ * Answers of a token from the prompt, one decoded by kernels, one while they are recorded as a graph, and one by that
+ * graph.
+ */
 enum { ANSWER = 4, QUESTIONS = 4 };
 
 /* The third begins as the second ended, within a page, so that a page is copied before it is written. */
@@ -94,8 +96,10 @@ static void check_one(uint64_t n, const char *error)
 			if (a[i].error.status != STATUS_OK && a[i].error.message[0] == '\0')
 				fail_msg("%s: question %d fails without a reason", fail, i);
 		}
-		/* Afterwards the engine answers rightly or, if the device is lost, not at all. Its state may follow the
-		 * last answer a little later. */
+		/*
+		 * Afterwards the engine answers rightly or, if the device is lost, not at all. Its state may follow the
+		 * last answer a little later.
+		 */
 		struct answer more = ask(e, question[0], ANSWER, 0);
 		if (more.error.status != STATUS_OK && more.error.status != STATUS_BUSY)
 			more = ask(e, question[0], ANSWER, 0);

@@ -1,6 +1,7 @@
 /*
- * Narrow KV of the CUDA backend, its kernels run by the execution model on the CPU: what it writes is bit for bit what the host's code
- * writes, in pages and in the forms that tiers keep. (tests/gpu/compare_attention.c has attention over such pages.)
+ * Narrow KV of the CUDA backend, its kernels run by the execution model on the CPU: what it writes is bit for bit what
+ * the host's code writes, in pages and in the forms that tiers keep. (tests/gpu/compare_attention.c has attention over
+ * such pages.)
  */
 #include <math.h>
 
@@ -33,14 +34,18 @@ static void fill_page(const struct kv_layout *l, uint16_t *page)
 		uint16_t any = (uint16_t)bits;
 		if ((any & 0x7C00) == 0x7C00)
 			any &= 0xBFFF;
-		page[i] = bits >> 24 < 16 ? any : bits >> 24 < 200 ? quant_float_to_half(x) : bits >> 24 < 240 ? any & 0x83FF : 0;
+		page[i] = bits >> 24 < 16    ? any
+		          : bits >> 24 < 200 ? quant_float_to_half(x)
+		          : bits >> 24 < 240 ? any & 0x83FF
+		                             : 0;
 		x = quant_half_to_float(page[i]);
 		if (l->type == QUANT_BF16) /* 65280 is the last that a half is, too */
 			page[i] = quant_float_to_bf16(x > 65280 ? 65280 : x < -65280 ? -65280 : x);
 	}
 }
 
-static void assert_packs_as_the_host(struct backend *b, int32_t n_layer, int32_t n_head_kv, int32_t dim, int f, bool spoil)
+static void assert_packs_as_the_host(struct backend *b, int32_t n_layer, int32_t n_head_kv, int32_t dim, int f,
+                                     bool spoil)
 {
 	enum { PAGES = 3, PAGE = 1 };
 	struct kv_layout l;
@@ -50,14 +55,16 @@ static void assert_packs_as_the_host(struct backend *b, int32_t n_layer, int32_t
 	b->ops->info(b, &info);
 	assert_int_equal(kv_layout_for(b, &l, n_layer, n_head_kv, dim), STATUS_OK);
 	size_t bytes = kv_codec_bytes(&l, codecs[f]), slab_bytes = PAGES * l.page_stride;
-	char *slab = malloc(slab_bytes), *after = malloc(slab_bytes), *want = malloc(bytes), *got = malloc(bytes), *wide = malloc(l.page_bytes);
+	char *slab = malloc(slab_bytes), *after = malloc(slab_bytes), *want = malloc(bytes), *got = malloc(bytes),
+	     *wide = malloc(l.page_bytes);
 	for (size_t i = 0; i < slab_bytes; i++)
 		slab[i] = (char)unit_rand(&seed);
 	char *page = slab + PAGE * l.page_stride;
 	fill_page(&l, (uint16_t *)(void *)page);
 	if (spoil) {
 		static const uint16_t odd[][3] = {{0x7C00, 0xFC00, 0x7E01}, {0x7F80, 0xFF80, 0x7FC1}};
-		((uint16_t *)(void *)page)[unit_rand(&seed) % (l.page_bytes / 2)] = odd[l.type == QUANT_BF16][unit_rand(&seed) % 3];
+		((uint16_t *)(void *)page)[unit_rand(&seed) % (l.page_bytes / 2)] =
+			odd[l.type == QUANT_BF16][unit_rand(&seed) % 3];
 	}
 	assert_int_equal(b->ops->mem_alloc(b, slab_bytes, &kv), STATUS_OK);
 	assert_int_equal(b->ops->mem_write(b, kv, slab, slab_bytes), STATUS_OK);
@@ -102,8 +109,8 @@ static void pages_are_packed_as_by_the_host(void **state)
 /* ---- Pages in the pool ---- */
 
 /*
- * Element (token, d) of the codes of keys or values, as cuda/kv_page.cuh has them, by what each lane of a warp loads: the lane's 16
- * bytes are parts of two operands.
+ * Element (token, d) of the codes of keys or values, as cuda/kv_page.cuh has them, by what each lane of a warp loads:
+ * the lane's 16 bytes are parts of two operands.
  */
 static int find_code(int dim, bool value, int token, int d)
 {
@@ -120,7 +127,8 @@ static int find_code(int dim, bool value, int token, int d)
 			int width = left == 32 ? 32 : left - part >= 16 ? 16 : 8;
 			for (int lane = 0; lane < 32; lane++) {
 				for (int e = 0; e < width / 4 * 2; e++, at++) {
-					int in = width == 8 ? e / 2 * 4 + e % 2 : e % 8; /* an eight has no upper half */
+					/* an eight has no upper half */
+					int in = width == 8 ? e / 2 * 4 + e % 2 : e % 8;
 					int its_d = first + part + e / 8 * 16 + lane / 4 + in / 2 % 2 * 8;
 					if (lane % 4 * 2 + in % 2 + in / 4 * 8 == token && its_d == d)
 						return at;
@@ -131,7 +139,8 @@ static int find_code(int dim, bool value, int token, int d)
 	return -1;
 }
 
-static void assert_vector(const char *page, const struct kv_layout *l, int32_t layer, int32_t head, bool value, int token, const float *x)
+static void assert_vector(const char *page, const struct kv_layout *l, int32_t layer, int32_t head, bool value,
+                          int token, const float *x)
 {
 	uint8_t code[256];
 	float scale = kv_form_pack(l->form, x, l->head_dim, KV_HALF_MAX, code, 1), got;
@@ -139,10 +148,12 @@ static void assert_vector(const char *page, const struct kv_layout *l, int32_t l
 	memcpy(&got, block + (token % 8 * 4 + value * 2 + token / 8) * 4, sizeof got);
 	assert_true(memcmp(&got, &scale, sizeof got) == 0 || (got != got && scale != scale));
 	for (int d = 0; d < l->head_dim; d++) {
-		const char *at = block + 8 * KV_PAGE_TOKENS + value * KV_PAGE_TOKENS * l->head_dim + find_code(l->head_dim, value, token, d);
+		const char *at = block + 8 * KV_PAGE_TOKENS + value * KV_PAGE_TOKENS * l->head_dim +
+		                 find_code(l->head_dim, value, token, d);
 		uint8_t want = l->form == KV_FORM_INT8 ? code[d] ^ 0x80 : code[d];
 		if ((uint8_t)*at != want)
-			fail_msg("%s: code %d of token %d is %d, not %d", value ? "value" : "key", d, token, (uint8_t)*at, want);
+			fail_msg("%s: code %d of token %d is %d, not %d", value ? "value" : "key", d, token,
+			         (uint8_t)*at, want);
 	}
 }
 
@@ -181,8 +192,9 @@ static void assert_writes_as_the_host(struct backend *b, int32_t n_head_kv, int3
 	for (int32_t row = 0; row < ROWS; row++)
 		for (int32_t head = 0; head < n_head_kv; head++)
 			for (int what = 0; what < 2; what++)
-				assert_vector(pages + (size_t)table[row / KV_PAGE_TOKENS] * l.page_stride, &l, 1, head, what,
-				              row % KV_PAGE_TOKENS, x[what] + (size_t)((row * n_head_kv + head) * dim));
+				assert_vector(pages + (size_t)table[row / KV_PAGE_TOKENS] * l.page_stride, &l, 1, head,
+				              what, row % KV_PAGE_TOKENS,
+				              x[what] + (size_t)((row * n_head_kv + head) * dim));
 	/* Nothing else was touched: the other layer, the other pages. */
 	for (size_t i = 0; i < PAGES * l.page_stride; i++) {
 		size_t page = i / l.page_stride, at = i % l.page_stride;

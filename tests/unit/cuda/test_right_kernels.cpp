@@ -121,9 +121,11 @@ __global__ void votes(unsigned *x)
 {
 	const unsigned lane = threadIdx.x;
 	x[lane] = __ballot_sync(~0u, lane % 3 == 0);
-	x[32 + lane] = static_cast<unsigned>(__any_sync(~0u, lane == 5)) * 2 + static_cast<unsigned>(__all_sync(~0u, lane < 31));
+	x[32 + lane] = static_cast<unsigned>(__any_sync(~0u, lane == 5)) * 2 +
+	               static_cast<unsigned>(__all_sync(~0u, lane < 31));
 	x[64 + lane] = static_cast<unsigned>(__syncthreads_count(lane < 7));
-	x[96 + lane] = static_cast<unsigned>(__syncthreads_or(lane == 31)) * 2 + static_cast<unsigned>(__syncthreads_and(1));
+	x[96 + lane] =
+		static_cast<unsigned>(__syncthreads_or(lane == 31)) * 2 + static_cast<unsigned>(__syncthreads_and(1));
 	x[128 + lane] = __match_any_sync(~0u, lane / 8);
 	if (lane >= 16)
 		x[160 + lane] = __ballot_sync(0xffff0000u, 1);
@@ -182,7 +184,8 @@ __global__ void histogram(const unsigned char *x, int n, unsigned *bins)
 	if (threadIdx.x < 16)
 		local[threadIdx.x] = 0;
 	__syncthreads();
-	for (int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x); i < n; i += static_cast<int>(gridDim.x * blockDim.x))
+	for (int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x); i < n;
+	     i += static_cast<int>(gridDim.x * blockDim.x))
 		atomicAdd(&local[x[i] % 16], 1u);
 	__syncthreads();
 	if (threadIdx.x < 16)
@@ -227,7 +230,8 @@ __global__ void pipeline(const float *x, float *y, int n_tiles)
 		stg<float4>(y + t * 256 + 4 * threadIdx.x, v);
 		__syncthreads();
 		const bool more = t + 2 < n_tiles;
-		cp_async<16>(tile + t % 2 * 256 + 4 * threadIdx.x, x + (more ? (t + 2) * 256 : 0) + 4 * threadIdx.x, more);
+		cp_async<16>(tile + t % 2 * 256 + 4 * threadIdx.x, x + (more ? (t + 2) * 256 : 0) + 4 * threadIdx.x,
+		             more);
 		cp_async_commit();
 	}
 }
@@ -284,9 +288,11 @@ template <bool bf16> static void check_product16()
 	float out[128];
 	uint64_t seed = 7;
 	for (uint16_t &h : ha)
-		h = bf16 ? float_to_bf16_bits(static_cast<float>(unit_rand(&seed) % 17) - 8) : float_to_half_bits(static_cast<float>(unit_rand(&seed) % 17) - 8);
+		h = bf16 ? float_to_bf16_bits(static_cast<float>(unit_rand(&seed) % 17) - 8)
+		         : float_to_half_bits(static_cast<float>(unit_rand(&seed) % 17) - 8);
 	for (uint16_t &h : hb)
-		h = bf16 ? float_to_bf16_bits(static_cast<float>(unit_rand(&seed) % 17) - 8) : float_to_half_bits(static_cast<float>(unit_rand(&seed) % 17) - 8);
+		h = bf16 ? float_to_bf16_bits(static_cast<float>(unit_rand(&seed) % 17) - 8)
+		         : float_to_half_bits(static_cast<float>(unit_rand(&seed) % 17) - 8);
 	a.write(ha);
 	b.write(hb);
 	GPU_LAUNCH(product16<bf16>, 1, 32, 0, stream, a.p, b.p, d.p);
@@ -413,5 +419,6 @@ static void byte_intrinsics(void **)
 UNIT_MAIN(HOST_CUDA_TEST(every_thread_of_every_block_runs_once), HOST_CUDA_TEST(reduction_over_a_block),
           HOST_CUDA_TEST(transpose_through_shared_memory), HOST_CUDA_TEST(warp_barriers_order_shared_memory),
           HOST_CUDA_TEST(votes_count_lanes), HOST_CUDA_TEST(shuffles_find_their_lane), HOST_CUDA_TEST(atomics_add_up),
-          HOST_CUDA_TEST(copies_arrive_at_their_wait), HOST_CUDA_TEST(tensor_core_products), HOST_CUDA_TEST(tensor_core_bytes),
-          HOST_CUDA_TEST(transposed_fragments), HOST_CUDA_TEST(halves_round_to_nearest_even), HOST_CUDA_TEST(byte_intrinsics))
+          HOST_CUDA_TEST(copies_arrive_at_their_wait), HOST_CUDA_TEST(tensor_core_products),
+          HOST_CUDA_TEST(tensor_core_bytes), HOST_CUDA_TEST(transposed_fragments),
+          HOST_CUDA_TEST(halves_round_to_nearest_even), HOST_CUDA_TEST(byte_intrinsics))

@@ -275,7 +275,8 @@ static void calls_fail_on_purpose(void **)
 	assert_int_equal(cudaGetLastError(), cudaErrorIllegalAddress);
 	assert_int_equal(cudaStreamSynchronize(stream), cudaErrorIllegalAddress);
 	assert_true(host_cuda_calls("launch") == 1);
-	for (const char *wrong : {"cudaMalloc", "cudaMalloc:0:cudaErrorUnknown", "cudaMalloc:1:oops", "cudaMalloc:x:cudaErrorUnknown"})
+	for (const char *wrong :
+	     {"cudaMalloc", "cudaMalloc:0:cudaErrorUnknown", "cudaMalloc:1:oops", "cudaMalloc:x:cudaErrorUnknown"})
 		assert_int_equal(host_cuda_fail(wrong), 0);
 }
 
@@ -296,11 +297,13 @@ static void products_of_the_library(void **)
 	device_array<float> x(6), d(4);
 	device_array<uint16_t> w(6);
 	const float hx[6] = {1, 2, 3, 4, 5, 6};
-	const uint16_t hw[6] = {float_to_bf16_bits(1), 0, float_to_bf16_bits(2), 0, float_to_bf16_bits(1), float_to_bf16_bits(-1)};
+	const uint16_t hw[6] = {float_to_bf16_bits(1), 0, float_to_bf16_bits(2), 0, float_to_bf16_bits(1),
+	                        float_to_bf16_bits(-1)};
 	float out[4];
 	x.write(hx);
 	w.write(hw);
-	assert_int_equal(gemm(stream, 2, 2, 3, 2, x.p, element::f32, 3, w.p, element::bf16, 3, 0, d.p, element::f32, 2), cudaSuccess);
+	assert_int_equal(gemm(stream, 2, 2, 3, 2, x.p, element::f32, 3, w.p, element::bf16, 3, 0, d.p, element::f32, 2),
+	                 cudaSuccess);
 	expect_success();
 	d.read(out);
 	assert_true(out[0] == 14 && out[1] == -2 && out[2] == 32 && out[3] == -2);
@@ -313,5 +316,6 @@ UNIT_MAIN(HOST_CUDA_TEST(work_waits_for_somebody_who_waits), HOST_CUDA_TEST(pinn
           HOST_CUDA_TEST(default_stream_waits_for_blocking_streams), HOST_CUDA_TEST(arguments_are_those_of_the_launch),
           HOST_CUDA_TEST(graph_replays_what_was_captured), HOST_CUDA_TEST(capture_spans_streams_joined_by_events),
           HOST_CUDA_TEST(waiting_breaks_a_capture), HOST_CUDA_TEST(memory_is_aligned_and_not_zero),
-          HOST_CUDA_TEST(memory_has_an_end), HOST_CUDA_TEST(wrong_frees_and_copies), HOST_CUDA_TEST(error_in_a_kernel_stays),
-          HOST_CUDA_TEST(calls_fail_on_purpose), HOST_CUDA_TEST(no_device_at_all), HOST_CUDA_TEST(products_of_the_library))
+          HOST_CUDA_TEST(memory_has_an_end), HOST_CUDA_TEST(wrong_frees_and_copies),
+          HOST_CUDA_TEST(error_in_a_kernel_stays), HOST_CUDA_TEST(calls_fail_on_purpose),
+          HOST_CUDA_TEST(no_device_at_all), HOST_CUDA_TEST(products_of_the_library))

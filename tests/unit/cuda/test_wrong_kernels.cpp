@@ -27,9 +27,9 @@ static void return_before_a_barrier(void **)
 {
 	device_array<float> x(64);
 	GPU_LAUNCH(one_returns_early, dim3(3, 2), 64, 0, stream, x.p, 63);
-	expect_failure(cudaErrorLaunchFailure,
-	               "kernel one_returns_early, block (0,0,0), thread (0,0,0): divergent __syncthreads: 63 of 64 threads wait, and thread "
-	               "(63,0,0) has exited");
+	expect_failure(cudaErrorLaunchFailure, "kernel one_returns_early, block (0,0,0), thread (0,0,0): divergent "
+	                                       "__syncthreads: 63 of 64 threads wait, and thread "
+	                                       "(63,0,0) has exited");
 }
 
 __global__ void lanes_part(int *x)
@@ -73,7 +73,8 @@ static void mask_without_the_caller(void **)
 {
 	device_array<int> x(32);
 	GPU_LAUNCH(wrong_mask, 1, 32, 0, stream, x.p);
-	expect_failure(cudaErrorLaunchFailure, "thread (16,0,0): __shfl_sync with mask 0x0000ffff, which does not name the calling lane 16");
+	expect_failure(cudaErrorLaunchFailure,
+	               "thread (16,0,0): __shfl_sync with mask 0x0000ffff, which does not name the calling lane 16");
 }
 
 __global__ void half_warp_shuffle(int *x)
@@ -147,7 +148,8 @@ static void shared_out_of_bounds(void **)
 {
 	device_array<float> x(32);
 	GPU_LAUNCH(shared_past_the_end, 1, 32, 0, stream, x.p);
-	expect_failure(cudaErrorLaunchFailure, "thread (31,0,0): reads 4 bytes of shared memory out of bounds: offset 128 in an array of 128");
+	expect_failure(cudaErrorLaunchFailure,
+	               "thread (31,0,0): reads 4 bytes of shared memory out of bounds: offset 128 in an array of 128");
 }
 
 __global__ void dynamic_past_the_end()
@@ -209,7 +211,8 @@ static void shared_misaligned_vector(void **)
 {
 	device_array<float4> x(8);
 	GPU_LAUNCH(vector_at_odd_place, 1, 8, 0, stream, x.p);
-	expect_failure(cudaErrorLaunchFailure, "thread (1,0,0): misaligned: reads 16 bytes of shared memory at offset 8");
+	expect_failure(cudaErrorLaunchFailure,
+	               "thread (1,0,0): misaligned: reads 16 bytes of shared memory at offset 8");
 }
 
 __global__ void no_barrier(float *x)
@@ -224,7 +227,9 @@ static void race_within_a_warp(void **)
 	device_array<float> x(64);
 	in_every_order([&] {
 		GPU_LAUNCH(no_barrier, 1, 64, 0, stream, x.p);
-		/* Whichever comes first: a neighbour's element that is not there, or one that came without a barrier. */
+		/*
+		 * Whichever comes first: a neighbour's element that is not there, or one that came without a barrier.
+		 */
 		assert_int_equal(cudaStreamSynchronize(stream), cudaErrorLaunchFailure);
 		assert_true(strstr(host_cuda_report(), "race") || strstr(host_cuda_report(), "uninitialised"));
 		cudaDeviceReset();
@@ -443,7 +448,16 @@ static void copy_from_a_wrong_place(void **)
 /* ---- fragments */
 
 /* d[16][8] = a[16][16] b[8][16]^T; `mistake` is what is wrong with it. */
-enum mistake { NONE, ROWS_SWAPPED, HALVES_OF_K_SWAPPED, COLUMNS_SWAPPED, TRANSPOSED, PART_WRITTEN, ODD_ROW, PAST_THE_END };
+enum mistake {
+	NONE,
+	ROWS_SWAPPED,
+	HALVES_OF_K_SWAPPED,
+	COLUMNS_SWAPPED,
+	TRANSPOSED,
+	PART_WRITTEN,
+	ODD_ROW,
+	PAST_THE_END
+};
 
 __global__ void multiply_wrongly(const uint16_t *a, const uint16_t *b, float *d, enum mistake mistake)
 {
@@ -616,10 +630,12 @@ UNIT_MAIN(HOST_CUDA_TEST(divergent_barrier), HOST_CUDA_TEST(return_before_a_barr
           HOST_CUDA_TEST(shared_before_its_start), HOST_CUDA_TEST(shared_uninitialised),
           HOST_CUDA_TEST(shared_of_an_earlier_block), HOST_CUDA_TEST(shared_misaligned_vector),
           HOST_CUDA_TEST(race_within_a_warp), HOST_CUDA_TEST(race_between_warps), HOST_CUDA_TEST(race_on_reuse),
-          HOST_CUDA_TEST(race_between_half_warps), HOST_CUDA_TEST(race_in_global_memory), HOST_CUDA_TEST(shared_over_the_limit), HOST_CUDA_TEST(copy_not_waited_for),
-          HOST_CUDA_TEST(copy_of_the_wrong_group), HOST_CUDA_TEST(copy_without_a_barrier), HOST_CUDA_TEST(copy_misaligned),
-          HOST_CUDA_TEST(copy_in_whose_way_something_is_written), HOST_CUDA_TEST(copy_from_a_wrong_place),
-          HOST_CUDA_TEST(fragments_in_the_wrong_place), HOST_CUDA_TEST(fragments_of_wrong_rows),
-          HOST_CUDA_TEST(global_far_out_of_bounds), HOST_CUDA_TEST(global_just_out_of_bounds), HOST_CUDA_TEST(global_null),
+          HOST_CUDA_TEST(race_between_half_warps), HOST_CUDA_TEST(race_in_global_memory),
+          HOST_CUDA_TEST(shared_over_the_limit), HOST_CUDA_TEST(copy_not_waited_for),
+          HOST_CUDA_TEST(copy_of_the_wrong_group), HOST_CUDA_TEST(copy_without_a_barrier),
+          HOST_CUDA_TEST(copy_misaligned), HOST_CUDA_TEST(copy_in_whose_way_something_is_written),
+          HOST_CUDA_TEST(copy_from_a_wrong_place), HOST_CUDA_TEST(fragments_in_the_wrong_place),
+          HOST_CUDA_TEST(fragments_of_wrong_rows), HOST_CUDA_TEST(global_far_out_of_bounds),
+          HOST_CUDA_TEST(global_just_out_of_bounds), HOST_CUDA_TEST(global_null),
           HOST_CUDA_TEST(vector_out_of_bounds_and_misaligned), HOST_CUDA_TEST(stack_overflow),
           HOST_CUDA_TEST(launch_of_an_impossible_shape))

@@ -1,4 +1,7 @@
-/* What tests of a whole engine share: a tiny model in a file, engines on the reference backend, requests and their answers. */
+/*
+ * What tests of a whole engine share: a tiny model in a file, engines on the reference backend, requests and their
+ * answers.
+ */
 #pragma once
 
 #include "tests/unit/unit.h"
@@ -26,7 +29,8 @@ static inline int remove_model(void **state)
 static inline struct engine_options defaults(void)
 {
 	clock_manual_init(&now, 1000000000);
-	return (struct engine_options){.model_path = model_path, .device = "cpu-reference", .n_threads = 1, .clock = &now};
+	return (struct engine_options){
+		.model_path = model_path, .device = "cpu-reference", .n_threads = 1, .clock = &now};
 }
 
 static inline struct engine *start(const struct engine_options *o)

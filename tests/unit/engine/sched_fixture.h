@@ -1,6 +1,7 @@
 /*
- * The scheduler over a pretended device: "computing" a position writes its token and position into its page, so that every
- * test can check that what a request would read back is its own, whatever was shared, dropped, preempted or forked.
+ * The scheduler over a pretended device: "computing" a position writes its token and position into its page, so that
+ * every test can check that what a request would read back is its own, whatever was shared, dropped, preempted or
+ * forked.
  */
 #pragma once
 
@@ -75,7 +76,9 @@ static inline void setup(struct fixture *f, int32_t n_pages)
 	assert_int_equal(kv_pool_create(&mem.base, &layout, n_pages, &f->pool, NULL), STATUS_OK);
 	assert_int_equal(kv_prefix_create(f->pool, NULL, &f->prefix, NULL), STATUS_OK);
 	assert_int_equal(session_table_init(&f->sessions, &f->tenants, f->prefix, &now, 30000, 300000, 100), STATUS_OK);
-	assert_int_equal(sched_init(&f->sched, f->pool, f->prefix, &f->sessions, &now, MAX_RUNNING, STEP, MAX_RUNNING + 8), STATUS_OK);
+	assert_int_equal(
+		sched_init(&f->sched, f->pool, f->prefix, &f->sessions, &now, MAX_RUNNING, STEP, MAX_RUNNING + 8),
+		STATUS_OK);
 	merger = (struct pretended_merger){{pretend_sound, pretend_apart, pretend_join, pretend_move, NULL}, f->pool};
 	f->sched.merger = &merger.base;
 	assert_int_equal(census_init(&f->census, f->pool, &f->sched, &f->sessions, &f->tenants), STATUS_OK);
@@ -131,12 +134,13 @@ static inline struct engine_kv audit(struct fixture *f)
 	struct engine_kv kv;
 	census_take(&f->census, &kv);
 	assert_int_equal(kv.drift_pages, 0);
-	assert_int_equal(kv.pages_running + kv.pages_queued + kv.pages_sessions + kv.pages_index + kv.pages_free, kv.pages_total);
+	assert_int_equal(kv.pages_running + kv.pages_queued + kv.pages_sessions + kv.pages_index + kv.pages_free,
+	                 kv.pages_total);
 	return kv;
 }
 
-static inline struct request *add_under(struct fixture *f, struct tenant *t, struct session *s, const int32_t *prompt, int32_t n,
-                                        int32_t max_tokens, struct kv_policy policy)
+static inline struct request *add_under(struct fixture *f, struct tenant *t, struct session *s, const int32_t *prompt,
+                                        int32_t n, int32_t max_tokens, struct kv_policy policy)
 {
 	struct request *r = calloc(1, sizeof *r);
 	r->spec = calloc(1, sizeof *r->spec);
@@ -153,13 +157,14 @@ static inline struct request *add_under(struct fixture *f, struct tenant *t, str
 	return r;
 }
 
-static inline struct request *add_of(struct fixture *f, struct tenant *t, struct session *s, const int32_t *prompt, int32_t n,
-                                     int32_t max_tokens)
+static inline struct request *add_of(struct fixture *f, struct tenant *t, struct session *s, const int32_t *prompt,
+                                     int32_t n, int32_t max_tokens)
 {
 	return add_under(f, t, s, prompt, n, max_tokens, (struct kv_policy){0});
 }
 
-static inline struct request *add(struct fixture *f, struct session *s, const int32_t *prompt, int32_t n, int32_t max_tokens)
+static inline struct request *add(struct fixture *f, struct session *s, const int32_t *prompt, int32_t n,
+                                  int32_t max_tokens)
 {
 	return add_of(f, s ? s->tenant : tenant_find(&f->tenants, 0), s, prompt, n, max_tokens);
 }
@@ -172,7 +177,8 @@ static inline void of_another_tenant(struct request *r)
 }
 
 /* A prompt of n tokens that nothing else begins with. */
-static inline struct request *add_fresh_of(struct fixture *f, struct tenant *t, struct session *s, int32_t n, int32_t max_tokens)
+static inline struct request *add_fresh_of(struct fixture *f, struct tenant *t, struct session *s, int32_t n,
+                                           int32_t max_tokens)
 {
 	int32_t prompt[1024];
 	for (int32_t i = 0; i < n; i++)
@@ -223,8 +229,8 @@ static inline int32_t next_token(const struct request *r)
 }
 
 /*
- * The position that stands at a place of the block table when position `row` is computed, by the words of kv/policy.h: the first pages, and
- * of the rest a window that moves by a jump once it is full.
+ * The position that stands at a place of the block table when position `row` is computed, by the words of kv/policy.h:
+ * the first pages, and of the rest a window that moves by a jump once it is full.
  */
 static inline int32_t position_at(const struct request *r, int32_t row, int32_t place)
 {
@@ -241,7 +247,8 @@ static inline int32_t position_at(const struct request *r, int32_t row, int32_t 
 	if (p->kind == KV_POLICY_MERGE)
 		return begin;
 	if (p->kind == KV_POLICY_STREAMING && page >= p->acts_pages)
-		begin = page - (page - p->acts_pages) % p->jump_pages - (p->most_pages - p->first_pages - p->jump_pages) - p->first_pages;
+		begin = page - (page - p->acts_pages) % p->jump_pages -
+		        (p->most_pages - p->first_pages - p->jump_pages) - p->first_pages;
 	return place < p->first_pages * PAGE ? place : begin * PAGE + place;
 }
 
@@ -278,7 +285,8 @@ static inline int32_t run_step(struct fixture *f)
 		}
 		assert_int_equal(q->choice.n_pages, r->policy.kind == KV_POLICY_QUEST ? r->policy.most_pages : 0);
 		for (int32_t k = 0; k < q->n_rows; k++, rows++) {
-			int32_t place = q->first_position + k, p = r->kv.n_tokens + k, page = q->block_table[place / PAGE];
+			int32_t place = q->first_position + k, p = r->kv.n_tokens + k,
+				page = q->block_table[place / PAGE];
 			assert_int_equal(position_at(r, p, place), p);
 			assert_int_equal(b->position[rows], p);
 			assert_int_equal(b->token[rows], r->tokens.ids[p]);
@@ -303,8 +311,10 @@ static inline int32_t run_step(struct fixture *f)
 			p += place < r->policy.first_pages * PAGE ? r->kv.moved : 0;
 			assert_int_equal(cell(f, q->block_table[place / PAGE], place)[1] % LOSSY, p);
 			/* Nobody looks back further than is allowed, nor sees two positions in another order. */
-			assert_true(r->policy.reach_pages == 0 || r->kv.n_tokens + q->n_rows - p <= r->policy.reach_pages * PAGE);
-			assert_true(place == 0 || p > cell(f, q->block_table[(place - 1) / PAGE], place - 1)[1] % LOSSY);
+			assert_true(r->policy.reach_pages == 0 ||
+			            r->kv.n_tokens + q->n_rows - p <= r->policy.reach_pages * PAGE);
+			assert_true(place == 0 ||
+			            p > cell(f, q->block_table[(place - 1) / PAGE], place - 1)[1] % LOSSY);
 		}
 	}
 	assert_int_equal(rows, b->n_rows);

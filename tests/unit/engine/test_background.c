@@ -111,5 +111,6 @@ static void one_that_is_waited_for_is_in_the_background_no_longer(void **state)
 }
 
 UNIT_MAIN(cmocka_unit_test(it_begins_when_nothing_else_runs_or_waits), cmocka_unit_test(it_takes_no_turn_from_anybody),
-          cmocka_unit_test(it_gives_up_its_place_and_its_pages_for_a_prompt), cmocka_unit_test(all_places_taken_by_it_are_free_for_others),
+          cmocka_unit_test(it_gives_up_its_place_and_its_pages_for_a_prompt),
+          cmocka_unit_test(all_places_taken_by_it_are_free_for_others),
           cmocka_unit_test(one_that_is_waited_for_is_in_the_background_no_longer))

@@ -109,7 +109,8 @@ static void every_test_that_fits_the_context_is_measured_once_from_the_smallest_
 		bool prefill;
 		int32_t tokens, depth, batch;
 	} wanted[] = {
-	        {true, 20, 0, 1}, {true, 100, 0, 1}, {false, 4, 0, 1}, {false, 4, 0, 3}, {true, 20, 48, 1}, {false, 4, 48, 1}, {false, 4, 48, 3},
+		{true, 20, 0, 1},  {true, 100, 0, 1}, {false, 4, 0, 1},  {false, 4, 0, 3},
+		{true, 20, 48, 1}, {false, 4, 48, 1}, {false, 4, 48, 3},
 	};
 	struct engine_bench_params p = params();
 	struct seen seen;
@@ -150,8 +151,11 @@ static void bytes_are_those_of_weights_and_kv(void **state)
 	struct error err;
 	p.device = "cpu";
 	assert_int_equal(bench(&p, &seen, &err), STATUS_OK);
-	const struct engine_bench_row *one = &seen.rows[2], *three = &seen.rows[3], *deep = &seen.rows[5], *deep_three = &seen.rows[6];
-	/* Tokens 0..3 attend to 1..4 positions. Packing may pad matrices, never more than to whole tiles of 64 outputs. */
+	const struct engine_bench_row *one = &seen.rows[2], *three = &seen.rows[3], *deep = &seen.rows[5],
+				      *deep_three = &seen.rows[6];
+	/*
+	 * Tokens 0..3 attend to 1..4 positions. Packing may pad matrices, never more than to whole tiles of 64 outputs.
+	 */
 	double weights = one->bytes_per_token - 2.5 * KV_BYTES;
 	if (strcmp(seen.info.backend, "cpu-reference") != 0) {
 		assert_true(weights >= 4 * (TINY_LAYERS * LAYER_FLOATS + TINY_EMBD * TINY_VOCAB));

@@ -1,4 +1,7 @@
-/* What long conversations cost under each policy: engine_long() on a tiny model, where a token is a byte and nothing is trained. */
+/*
+ * What long conversations cost under each policy: engine_long() on a tiny model, where a token is a byte and nothing is
+ * trained.
+ */
 #include "tests/unit/unit.h"
 
 #include <math.h>
@@ -115,7 +118,10 @@ static void every_policy_is_compared_with_full_at_every_length(void **state)
 		assert_string_equal(row->policy, policies[i % 4].label);
 		assert_int_equal(row->length, lengths[i / 4]);
 		assert_true(row->ttft_s > 0 && row->tokens_per_s > 0);
-		/* The keys and the text behind the prompt, less the token that is not computed. A sentence with a key has 40 to 43 bytes. */
+		/*
+		 * The keys and the text behind the prompt, less the token that is not computed. A sentence with a key
+		 * has 40 to 43 bytes.
+		 */
 		assert_in_range(row->tokens_logical, row->length + 20 + 2 * 40 - 1, row->length + 20 + 2 * 44 - 1);
 		assert_true(row->passkey >= 0 && row->passkey <= 1 && row->passkey_logprob < 0);
 		assert_true(row->agreement >= 0 && row->agreement <= 1);
@@ -148,7 +154,9 @@ static void a_window_longer_than_the_conversation_costs_nothing(void **state)
 	}
 }
 
-/* The same figures of a policy whether the one that it is compared with has a row of its own or not, and run after run. */
+/*
+ * The same figures of a policy whether the one that it is compared with has a row of its own or not, and run after run.
+ */
 static void figures_do_not_depend_on_what_else_is_measured(void **state)
 {
 	(void)state;
@@ -162,7 +170,8 @@ static void figures_do_not_depend_on_what_else_is_measured(void **state)
 	measured(&p, &one);
 	assert_int_equal(one.n_rows, 1);
 	assert_true(one.rows[0].kl_text == all.rows[5].kl_text && one.rows[0].kl_recall == all.rows[5].kl_recall);
-	assert_true(one.rows[0].passkey_logprob == all.rows[5].passkey_logprob && one.rows[0].agreement == all.rows[5].agreement);
+	assert_true(one.rows[0].passkey_logprob == all.rows[5].passkey_logprob &&
+	            one.rows[0].agreement == all.rows[5].agreement);
 }
 
 static void what_does_not_fit_is_left_out_with_a_reason(void **state)
@@ -187,7 +196,8 @@ static void what_does_not_fit_is_left_out_with_a_reason(void **state)
 static void a_policy_that_refuses_leaves_the_others_their_rows(void **state)
 {
 	(void)state;
-	struct engine_long_policy odd[] = {policies[0], {"tight", {.policy = "streaming", .start_size = -1, .max_cache_size = 1}}, policies[1]};
+	struct engine_long_policy odd[] = {
+		policies[0], {"tight", {.policy = "streaming", .start_size = -1, .max_cache_size = 1}}, policies[1]};
 	struct engine_long_params p = params();
 	struct seen seen;
 	p.policy = odd;
@@ -250,7 +260,8 @@ static void the_processors_time_can_be_counted(void **state)
 	assert_int_equal(cpu.n_rows, 4);
 	for (size_t i = 0; i < 4; i++) {
 		assert_true(cpu.rows[i].ttft_s > 0 && cpu.rows[i].tokens_per_s > 0);
-		assert_true(cpu.rows[i].kl_text == wall.rows[i].kl_text && cpu.rows[i].agreement == wall.rows[i].agreement);
+		assert_true(cpu.rows[i].kl_text == wall.rows[i].kl_text &&
+		            cpu.rows[i].agreement == wall.rows[i].agreement);
 	}
 }
 

@@ -23,7 +23,8 @@ static char *text_of(int32_t n, unsigned seed)
 	return s;
 }
 
-static struct engine_request *ask(struct engine *e, int32_t n_prompt, int32_t max_tokens, const struct engine_context *context)
+static struct engine_request *ask(struct engine *e, int32_t n_prompt, int32_t max_tokens,
+                                  const struct engine_context *context)
 {
 	char *prompt = text_of(n_prompt, 5);
 	struct engine_request *r = request(e, prompt, max_tokens);
@@ -35,13 +36,18 @@ static struct engine_request *ask(struct engine *e, int32_t n_prompt, int32_t ma
 
 static struct engine_context streaming(int32_t start, int32_t recent, int32_t most)
 {
-	return (struct engine_context){.policy = "streaming", .start_size = start, .recent_size = recent, .max_cache_size = most};
+	return (struct engine_context){
+		.policy = "streaming", .start_size = start, .recent_size = recent, .max_cache_size = most};
 }
 
 static struct engine_context evicting(int32_t most, int32_t permille)
 {
-	return (struct engine_context){
-	        .policy = "evict", .start_size = 4, .recent_size = 32, .max_cache_size = most, .by_share = permille > 0, .shrink_permille = permille};
+	return (struct engine_context){.policy = "evict",
+	                               .start_size = 4,
+	                               .recent_size = 32,
+	                               .max_cache_size = most,
+	                               .by_share = permille > 0,
+	                               .shrink_permille = permille};
 }
 
 /* By attention; 0: half of the conversation. */
@@ -625,8 +631,9 @@ static void evict_removes_the_share_that_was_asked_for(void **state)
 	/* By worth and by age are two choices, and the latter is a window. */
 	struct engine_context worth = evicting(272, 0), age = evicting(272, 0), window = streaming(4, 256, 0);
 	age.by_age = true;
-	struct answer a = run_and_drop_text(e, ask(e, 400, 60, &worth)), b = run_and_drop_text(e, ask(e, 400, 60, &age)),
-	              s = run_and_drop_text(e, ask(e, 400, 60, &window));
+	struct answer a = run_and_drop_text(e, ask(e, 400, 60, &worth)),
+		      b = run_and_drop_text(e, ask(e, 400, 60, &age)),
+		      s = run_and_drop_text(e, ask(e, 400, 60, &window));
 	assert_int_equal(a.usage.context.tokens_resident, b.usage.context.tokens_resident);
 	assert_memory_not_equal(a.logprobs, b.logprobs, 60 * sizeof *a.logprobs);
 	same_tokens(&b, &s);
@@ -731,7 +738,8 @@ static void what_cannot_be_is_refused_with_what_can(void **state)
 	o.max_cache_size = 256;
 	o.kv_bytes = 40 * 4096;
 	struct engine *e = start(&o);
-	refused(e, (struct engine_context){.policy = "full", .start_size = -1, .max_cache_size = 64}, "kv_cache.max_cache_size", "full");
+	refused(e, (struct engine_context){.policy = "full", .start_size = -1, .max_cache_size = 64},
+	        "kv_cache.max_cache_size", "full");
 	refused(e, (struct engine_context){.start_size = 4}, "kv_cache.start_size", "full");
 	refused(e, streaming(4, 31, 0), "kv_cache.recent_size", "32");
 	refused(e, streaming(4, 0, 47), "kv_cache.max_cache_size", "48");
@@ -756,7 +764,12 @@ static void what_cannot_be_is_refused_with_what_can(void **state)
 	refused(e, (struct engine_context){.start_size = -1, .trigger_entropy = 1}, "kv_cache.trigger", "full");
 	refused(e, evicting(40, 0), "kv_cache.max_cache_size", "40");
 	refused(e, evicting(512, 0), "kv_cache.max_cache_size", "--max-cache-size");
-	refused(e, (struct engine_context){.policy = "streaming", .start_size = -1, .recent_size = 64, .by_share = true, .shrink_permille = 300},
+	refused(e,
+	        (struct engine_context){.policy = "streaming",
+	                                .start_size = -1,
+	                                .recent_size = 64,
+	                                .by_share = true,
+	                                .shrink_permille = 300},
 	        "kv_cache.cache_length_shrink_ratio", "evict");
 	refused(e, (struct engine_context){.start_size = -1, .by_age = true}, "kv_cache.aggregation", "full");
 	refused(e, streaming(INT32_MAX, INT32_MAX, INT32_MAX), "kv_cache.recent_size", "more than");
@@ -769,7 +782,8 @@ static void what_cannot_be_is_refused_with_what_can(void **state)
 	e = start(&o);
 	refused(e, streaming(4, 0, 0), "kv_cache.max_cache_size", "needs");
 	refused(e, streaming(4, 0, 4096), "kv_cache.max_cache_size", "640");
-	refused(e, (struct engine_context){.policy = "evict", .start_size = -1}, "kv_cache.max_cache_size", "cache_length_shrink_ratio");
+	refused(e, (struct engine_context){.policy = "evict", .start_size = -1}, "kv_cache.max_cache_size",
+	        "cache_length_shrink_ratio");
 	refused(e, (struct engine_context){.policy = "merge", .start_size = -1}, "kv_cache.max_cache_size",
 		"\"merge\" needs max_cache_size");
 	refused(e, merging(640, 0), "kv_cache.max_cache_size", "a page more than the 40");
@@ -810,7 +824,8 @@ struct said {
 };
 
 /* A message takes its characters and, by the tiny template, 3 tokens and its role. */
-static struct engine_request *chat(struct engine *e, const struct said *said, size_t n, int32_t max_tokens, bool may_drop)
+static struct engine_request *chat(struct engine *e, const struct said *said, size_t n, int32_t max_tokens,
+                                   bool may_drop)
 {
 	struct engine_request *r = engine_request_create(e);
 	struct arena *a = r->arena = arena_create(1 << 20);
@@ -862,8 +877,9 @@ static struct answer run_chat(struct engine *e, struct engine_request *r, int32_
 static void turns_are_left_out_as_few_as_it_takes_and_never_the_last(void **state)
 {
 	(void)state;
-	const struct said said[] = {{"system", 40, -1}, {"user", 60, 0},   {"assistant", 30, 0}, {"user", 50, 1},  {"tool", 20, 1},
-	                            {"assistant", 30, 1}, {"system", 5, -1}, {"user", 70, 2},      {"assistant", 40, 2}, {"user", 45, 3}};
+	const struct said said[] = {{"system", 40, -1},   {"user", 60, 0},      {"assistant", 30, 0}, {"user", 50, 1},
+	                            {"tool", 20, 1},      {"assistant", 30, 1}, {"system", 5, -1},    {"user", 70, 2},
+	                            {"assistant", 40, 2}, {"user", 45, 3}};
 	enum { N = sizeof said / sizeof *said, TURNS = 4 };
 	struct engine_options o = defaults();
 	struct engine *e = start(&o);
@@ -936,7 +952,8 @@ static void turns_are_found_by_the_token_that_begins_them(void **state)
 		assert_int_equal(r.spec->n_turn_starts, 3);
 		assert_int_equal(r.spec->system_tokens, system ? 40 : 0);
 		for (int32_t page = 0; page < 13; page++)
-			assert_int_equal(request_keeps_page(&r, page), page == 0 || page == 2 || page == 6 || (system && page == 1));
+			assert_int_equal(request_keeps_page(&r, page),
+			                 page == 0 || page == 2 || page == 6 || (system && page == 1));
 		engine_request_destroy(r.spec);
 	}
 	tokenizer_destroy(t);

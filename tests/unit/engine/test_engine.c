@@ -2,9 +2,14 @@
 #include "tests/unit/engine/engine_fixture.h"
 
 static const char *const prompts[] = {
-        "the first prompt", "a second one, somewhat longer than the first", "3", "and the fourth is about nothing at all",
-        "five", "the sixth prompt is here to be cut into chunks of sixteen tokens and to take several steps", "seven, seven",
-        "the first prompt, but with another end",
+	"the first prompt",
+	"a second one, somewhat longer than the first",
+	"3",
+	"and the fourth is about nothing at all",
+	"five",
+	"the sixth prompt is here to be cut into chunks of sixteen tokens and to take several steps",
+	"seven, seven",
+	"the first prompt, but with another end",
 };
 enum { N_PROMPTS = sizeof prompts / sizeof *prompts };
 
@@ -54,8 +59,9 @@ static void a_session_computes_only_what_is_new_and_answers_the_same(void **stat
 	(void)state;
 	struct engine_options o = defaults();
 	struct engine *e = start(&o);
-	const char *first = "hello there, this is turn one", *second = "hello there, this is turn one and a second turn",
-	           *forked = "hello there, this is another end";
+	const char *first = "hello there, this is turn one",
+		   *second = "hello there, this is turn one and a second turn",
+		   *forked = "hello there, this is another end";
 	struct answer cold = run(e, request(e, second, 20));
 	struct answer cold_fork = run(e, request(e, forked, 20));
 	assert_int_equal(cold.usage.cached_tokens, 0);
@@ -288,7 +294,8 @@ static void a_session_has_so_many_requests_and_no_more(void **state)
 static void a_tenant_has_so_many_requests_and_no_more(void **state)
 {
 	(void)state;
-	struct engine *e = start(&(struct engine_options){.model_path = model_path, .device = "cpu-reference", .n_threads = 1, .clock = &now});
+	struct engine *e = start(&(struct engine_options){
+		.model_path = model_path, .device = "cpu-reference", .n_threads = 1, .clock = &now});
 	struct engine_tenant t = {.id = 3, .limits.max_requests = 2};
 	struct engine_tenant_usage usage;
 	struct answer a[6];
@@ -436,7 +443,9 @@ static void a_prompts_own_log_probabilities_agree_with_generation(void **state)
 	struct engine_options o = defaults();
 	struct engine *e = start(&o);
 	struct answer a = run(e, request(e, "score me", 20));
-	/* The greedy answer, given back as part of a prompt, must score exactly what it scored when it was generated. */
+	/*
+	 * The greedy answer, given back as part of a prompt, must score exactly what it scored when it was generated.
+	 */
 	struct engine_request *r = request(e, "", 0);
 	r->input = ENGINE_INPUT_TOKENS;
 	r->n_tokens = 28;
@@ -541,7 +550,8 @@ static void a_plan_is_what_the_engine_then_takes_to_the_byte(void **state)
 {
 	(void)state;
 	struct engine_options o = defaults();
-	struct engine_plan_params params = {.model_path = model_path, .context_tokens = 300, .n_sessions = 3, .tokens_per_s = 10};
+	struct engine_plan_params params = {
+		.model_path = model_path, .context_tokens = 300, .n_sessions = 3, .tokens_per_s = 10};
 	struct engine_plan plan, other;
 	struct error err;
 	assert_int_equal(engine_plan(&params, &plan, &err), STATUS_OK);
@@ -576,7 +586,8 @@ static void a_plan_is_what_the_engine_then_takes_to_the_byte(void **state)
 		params.context_tokens = pages * 16;
 		assert_int_equal(engine_plan(&params, &other, &err), STATUS_OK);
 		assert_int_equal(other.kv_bytes_per_session, (uint64_t)pages * other.page_bytes);
-		assert_int_equal(other.total_bytes, other.weights_bytes + other.activation_bytes + 3 * other.kv_bytes_per_session);
+		assert_int_equal(other.total_bytes,
+		                 other.weights_bytes + other.activation_bytes + 3 * other.kv_bytes_per_session);
 		assert_true(other.idle_seconds == (double)pages * 3 * 16 / 10);
 	}
 	params.memory_bytes = 1;
@@ -592,7 +603,8 @@ static void a_plan_of_narrow_kv_fits_and_leaves_little(void **state)
 	static const char *const types[] = {"int8", "fp8_e4m3"};
 	struct error err;
 	for (size_t i = 0; i < 2; i++) {
-		struct engine_plan_params params = {.model_path = model_path, .context_tokens = 300, .n_sessions = 30, .kv_type = types[i]};
+		struct engine_plan_params params = {
+			.model_path = model_path, .context_tokens = 300, .n_sessions = 30, .kv_type = types[i]};
 		struct engine_options o = defaults();
 		struct engine_plan plan;
 		assert_int_equal(engine_plan(&params, &plan, &err), STATUS_OK);
@@ -611,8 +623,8 @@ static void a_plan_of_narrow_kv_fits_and_leaves_little(void **state)
 }
 
 /*
- * Four conversations of 360 tokens are 92 pages, and the pool has 25: in windows of 48 tokens each keeps five or six, and they run
- * beside each other to the same ends as with all the memory they could want.
+ * Four conversations of 360 tokens are 92 pages, and the pool has 25: in windows of 48 tokens each keeps five or six,
+ * and they run beside each other to the same ends as with all the memory they could want.
  */
 static void pages_out_of_every_window_make_room(void **state)
 {

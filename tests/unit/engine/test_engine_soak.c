@@ -117,7 +117,8 @@ static void take(struct engine_event *ev)
 		break;
 	case ENGINE_EVENT_ERROR:
 		/* Sessions come and go and places are few; nothing else may fail. */
-		assert_true(ev->error.status == STATUS_NOT_FOUND || ev->error.status == STATUS_EXISTS || ev->error.status == STATUS_LIMIT);
+		assert_true(ev->error.status == STATUS_NOT_FOUND || ev->error.status == STATUS_EXISTS ||
+		            ev->error.status == STATUS_LIMIT);
 		k.n_failed++;
 		break;
 	default:
@@ -221,7 +222,8 @@ static void *read_figures(void *arg)
 	while (!atomic_load(&k.ending)) {
 		engine_stats(k.e, &s);
 		/* No assertion of cmocka's here: it may only fail in the thread of the test. */
-		if (s.pages_free + s.pages_cached > s.pages_total || s.kv.drift_pages != 0 || s.generated_tokens < tokens)
+		if (s.pages_free + s.pages_cached > s.pages_total || s.kv.drift_pages != 0 ||
+		    s.generated_tokens < tokens)
 			abort();
 		tokens = s.generated_tokens;
 		engine_tenant_usage(k.e, below(&rng, TENANTS), &usage);
@@ -309,7 +311,10 @@ static void everything_at_once(const char *disk)
 	struct engine_stats s;
 	memset(&k, 0, sizeof k);
 	clock_manual_init(&now, 1000000000);
-	/* A disk that takes five seconds is given up: with tiers less time passes than a transfer takes on a busy machine. */
+	/*
+	 * A disk that takes five seconds is given up: with tiers less time passes than a transfer takes on a busy
+	 * machine.
+	 */
 	k.tick_ns = disk ? 50000 : 1000000;
 	k.e = start(40, disk);
 	k.rng = 1;
@@ -346,18 +351,22 @@ static void everything_at_once(const char *disk)
 	assert_int_equal(s.pages_free + s.pages_cached, s.pages_total);
 	assert_int_equal(s.kv.drift_pages, 0);
 	assert_int_equal(s.kv.refs_running + s.kv.refs_queued, 0);
-	print_message("%lld commands: %llu answers to the end, %llu cancelled, %llu refused, %llu replies; %llu tokens, %llu of %llu pages found, "
+	print_message("%lld commands: %llu answers to the end, %llu cancelled, %llu refused, %llu replies; %llu "
+	              "tokens, %llu of %llu pages found, "
 	              "%llu evicted, %llu preemptions, %llu sessions expired\n",
 	              (long long)n_commands, (unsigned long long)k.n_length, (unsigned long long)k.n_cancelled,
 	              (unsigned long long)k.n_failed, (unsigned long long)k.n_replies, (unsigned long long)k.n_tokens,
-	              (unsigned long long)s.prefix_hits, (unsigned long long)s.prefix_queries, (unsigned long long)s.prefix_evictions,
-	              (unsigned long long)s.preemptions, (unsigned long long)s.sessions_expired);
-	assert_true(k.n_length > 0 && k.n_cancelled > 0 && k.n_replies > 0 && s.prefix_evictions > 0 && s.prefix_hits > 0);
+	              (unsigned long long)s.prefix_hits, (unsigned long long)s.prefix_queries,
+	              (unsigned long long)s.prefix_evictions, (unsigned long long)s.preemptions,
+	              (unsigned long long)s.sessions_expired);
+	assert_true(k.n_length > 0 && k.n_cancelled > 0 && k.n_replies > 0 && s.prefix_evictions > 0 &&
+	            s.prefix_hits > 0);
 	assert_int_equal(k.n_stopped, 0);
 	for (int32_t i = 0; i < s.tiers.n; i++) {
 		const struct engine_tier *t = &s.tiers.tier[i];
-		print_message("%s: %llu pages stored, %llu came back, %llu corrupt, %llu cancelled; %s\n", t->kind, (unsigned long long)t->stored,
-		              (unsigned long long)t->fetched, (unsigned long long)t->corrupt, (unsigned long long)t->cancelled,
+		print_message("%s: %llu pages stored, %llu came back, %llu corrupt, %llu cancelled; %s\n", t->kind,
+		              (unsigned long long)t->stored, (unsigned long long)t->fetched,
+		              (unsigned long long)t->corrupt, (unsigned long long)t->cancelled,
 		              t->off ? t->off_reason : "on");
 		assert_true(t->stored > 0);
 		/* What is read has an end too early, or holes where others were written behind it since. */

@@ -90,23 +90,24 @@ static void json_is_one_object_with_everything(void **state)
 	size_t bytes = b.len;
 	char *json = described(&b, true), expected[2048];
 	snprintf(expected, sizeof expected,
-		 "{\"file\":\"m.gguf\",\"version\":3,\"bytes\":%zu,\"summary\":{\"name\":\"Tiny\",\"architecture\":"
-		 "\"llama\","
-		 "\"n_layer\":30,\"n_embd\":576,\"n_ff\":null,\"n_head\":9,\"n_head_kv\":3,\"head_dim\":64,"
-		 "\"n_ctx_train\":null,\"attention_window\":null,\"rope_dims\":null,\"n_vocab\":3,\"n_params\":8,\"tensor_bytes\":16,"
-		 "\"kv_bytes_per_token\":23040,\"chat_template_bytes\":9,"
-		 "\"tensor_types\":{\"F16\":{\"tensors\":1,\"elements\":8,\"bytes\":16}},"
-		 "\"tokenizer\":{\"model\":\"gpt2\",\"pre\":\"smollm\",\"n_tokens\":3,"
-		 "\"special\":{\"bos\":{\"id\":7,\"text\":null},\"eos\":{\"id\":2,\"text\":\"<end>\"}}}},"
-		 "\"metadata\":{\"general.architecture\":\"llama\",\"general.name\":\"Tiny\",\"llama.block_count\":30,"
-		 "\"llama.embedding_length\":576,\"llama.attention.head_count\":9,\"llama.attention.head_count_kv\":3,"
-		 "\"llama.rope.freq_base\":100000,\"tokenizer.ggml.model\":\"gpt2\",\"tokenizer.ggml.pre\":\"smollm\","
-		 "\"tokenizer.ggml.tokens\":[\"a\", \"\\n\", \"<end>\"],\"tokenizer.ggml.bos_token_id\":7,"
-		 "\"tokenizer.ggml.eos_token_id\":2,\"tokenizer.ggml.add_bos_token\":true,"
-		 "\"tokenizer.chat_template\":\"{{ 'x' }}\"},"
-		 "\"tensors\":[{\"name\":\"output_norm.weight\",\"type\":\"F16\",\"shape\":[4,2],\"bytes\":16,"
-		 "\"offset\":%zu}]}\n",
-		 bytes, bytes - 16);
+	         "{\"file\":\"m.gguf\",\"version\":3,\"bytes\":%zu,\"summary\":{\"name\":\"Tiny\",\"architecture\":"
+	         "\"llama\","
+	         "\"n_layer\":30,\"n_embd\":576,\"n_ff\":null,\"n_head\":9,\"n_head_kv\":3,\"head_dim\":64,"
+	         "\"n_ctx_train\":null,\"attention_window\":null,\"rope_dims\":null,\"n_vocab\":3,\"n_params\":8,"
+	         "\"tensor_bytes\":16,"
+	         "\"kv_bytes_per_token\":23040,\"chat_template_bytes\":9,"
+	         "\"tensor_types\":{\"F16\":{\"tensors\":1,\"elements\":8,\"bytes\":16}},"
+	         "\"tokenizer\":{\"model\":\"gpt2\",\"pre\":\"smollm\",\"n_tokens\":3,"
+	         "\"special\":{\"bos\":{\"id\":7,\"text\":null},\"eos\":{\"id\":2,\"text\":\"<end>\"}}}},"
+	         "\"metadata\":{\"general.architecture\":\"llama\",\"general.name\":\"Tiny\",\"llama.block_count\":30,"
+	         "\"llama.embedding_length\":576,\"llama.attention.head_count\":9,\"llama.attention.head_count_kv\":3,"
+	         "\"llama.rope.freq_base\":100000,\"tokenizer.ggml.model\":\"gpt2\",\"tokenizer.ggml.pre\":\"smollm\","
+	         "\"tokenizer.ggml.tokens\":[\"a\", \"\\n\", \"<end>\"],\"tokenizer.ggml.bos_token_id\":7,"
+	         "\"tokenizer.ggml.eos_token_id\":2,\"tokenizer.ggml.add_bos_token\":true,"
+	         "\"tokenizer.chat_template\":\"{{ 'x' }}\"},"
+	         "\"tensors\":[{\"name\":\"output_norm.weight\",\"type\":\"F16\",\"shape\":[4,2],\"bytes\":16,"
+	         "\"offset\":%zu}]}\n",
+	         bytes, bytes - 16);
 	assert_string_equal(json, expected);
 	free(json);
 }

@@ -1,6 +1,6 @@
 /*
- * Conversations larger than the page pool: the same tokens and the same probabilities as where they fit, to the bit on backends that sum in
- * one order, whatever else runs, however they are cancelled, and with nothing left behind.
+ * Conversations larger than the page pool: the same tokens and the same probabilities as where they fit, to the bit on
+ * backends that sum in one order, whatever else runs, however they are cancelled, and with nothing left behind.
  */
 #include "tests/unit/engine/engine_fixture.h"
 
@@ -133,7 +133,10 @@ static void four_times_the_pool_gives_the_same_tokens(void **state)
 			const int all = kv_pages_for(N_PROMPT + 99), ram = c->pages_tier[ENGINE_TIER_RAM];
 			assert_int_equal(c->pages + ram + c->pages_tier[ENGINE_TIER_DISK], all);
 			assert_true(c->pages <= SMALL / 2);
-			assert_int_equal(ram, rooms[i][0] ? (rooms[i][0] < 9 ? (int)rooms[i][0] : (all - SMALL / 2 + 15) / 16) * 16 : 0);
+			assert_int_equal(
+				ram, rooms[i][0]
+					     ? (rooms[i][0] < 9 ? (int)rooms[i][0] : (all - SMALL / 2 + 15) / 16) * 16
+					     : 0);
 			assert_int_equal(c->pages_tier[ENGINE_TIER_DISK] > 0, rooms[i][1] > 0);
 			assert_empty(e);
 			/* A second one finds what the pool still has of the first, and says the same. */
@@ -303,10 +306,12 @@ static void what_is_too_long_even_so_is_refused(void **state)
 int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
-	        cmocka_unit_test(four_times_the_pool_gives_the_same_tokens),  cmocka_unit_test(an_answer_may_outgrow_the_pool),
-	        cmocka_unit_test(others_have_their_answers_beside_large_ones), cmocka_unit_test(a_cancelled_one_leaves_nothing),
-	        cmocka_unit_test(and_so_do_narrow_pages),
-	        cmocka_unit_test(what_is_too_long_even_so_is_refused),
+		cmocka_unit_test(four_times_the_pool_gives_the_same_tokens),
+		cmocka_unit_test(an_answer_may_outgrow_the_pool),
+		cmocka_unit_test(others_have_their_answers_beside_large_ones),
+		cmocka_unit_test(a_cancelled_one_leaves_nothing),
+		cmocka_unit_test(and_so_do_narrow_pages),
+		cmocka_unit_test(what_is_too_long_even_so_is_refused),
 	};
 	if (argc > 1)
 		cmocka_set_test_filter(argv[1]);

@@ -1,8 +1,8 @@
 /* The scheduler under context policies: see sched_fixture.h for the device, which checks what each row sees. */
 #include "tests/unit/engine/sched_fixture.h"
 
-static struct request *add_streaming(struct fixture *f, struct session *s, const int32_t *prompt, int32_t n, int32_t max_tokens,
-                                     struct kv_policy policy)
+static struct request *add_streaming(struct fixture *f, struct session *s, const int32_t *prompt, int32_t n,
+                                     int32_t max_tokens, struct kv_policy policy)
 {
 	return add_under(f, tenant_find(&f->tenants, 0), s, prompt, n, max_tokens, policy);
 }
@@ -104,7 +104,10 @@ static void the_next_turn_goes_on_where_the_session_ended(void **state)
 	assert_int_equal(r->usage.cached_tokens, 529);
 	run_all(&f);
 	assert_int_equal(f.sched.parking.n_resumed, 1);
-	/* An answer that reads otherwise in its last tokens goes on before them; one that differs where pages are gone begins anew. */
+	/*
+	 * An answer that reads otherwise in its last tokens goes on before them; one that differs where pages are gone
+	 * begins anew.
+	 */
 	memcpy(turn, s->parked->tokens.ids, s->parked->tokens.n * sizeof *turn);
 	turn[603] = -1;
 	r = add_streaming(&f, s, turn, 700, 5, policy);
@@ -165,7 +168,9 @@ static void the_first_pages_move_after_rows_that_would_look_too_far_back(void **
 	assert_true(kv_policy_keep_within(&policy, 16 * PAGE));
 	setup(&f, 30);
 	count_up(prompt, 3000, 0);
-	/* Two that share their beginning, so that the first to move finds its pages shared, and one that is in the way. */
+	/*
+	 * Two that share their beginning, so that the first to move finds its pages shared, and one that is in the way.
+	 */
 	struct request *a = add_under(&f, tenant_find(&f.tenants, 0), NULL, prompt, 700, 300, policy);
 	struct request *b = add_under(&f, tenant_find(&f.tenants, 0), NULL, prompt, 900, 200, policy);
 	add_fresh(&f, NULL, 100, 40);
@@ -381,8 +386,13 @@ static void random_mixes_leave_nothing_lossy_in_the_index(void **state)
 				trigger.free_pages = 1 + (int32_t)(unit_rand(&rng) % 30);
 				open_up(&policy);
 			}
-			int32_t most = policy.kind == KV_POLICY_FULL || policy.kind == KV_POLICY_QUEST || policy.most_pages == INT32_MAX ? 300 : 600, n = 1 + (int32_t)(unit_rand(&rng) % (uint64_t)most);
-			int32_t family = who < 6 ? who / 2 : (int32_t)(unit_rand(&rng) % 3), cut = (int32_t)(unit_rand(&rng) % 700);
+			int32_t most = policy.kind == KV_POLICY_FULL || policy.kind == KV_POLICY_QUEST ||
+			                               policy.most_pages == INT32_MAX
+			                       ? 300
+			                       : 600,
+				n = 1 + (int32_t)(unit_rand(&rng) % (uint64_t)most);
+			int32_t family = who < 6 ? who / 2 : (int32_t)(unit_rand(&rng) % 3),
+				cut = (int32_t)(unit_rand(&rng) % 700);
 			for (int32_t i = 0; i < n; i++)
 				prompt[i] = i < cut ? family * 1000 + i : (int32_t)(unit_rand(&rng) % 1000) + 10000;
 			/* Mostly the conversation goes on, some of its last words put otherwise. */

@@ -268,7 +268,10 @@ static void a_prompt_is_hashed_once_however_long_it_waits(void **state)
 	teardown(&f);
 }
 
-/* Many requests, few pages: everything ends, nothing is ever read that was not the request's own, every page comes back. */
+/*
+ * Many requests, few pages: everything ends, nothing is ever read that was not the request's own, every page comes
+ * back.
+ */
 static void random_work_under_pressure(void **state)
 {
 	(void)state;

@@ -24,7 +24,8 @@ static void setup(struct fixture *f, int32_t max_sessions)
 	clock_manual_init(&now, 1000000000000);
 	assert_int_equal(kv_prefix_create(f->pool, NULL, &f->prefix, NULL), STATUS_OK);
 	assert_int_equal(tenant_table_init(&f->tenants, layout.page_stride), STATUS_OK);
-	assert_int_equal(session_table_init(&f->table, &f->tenants, f->prefix, &now, 30000, 300000, max_sessions), STATUS_OK);
+	assert_int_equal(session_table_init(&f->table, &f->tenants, f->prefix, &now, 30000, 300000, max_sessions),
+	                 STATUS_OK);
 }
 
 static void teardown(struct fixture *f)
@@ -289,7 +290,8 @@ static void expiry_matches_a_naive_model(void **state)
 	teardown(&f);
 }
 
-UNIT_MAIN(cmocka_unit_test(silence_ends_a_session_to_the_millisecond), cmocka_unit_test(heartbeats_keep_it_until_the_ttl),
+UNIT_MAIN(cmocka_unit_test(silence_ends_a_session_to_the_millisecond),
+          cmocka_unit_test(heartbeats_keep_it_until_the_ttl),
           cmocka_unit_test(a_running_request_is_a_sign_of_life_but_does_not_stop_the_ttl),
           cmocka_unit_test(a_client_may_ask_for_less_time_but_not_for_more),
           cmocka_unit_test(ids_are_checked_unique_and_counted),

@@ -149,11 +149,11 @@ static void simulate(int n)
 	n_changed = t.created * 2 - t.n_sessions + t.heap_looks;
 	double each = (double)t.heap_moves / (double)n_changed;
 	assert_true(each < (double)depth_of((size_t)n));
-	print_message("%d sessions: %llu made, %llu expired, %llu touched; %.1f places written for each change, the heap is %llu "
+	print_message("%d sessions: %llu made, %llu expired, %llu touched; %.1f places written for each change, the "
+	              "heap is %llu "
 	              "deep\n",
-	              n,
-	              (unsigned long long)t.created, (unsigned long long)n_expired, (unsigned long long)n_touched, each,
-	              (unsigned long long)depth_of((size_t)n));
+	              n, (unsigned long long)t.created, (unsigned long long)n_expired, (unsigned long long)n_touched,
+	              each, (unsigned long long)depth_of((size_t)n));
 	while (t.n_sessions)
 		remove_one(&t, t.heap[0]);
 	session_table_free(&t);

@@ -156,5 +156,6 @@ static void its_end_is_told_and_so_is_nothing_after_that(void **state)
 	stop(&t);
 }
 
-UNIT_MAIN(cmocka_unit_test(it_is_told_at_once_and_then_when_something_changes), cmocka_unit_test(changes_are_put_together),
-          cmocka_unit_test(an_eviction_for_another_is_told), cmocka_unit_test(its_end_is_told_and_so_is_nothing_after_that))
+UNIT_MAIN(cmocka_unit_test(it_is_told_at_once_and_then_when_something_changes),
+          cmocka_unit_test(changes_are_put_together), cmocka_unit_test(an_eviction_for_another_is_told),
+          cmocka_unit_test(its_end_is_told_and_so_is_nothing_after_that))

@@ -4,7 +4,8 @@
  * (pretend_device.h), so a page that is served to the wrong request is a failure; and every so often all references are
  * counted again from those who should hold them, and compared with the pool's counts, its ledger and its bytes.
  *
- * The same again with tiers below, whose disk fails in one of the ways that disks do while the work goes on: nobody may notice.
+ * The same again with tiers below, whose disk fails in one of the ways that disks do while the work goes on: nobody may
+ * notice.
  *
  * KVASIR_SOAK_OPS says how many operations (100,000, shared out among the eviction policies), KVASIR_SOAK_SEED which
  * ones.
@@ -130,7 +131,8 @@ static int salt_of(const struct soak *k, const struct request *r)
 	return salt;
 }
 
-static void submit(struct soak *k, const struct client *c, int salt, const int32_t *tokens, int32_t n, int32_t max_tokens)
+static void submit(struct soak *k, const struct client *c, int salt, const int32_t *tokens, int32_t n,
+                   int32_t max_tokens)
 {
 	if (k->sched.n_waiting >= 16)
 		return;
@@ -239,8 +241,8 @@ static void do_step(struct soak *k)
 		assert_int_equal(b->seq[i].first_position, r->kv.n_tokens);
 		for (int32_t row = 0; row < b->seq[i].n_rows; row++)
 			assert_int_equal(b->token[b->seq[i].first_row + row], r->tokens.ids[r->kv.n_tokens + row]);
-		digest[i] = pretend_compute(k->pool, b->seq[i].block_table, r->tokens.ids, r->kv.n_tokens, b->seq[i].n_rows,
-		                            salt_digest(salt_of(k, r)));
+		digest[i] = pretend_compute(k->pool, b->seq[i].block_table, r->tokens.ids, r->kv.n_tokens,
+		                            b->seq[i].n_rows, salt_digest(salt_of(k, r)));
 	}
 	int32_t n_seqs = b->n_seqs;
 	for (int32_t i = 0; i < n_seqs; i++) {
@@ -491,7 +493,8 @@ static void audit(struct soak *k)
 		expect_seq(&a, &r->kv, (struct kv_holder){KV_HOLDER_WAITING, r->id});
 		for (int32_t i = 0; i < r->fetch.n; i++) {
 			if (kv_fetch_page(&r->fetch, i) != KV_NO_PAGE)
-				expect(&a, kv_fetch_page(&r->fetch, i), (struct kv_holder){KV_HOLDER_COPY, r->fetch.id});
+				expect(&a, kv_fetch_page(&r->fetch, i),
+				       (struct kv_holder){KV_HOLDER_COPY, r->fetch.id});
 		}
 		n_waiting++;
 	}
@@ -500,7 +503,8 @@ static void audit(struct soak *k)
 	for (size_t i = 0; i < k->sessions.n_sessions; i++) {
 		const struct session *s = k->sessions.heap[i];
 		int32_t alive = kv_weak_alive(k->prefix, &s->kv);
-		assert_true(alive >= 0 && alive <= s->kv.n_pages && alive * KV_PAGE_TOKENS < s->kv.n_tokens + KV_PAGE_TOKENS);
+		assert_true(alive >= 0 && alive <= s->kv.n_pages &&
+		            alive * KV_PAGE_TOKENS < s->kv.n_tokens + KV_PAGE_TOKENS);
 	}
 	for (int i = 0; i < FORKS; i++)
 		expect_seq(&a, &k->forks[i].kv, (struct kv_holder){KV_HOLDER_OTHER, (uint64_t)i});
@@ -514,7 +518,8 @@ static void audit(struct soak *k)
 		assert_int_equal(kv_pool_refs(k->pool, page), a.refs[page]);
 		for (int kind = 0; kind < KV_HOLDER_KINDS; kind++)
 			assert_int_equal(kv_pool_refs_of(k->pool, page, kind), a.refs_of[page][kind]);
-		not_the_engines += a.refs_of[page][KV_HOLDER_OTHER] + (a.refs[page] > 0 && a.refs[page] == a.refs_of[page][KV_HOLDER_OTHER]);
+		not_the_engines += a.refs_of[page][KV_HOLDER_OTHER] +
+		                   (a.refs[page] > 0 && a.refs[page] == a.refs_of[page][KV_HOLDER_OTHER]);
 		if (kv_pool_has_ledger(k->pool))
 			check_holders(k->pool, page, a.holders[page], a.refs[page]);
 	}
@@ -559,8 +564,11 @@ static void start(struct soak *k, const char *policy, uint64_t seed)
 	assert_int_equal(tenant_table_init(&k->tenants, layout.page_stride), STATUS_OK);
 	const struct engine_tenant limited = {.id = 1, .limits = {.kv_bytes = TENANT_PAGES * layout.page_stride}};
 	assert_int_equal(tenant_set(&k->tenants, &limited), STATUS_OK);
-	assert_int_equal(session_table_init(&k->sessions, &k->tenants, k->prefix, &now, 30000, 300000, CLIENTS), STATUS_OK);
-	assert_int_equal(sched_init(&k->sched, k->pool, k->prefix, &k->sessions, &now, MAX_RUNNING, STEP, MAX_RUNNING + 8), STATUS_OK);
+	assert_int_equal(session_table_init(&k->sessions, &k->tenants, k->prefix, &now, 30000, 300000, CLIENTS),
+	                 STATUS_OK);
+	assert_int_equal(
+		sched_init(&k->sched, k->pool, k->prefix, &k->sessions, &now, MAX_RUNNING, STEP, MAX_RUNNING + 8),
+		STATUS_OK);
 	assert_int_equal(census_init(&k->census, k->pool, &k->sched, &k->sessions, &k->tenants), STATUS_OK);
 	for (int i = 0; i < SALTS; i++) {
 		char name[8];
@@ -681,7 +689,9 @@ static void start_tiers(struct soak *k)
 	if (kv_tier_ram_create(&device, &now, RAM_BYTES, KV_FORM_F16, &ram, &err) != STATUS_OK ||
 	    kv_tier_disk_create(&device, &now, &o, &k->disk_tier, &err) != STATUS_OK)
 		fail_msg("%s", err.message);
-	assert_int_equal(kv_tiers_create(k->pool, k->prefix, (struct kv_tier *[KV_TIER_KINDS]){ram, k->disk_tier}, &now, &k->tiers), STATUS_OK);
+	assert_int_equal(kv_tiers_create(k->pool, k->prefix, (struct kv_tier *[KV_TIER_KINDS]){ram, k->disk_tier}, &now,
+	                                 &k->tiers),
+	                 STATUS_OK);
 	k->sched.tiers = k->tiers;
 	k->sched.overlaps = true;
 }
@@ -714,7 +724,8 @@ static void judge_tiers(const struct soak *k, enum fault fault, int64_t n_ops)
 	              s.fetches_cancelled, s.fetches, k->n_begun, k->n_given_up, disk->off ? disk->off_reason : "no");
 	uint64_t some = (uint64_t)n_ops / 2000;
 	assert_true(ram->put[KV_PUT_STORED] > some && s.fetched[KV_TIER_RAM] > some && !ram->off);
-	assert_true(disk->put[KV_PUT_STORED] > some && s.fetched[KV_TIER_DISK] > 0 && (disk->off || s.fetches_cancelled > 0));
+	assert_true(disk->put[KV_PUT_STORED] > some && s.fetched[KV_TIER_DISK] > 0 &&
+	            (disk->off || s.fetches_cancelled > 0));
 	assert_int_equal(disk->off, fault == FAULT_enospc || fault == FAULT_eio || fault == FAULT_hang);
 	assert_int_equal(disk->loads[KV_LOAD_CORRUPT] > 0, fault == FAULT_wrong_bytes);
 	assert_true(disk->loads[KV_LOAD_CORRUPT] <= (uint64_t)k->disk->n_flipped);
@@ -725,7 +736,10 @@ static void judge_tiers(const struct soak *k, enum fault fault, int64_t n_ops)
 	assert_true(ram->used_bytes <= ram->cap_bytes && disk->used_bytes <= disk->cap_bytes);
 }
 
-/* The same counts at the end as at the start, and nothing wrong in between. fault: of the disk below, or N_FAULTS: no tiers. */
+/*
+ * The same counts at the end as at the start, and nothing wrong in between. fault: of the disk below, or N_FAULTS: no
+ * tiers.
+ */
 static void soak(const char *policy, int64_t n_ops, int64_t seed, enum fault fault)
 {
 	static struct soak k;
@@ -757,14 +771,16 @@ static void soak(const char *policy, int64_t n_ops, int64_t seed, enum fault fau
 	assert_memory_equal(&first, &last, sizeof first);
 	assert_int_equal(kv_pool_destroy(k.pool), STATUS_OK);
 	assert_int_equal(mem.allocated, 0);
-	print_message("%s: %" PRId64 " operations, %" PRIu64 " audits without drift; %" PRIu64 " answers, %" PRIu64 " of %" PRIu64
-	              " pages found, %" PRIu64 " indexed, %" PRIu64 " evicted, %" PRIu64 " copied, %" PRIu64 " preemptions, %" PRIu64
-	              " sessions expired\n",
+	print_message("%s: %" PRId64 " operations, %" PRIu64 " audits without drift; %" PRIu64 " answers, %" PRIu64
+	              " of %" PRIu64 " pages found, %" PRIu64 " indexed, %" PRIu64 " evicted, %" PRIu64
+	              " copied, %" PRIu64 " preemptions, %" PRIu64 " sessions expired\n",
 	              policy, n_ops, k.n_audits, k.n_answers, index.hits, index.queries, index.inserted,
-	              index.evicted[EVICT_FOR_PROMPT] + index.evicted[EVICT_FOR_DECODE], mem.n_copied, n_preemptions, k.n_expired);
+	              index.evicted[EVICT_FOR_PROMPT] + index.evicted[EVICT_FOR_DECODE], mem.n_copied, n_preemptions,
+	              k.n_expired);
 	/* It would prove little if any of this were rare. */
 	uint64_t some = (uint64_t)n_ops / 1000;
-	assert_true(k.n_answers > some && index.hits > some && mem.n_copied > some && n_preemptions > some && k.n_expired > some);
+	assert_true(k.n_answers > some && index.hits > some && mem.n_copied > some && n_preemptions > some &&
+	            k.n_expired > some);
 	assert_true(index.evicted[EVICT_FOR_PROMPT] > some && index.evicted[EVICT_FOR_DECODE] > some);
 	for (int op = 0; op < N_OPS; op++)
 		assert_true(k.n_done[op] > some);
@@ -779,7 +795,8 @@ static int64_t setting(const char *name, int64_t otherwise)
 static void random_work_leaves_nothing_behind_and_serves_nothing_wrong(void **state)
 {
 	(void)state;
-	int64_t n_ops = setting("KVASIR_SOAK_OPS", 100000), seed = setting("KVASIR_SOAK_SEED", 20260101), n_policies = 0;
+	int64_t n_ops = setting("KVASIR_SOAK_OPS", 100000), seed = setting("KVASIR_SOAK_SEED", 20260101),
+		n_policies = 0;
 	while (evict_policy_name((size_t)n_policies))
 		n_policies++;
 	for (int64_t i = 0; i < n_policies; i++)
@@ -789,11 +806,13 @@ static void random_work_leaves_nothing_behind_and_serves_nothing_wrong(void **st
 static void tiers_and_failing_disks_change_nothing_of_that(void **state)
 {
 	(void)state;
-	int64_t n_ops = setting("KVASIR_SOAK_OPS", 100000), seed = setting("KVASIR_SOAK_SEED", 20260101), n_policies = 0;
+	int64_t n_ops = setting("KVASIR_SOAK_OPS", 100000), seed = setting("KVASIR_SOAK_SEED", 20260101),
+		n_policies = 0;
 	while (evict_policy_name((size_t)n_policies))
 		n_policies++;
 	for (int64_t i = 0; i < N_FAULTS; i++)
-		soak(evict_policy_name((size_t)((i + seed) % n_policies)), n_ops / N_FAULTS + 1, seed + i, (enum fault)i);
+		soak(evict_policy_name((size_t)((i + seed) % n_policies)), n_ops / N_FAULTS + 1, seed + i,
+		     (enum fault)i);
 }
 
 UNIT_MAIN(cmocka_unit_test(random_work_leaves_nothing_behind_and_serves_nothing_wrong),

@@ -196,7 +196,10 @@ static void the_census_counts_each_page_under_its_first_holder(void **state)
 	assert_int_equal(kv.pages_running, 0);
 	assert_int_equal(kv.pages_sessions, 4);
 	assert_int_equal(kv.pages_sessions + kv.pages_index, kv.refs_index);
-	/* All of its pages are there; then the index loses what it has, and without a tier they are to be computed again. */
+	/*
+	 * All of its pages are there; then the index loses what it has, and without a tier they are to be computed
+	 * again.
+	 */
 	session_describe(&f.sessions, s, f.pool, &info);
 	assert_int_equal(info.pages_device, 4);
 	assert_int_equal(info.pages_lost, 0);
@@ -279,11 +282,13 @@ static void a_full_house_forgets_no_page(void **state)
 	}
 	for (int round = 0; round < 6000; round++) {
 		if (unit_rand(&rng) % 3 == 0 && f.sched.n_waiting < 20) {
-			int32_t prompt[200], n = 1 + (int32_t)(unit_rand(&rng) % 100), who = (int32_t)(unit_rand(&rng) % 6);
+			int32_t prompt[200], n = 1 + (int32_t)(unit_rand(&rng) % 100),
+					     who = (int32_t)(unit_rand(&rng) % 6);
 			int32_t family = (int32_t)(unit_rand(&rng) % 3), cut = (int32_t)(unit_rand(&rng) % 100);
 			for (int32_t i = 0; i < n; i++)
 				prompt[i] = i < cut ? family * 1000 + i : (int32_t)(unit_rand(&rng) % 1000) + 10000;
-			add_of(&f, t[who % 3], unit_rand(&rng) % 2 ? s[who] : NULL, prompt, n, (int32_t)(unit_rand(&rng) % 90));
+			add_of(&f, t[who % 3], unit_rand(&rng) % 2 ? s[who] : NULL, prompt, n,
+			       (int32_t)(unit_rand(&rng) % 90));
 		}
 		if (unit_rand(&rng) % 16 == 0) {
 			struct request *r = sched_find(&f.sched, 1 + unit_rand(&rng) % f.next_id);
@@ -309,7 +314,8 @@ static void a_full_house_forgets_no_page(void **state)
 	teardown(&f);
 }
 
-UNIT_MAIN(cmocka_unit_test(a_crowd_delays_another_tenant_by_one_request), cmocka_unit_test(cancelled_requests_cost_no_turns),
+UNIT_MAIN(cmocka_unit_test(a_crowd_delays_another_tenant_by_one_request),
+          cmocka_unit_test(cancelled_requests_cost_no_turns),
           cmocka_unit_test(a_limit_is_kept_to_the_page_and_stops_only_its_tenant),
           cmocka_unit_test(sessions_cost_their_tenant_nothing_while_nothing_runs),
           cmocka_unit_test(what_could_not_be_enough_is_not_taken),

@@ -1,6 +1,6 @@
 /*
- * The eviction policies as their definitions read, for small worlds: everything is searched and counted anew each time. A model
- * shares no code with the engine; it is told of the same uses and evictions.
+ * The eviction policies as their definitions read, for small worlds: everything is searched and counted anew each time.
+ * A model shares no code with the engine; it is told of the same uses and evictions.
  */
 #pragma once
 
@@ -133,8 +133,8 @@ static int32_t lru_victim(struct world *w, int32_t chosen)
 	return world_lowest(w, lru_score);
 }
 
-static const struct model model_lru = {"lru",         false,         model_nothing, model_nothing,  model_nothing, model_used,
-                                       lru_victim, model_forget, model_no_ghosts, NULL};
+static const struct model model_lru = {"lru",      false,      model_nothing, model_nothing,   model_nothing,
+                                       model_used, lru_victim, model_forget,  model_no_ghosts, NULL};
 
 static double lfu_score(const struct world *w, int32_t slot)
 {
@@ -147,8 +147,8 @@ static int32_t lfu_victim(struct world *w, int32_t chosen)
 	return world_lowest(w, lfu_score);
 }
 
-static const struct model model_lfu = {"lfu",         false,         model_nothing, model_nothing,  model_nothing, model_used,
-                                       lfu_victim, model_forget, model_no_ghosts, NULL};
+static const struct model model_lfu = {"lfu",      false,      model_nothing, model_nothing,   model_nothing,
+                                       model_used, lfu_victim, model_forget,  model_no_ghosts, NULL};
 
 /* ---- gdsf ---- */
 
@@ -187,8 +187,8 @@ static void gdsf_gone(struct world *w, int32_t slot)
 		g->clock = g->priority[slot];
 }
 
-static const struct model model_gdsf = {"gdsf",      false,       gdsf_init,     model_free,     model_nothing, gdsf_used,
-                                        gdsf_victim, gdsf_gone, model_no_ghosts, NULL};
+static const struct model model_gdsf = {"gdsf",    false,       gdsf_init, model_free,      model_nothing,
+                                        gdsf_used, gdsf_victim, gdsf_gone, model_no_ghosts, NULL};
 
 /* ---- dual ---- */
 
@@ -242,8 +242,8 @@ static int32_t dual_victim(struct world *w, int32_t chosen)
 	return world_lowest(w, dual_score);
 }
 
-static const struct model model_dual = {"dual",      false,          dual_init,     dual_free,     model_nothing, dual_used,
-                                        dual_victim, model_forget, model_no_ghosts, NULL};
+static const struct model model_dual = {"dual",    false,       dual_init,    dual_free,       model_nothing,
+                                        dual_used, dual_victim, model_forget, model_no_ghosts, NULL};
 
 /* ---- s3fifo ---- */
 
@@ -370,7 +370,8 @@ struct ret_block {
 struct model_ret_state {
 	double hits[RET_GROUPS][RET_BINS], exposure[RET_GROUPS][RET_BINS];
 	double worth[RET_GROUPS][RET_BINS];
-	struct ret_block blocks[RET_BLOCKS]; /* all ever seen; the workload has fewer than the ghosts that are remembered */
+	/* all ever seen; the workload has fewer than the ghosts that are remembered */
+	struct ret_block blocks[RET_BLOCKS];
 	int n_blocks;
 	int block_at[WORLD_SLOTS];
 	uint64_t n_prompts, n_learned;
@@ -512,10 +513,12 @@ static void ret_used(struct world *w, int32_t slot, const struct evict_use *use,
 		k->turn = k->turn > 2 ? 2 : k->turn;
 	} else {
 		s->hits[k->group][k->bin] += 1;
-		s->exposure[k->group][k->bin] += ((double)(w->now_ms - k->used_ms) - ret_edge_ms(k->bin)) / ret_width_ms(k->bin);
+		s->exposure[k->group][k->bin] +=
+			((double)(w->now_ms - k->used_ms) - ret_edge_ms(k->bin)) / ret_width_ms(k->bin);
 	}
 	k->uses++;
-	k->group = (((int)(k->uses < 4 ? k->uses : 4) - 1) * 6 + ret_log2(use->distance)) * 6 + k->turn * 2 + (int)use->hints;
+	k->group = (((int)(k->uses < 4 ? k->uses : 4) - 1) * 6 + ret_log2(use->distance)) * 6 + k->turn * 2 +
+	           (int)use->hints;
 	k->bin = 0;
 	k->used_ms = w->now_ms;
 	if (use->claim)
@@ -562,8 +565,8 @@ static void ret_hint(struct world *w, int32_t slot, unsigned hints)
 	k->group = k->group / 2 * 2 + (int)hints;
 }
 
-static const struct model model_retention = {"retention",  true,       ret_init, model_free, ret_advance, ret_used, ret_victim,
-                                             model_forget, ret_ghosts, ret_hint};
+static const struct model model_retention = {"retention", true,       ret_init,     model_free, ret_advance,
+                                             ret_used,    ret_victim, model_forget, ret_ghosts, ret_hint};
 
 static const struct model *const models[] = {&model_retention, &model_lru,    &model_lfu, &model_dual,
                                              &model_s3fifo,    &model_gdsf, NULL};

@@ -1,6 +1,7 @@
 /*
- * The eviction engine against naive models of its policies: arrays that are searched from end to end, and counts that are taken
- * anew each time. A random workload of prompts runs through both; at each eviction they must choose the same page.
+ * The eviction engine against naive models of its policies: arrays that are searched from end to end, and counts that
+ * are taken anew each time. A random workload of prompts runs through both; at each eviction they must choose the same
+ * page.
  */
 #include "tests/unit/unit.h"
 
@@ -187,8 +188,8 @@ static void pass_time(struct run *r)
 }
 
 /*
- * Counts the members of a queue, having checked that children come after their parent and that the path down the right is the
- * shortest there is: the bounds of the engine rest on that.
+ * Counts the members of a queue, having checked that children come after their parent and that the path down the right
+ * is the shortest there is: the bounds of the engine rest on that.
  */
 static int32_t check_heap(const struct evict *e, int32_t i, int32_t up)
 {
@@ -432,8 +433,8 @@ static void a_cold_start_is_like_lru(void **state)
 }
 
 /*
- * Each second a page comes that will be used once more, a minute later, and one that never will: its prompt had a short answer.
- * 180 uses lie between the two of a page and 100 pages fit, so lru would find none again.
+ * Each second a page comes that will be used once more, a minute later, and one that never will: its prompt had a short
+ * answer. 180 uses lie between the two of a page and 100 pages fit, so lru would find none again.
  */
 static void it_learns_what_comes_back(void **state)
 {
@@ -491,7 +492,10 @@ static void a_live_session_raises_the_worth_of_its_pages_and_pins_none(void **st
 	/* Signs of life move the end of a claim, for all of its pages; it ends with its session. */
 	for (int32_t s = 1; s < 3; s++) {
 		uint64_t claim = s == 1 ? claims[1] : 0;
-		evict_touch(e, s, &(struct evict_use){.key = (uint64_t)s + 10, .parent = EVICT_NONE, .now_ms = 20000 + s, .claim = claim});
+		evict_touch(
+			e, s,
+			&(struct evict_use){
+				.key = (uint64_t)s + 10, .parent = EVICT_NONE, .now_ms = 20000 + s, .claim = claim});
 		evict_idle(e, s, true);
 	}
 	evict_claim_renew(e, claims[0], 22000);
@@ -526,8 +530,8 @@ static double cpu_s(void)
 }
 
 /*
- * CPU seconds for each block of prompts of 32 blocks, of twice as many kinds as fit into n_slots, some of them frequent: a
- * touch, and an eviction for each block that is not there. What is measured begins when the cache is full.
+ * CPU seconds for each block of prompts of 32 blocks, of twice as many kinds as fit into n_slots, some of them
+ * frequent: a touch, and an eviction for each block that is not there. What is measured begins when the cache is full.
  */
 static double seconds_per_block(const char *policy, int32_t n_slots, int n_prompts)
 {
@@ -576,7 +580,10 @@ static double seconds_per_block(const char *policy, int32_t n_slots, int n_promp
 	return took / n_prompts / LEN;
 }
 
-/* CPU seconds for one read of memory that depends on the one before, at random among as many lines as the engine has items. */
+/*
+ * CPU seconds for one read of memory that depends on the one before, at random among as many lines as the engine has
+ * items.
+ */
 static double seconds_per_read(void)
 {
 	enum { LINES = 265536, LINE_INTS = 16, READS = 400000 };
@@ -601,8 +608,8 @@ static double seconds_per_read(void)
 }
 
 /*
- * One to two microseconds a block, said so that it holds on any machine: eviction is walking about in memory, so its measure
- * is a read of memory at random. Nor does it grow with the size of the cache as a search would, by 31.
+ * One to two microseconds a block, said so that it holds on any machine: eviction is walking about in memory, so its
+ * measure is a read of memory at random. Nor does it grow with the size of the cache as a search would, by 31.
  */
 static void a_block_costs_some_reads_of_memory(void **state)
 {
@@ -615,8 +622,8 @@ static void a_block_costs_some_reads_of_memory(void **state)
 		const char *policy = evict_policy_name(i);
 		double read = seconds_per_read(), small = seconds_per_block(policy, 3200, 3000),
 		       large = seconds_per_block(policy, 100000, 3000);
-		print_message("%-9s %.2f us a block at 100,000, %.2f at 3,200; a read takes %.3f us\n", policy, large * 1e6,
-		              small * 1e6, read * 1e6);
+		print_message("%-9s %.2f us a block at 100,000, %.2f at 3,200; a read takes %.3f us\n", policy,
+		              large * 1e6, small * 1e6, read * 1e6);
 		assert_true(large < 30 * read);
 		assert_true(large < 8 * small);
 	}

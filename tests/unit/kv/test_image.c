@@ -82,7 +82,8 @@ static struct kv_tier *open_tier(struct fixture *f, bool disk)
 {
 	struct kv_tier *t = NULL;
 	if (disk) {
-		struct kv_tier_disk_options o = {.dir = f->dir, .bytes = 1 << 20, .pages = KV_TIER_WIDE, .version = "1", .host = "here"};
+		struct kv_tier_disk_options o = {
+			.dir = f->dir, .bytes = 1 << 20, .pages = KV_TIER_WIDE, .version = "1", .host = "here"};
 		assert_int_equal(kv_tier_disk_create(&f->device, &f->clock, &o, &t, NULL), STATUS_OK);
 	} else {
 		assert_int_equal(kv_tier_ram_create(&f->device, &f->clock, 1 << 20, KV_FORM_F16, &t, NULL), STATUS_OK);

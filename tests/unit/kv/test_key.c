@@ -398,9 +398,11 @@ static void a_chain_computes_each_key_once(void **state)
 
 UNIT_MAIN(cmocka_unit_test(each_bit_of_each_field_of_the_root_changes_the_key),
           cmocka_unit_test(equal_values_in_different_fields_are_different_keys),
-          cmocka_unit_test(no_cut_of_the_same_bytes_reads_like_another), cmocka_unit_test(a_field_cannot_forge_its_neighbours),
+          cmocka_unit_test(no_cut_of_the_same_bytes_reads_like_another),
+          cmocka_unit_test(a_field_cannot_forge_its_neighbours),
           cmocka_unit_test(each_token_and_the_key_before_change_the_key_of_a_page),
           cmocka_unit_test(a_tail_is_no_page_and_no_shorter_or_longer_tail),
           cmocka_unit_test(the_salt_reaches_every_page_of_a_chain),
           cmocka_unit_test(a_forged_key_is_caught_by_comparison_and_counted),
-          cmocka_unit_test(an_index_with_colliding_keys_serves_nothing_wrong), cmocka_unit_test(a_chain_computes_each_key_once))
+          cmocka_unit_test(an_index_with_colliding_keys_serves_nothing_wrong),
+          cmocka_unit_test(a_chain_computes_each_key_once))

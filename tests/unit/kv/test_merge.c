@@ -1,5 +1,7 @@
-/* Merging over the pages of every backend of this machine: what becomes one, where it stands, and what attention makes
- * of it. */
+/*
+ * Merging over the pages of every backend of this machine: what becomes one, where it stands, and what attention makes
+ * of it.
+ */
 #include "tests/unit/unit.h"
 
 #include <math.h>

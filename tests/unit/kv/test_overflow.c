@@ -1,6 +1,6 @@
 /*
- * Room below the pool: what leaves it is found again, layer by layer, from memory and from disk; nothing is promised twice; and what was
- * taken comes back.
+ * Room below the pool: what leaves it is found again, layer by layer, from memory and from disk; nothing is promised
+ * twice; and what was taken comes back.
  */
 #include "tests/unit/unit.h"
 
@@ -52,8 +52,10 @@ static int tear_down(void **state)
 
 static struct kv_overflow *open_overflow(int32_t ram_groups, int32_t disk_groups)
 {
-	struct kv_overflow_options o = {
-	        .ram_bytes = ram_of(ram_groups), .dir = disk_groups ? dir : NULL, .disk_bytes = disk_of(disk_groups), .step_tokens = STEP};
+	struct kv_overflow_options o = {.ram_bytes = ram_of(ram_groups),
+	                                .dir = disk_groups ? dir : NULL,
+	                                .disk_bytes = disk_of(disk_groups),
+	                                .step_tokens = STEP};
 	struct kv_overflow *over;
 	struct error err = {0};
 	if (kv_overflow_create(device, pool, &o, &over, &err) != STATUS_OK)
@@ -120,13 +122,16 @@ static void read_all(struct kv_overflow *over, struct conversation *all, int n, 
 			struct kv_far_run run;
 			assert_int_equal(far->n_pages, all[i].kv.n_gone);
 			/* A layer with a window begins anywhere. */
-			for (int32_t page = layer == 1 ? from % far->n_pages : 0; page < far->n_pages; page += run.n_pages) {
+			for (int32_t page = layer == 1 ? from % far->n_pages : 0; page < far->n_pages;
+			     page += run.n_pages) {
 				assert_true(far->get(far, layer, page, &run));
 				assert_in_range(run.n_pages, 1, far->n_pages - page);
 				for (int32_t p = 0; p < run.n_pages; p++) {
-					const uint8_t *got = (const uint8_t *)run.kv + (size_t)run.block_table[p] * piece;
+					const uint8_t *got =
+						(const uint8_t *)run.kv + (size_t)run.block_table[p] * piece;
 					for (size_t at = 0; at < piece; at += 3)
-						assert_int_equal(got[at], byte_of(&all[i], page + p, (size_t)layer * piece + at));
+						assert_int_equal(got[at], byte_of(&all[i], page + p,
+										  (size_t)layer * piece + at));
 				}
 			}
 		}
@@ -230,7 +235,8 @@ static void a_plan_says_how_long_conversations_may_be(void **state)
 		assert_true(p.group_pages + 2 + kv_pages_for(p.step_rows) <= p.resident_pages);
 	}
 	assert_int_equal(kv_overflow_plan(&layout, 37, 512, ram_of(4), 0, &p, &err), STATUS_INVALID);
-	assert_string_equal(err.message, "conversations larger than the KV cache pass through it in groups of 16 pages, for which it is too small: "
+	assert_string_equal(err.message, "conversations larger than the KV cache pass through it in groups of 16 "
+	                                 "pages, for which it is too small: "
 	                                 "it has 37 pages, and takes 38");
 	assert_int_equal(kv_overflow_plan(&layout, POOL, 512, ram_of(1) - 1, 0, &p, &err), STATUS_INVALID);
 	assert_non_null(strstr(err.message, "are too few: 16 pages"));

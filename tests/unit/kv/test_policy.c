@@ -144,14 +144,17 @@ static void grow(const struct kv_policy *policy, int32_t length, uint64_t seed)
 static void streaming_keeps_the_first_pages_and_a_window(void **state)
 {
 	(void)state;
-	const struct kv_policy policies[] = {kv_policy_streaming(1, 2, 3), kv_policy_streaming(0, 2, 2), kv_policy_streaming(1, 31, 32),
-	                                     kv_policy_streaming(3, 64, 100)};
+	const struct kv_policy policies[] = {kv_policy_streaming(1, 2, 3), kv_policy_streaming(0, 2, 2),
+	                                     kv_policy_streaming(1, 31, 32), kv_policy_streaming(3, 64, 100)};
 	for (size_t i = 0; i < sizeof policies / sizeof *policies; i++)
 		for (uint64_t seed = 1; seed < 6; seed++)
 			grow(&policies[i], 4000, seed);
 }
 
-/* Pages of random worth: after each act the worst are gone, the first and last are there, and those to be kept went last. */
+/*
+ * Pages of random worth: after each act the worst are gone, the first and last are there, and those to be kept went
+ * last.
+ */
 static void evict(const struct kv_policy *policy, int32_t length, uint64_t seed)
 {
 	struct kv_pool *p = make_pool(kv_policy_max_pages(policy, length) + 1);
@@ -163,7 +166,8 @@ static void evict(const struct kv_policy *policy, int32_t length, uint64_t seed)
 		keep[i] = unit_rand(&seed) % 10 == 0;
 	}
 	while (s.n_tokens < length) {
-		int32_t n = kv_policy_due(policy, &s), next = kv_policy_next(policy, s.n_tokens), now = s.n_tokens / PAGE;
+		int32_t n = kv_policy_due(policy, &s), next = kv_policy_next(policy, s.n_tokens),
+			now = s.n_tokens / PAGE;
 		float worst_gone = -1;
 		int32_t had = s.n_pages;
 		if (n > 0) {
@@ -179,7 +183,8 @@ static void evict(const struct kv_policy *policy, int32_t length, uint64_t seed)
 			if (!s.notes[v].keep && !policy->by_age)
 				worst_gone = s.notes[v].score > worst_gone ? s.notes[v].score : worst_gone;
 			/* One that is to be kept goes when all others are gone. */
-			for (int32_t k = policy->first_pages; s.notes[v].keep && k < s.n_pages - policy->last_pages; k++)
+			for (int32_t k = policy->first_pages; s.notes[v].keep && k < s.n_pages - policy->last_pages;
+			     k++)
 				assert_true(s.notes[k].keep);
 			/* By age, nothing that may go is older. */
 			for (int32_t k = policy->first_pages; policy->by_age && k < v; k++)
@@ -192,11 +197,13 @@ static void evict(const struct kv_policy *policy, int32_t length, uint64_t seed)
 			for (int32_t i = 0; i < s.n_pages; i++) {
 				assert_true(i == 0 || s.notes[i].number > s.notes[i - 1].number);
 				assert_true(i >= policy->first_pages || s.notes[i].number == i);
-				assert_true(i < s.n_pages - policy->last_pages || s.notes[i].number == now - s.n_pages + i);
+				assert_true(i < s.n_pages - policy->last_pages ||
+				            s.notes[i].number == now - s.n_pages + i);
 				if (i >= policy->first_pages && i < s.n_pages - policy->last_pages && !s.notes[i].keep)
 					assert_true(s.notes[i].score >= worst_gone);
 			}
-			assert_true(policy->dropped_permille == 0 || s.n_pages <= policy->first_pages + policy->last_pages ||
+			assert_true(policy->dropped_permille == 0 ||
+			            s.n_pages <= policy->first_pages + policy->last_pages ||
 			            s.n_dropped * 1000 >= now * policy->dropped_permille);
 		}
 		int32_t chunk = 1 + (int32_t)(unit_rand(&seed) % 200);
@@ -205,7 +212,8 @@ static void evict(const struct kv_policy *policy, int32_t length, uint64_t seed)
 		assert_int_equal(kv_seq_prepare(p, &s, chunk), STATUS_OK);
 		s.n_tokens += chunk;
 		assert_true(s.n_pages <= kv_policy_max_pages(policy, s.n_tokens));
-		assert_true(policy->most_pages == INT32_MAX || s.n_tokens <= kv_policy_exact_tokens(policy) || s.n_pages <= policy->most_pages);
+		assert_true(policy->most_pages == INT32_MAX || s.n_tokens <= kv_policy_exact_tokens(policy) ||
+		            s.n_pages <= policy->most_pages);
 	}
 	assert_true(s.n_dropped > 0);
 	kv_seq_release(p, &s);
@@ -216,8 +224,8 @@ static void evict_keeps_what_is_worth_most(void **state)
 {
 	(void)state;
 	struct kv_policy policies[] = {kv_policy_evict(1, 2, 8, 0, 8, 1), kv_policy_evict(1, 8, 64, 0, 100, 8),
-	                               kv_policy_evict(0, 4, INT32_MAX, 500, 12, 8), kv_policy_evict(2, 4, 40, 900, 14, 5),
-	                               kv_policy_evict(1, 8, 32, 0, 32, 4)};
+	                               kv_policy_evict(0, 4, INT32_MAX, 500, 12, 8),
+	                               kv_policy_evict(2, 4, 40, 900, 14, 5), kv_policy_evict(1, 8, 32, 0, 32, 4)};
 	policies[4].by_age = true;
 	for (size_t i = 0; i < sizeof policies / sizeof *policies; i++)
 		for (uint64_t seed = 1; seed < 6; seed++)

@@ -145,7 +145,8 @@ static void who_does_not_hold_a_page_cannot_give_it_back(void **state)
 	struct kv_pool *p = make_pool(4);
 	char said[4096];
 	assert_int_equal(signal_of(unref_by_another_kind, p, said), SIGABRT);
-	assert_non_null(strstr(said, "somebody who does not hold it gives away page 0 of 4, by waiting 3 in unref_by_another_kind"));
+	assert_non_null(strstr(
+		said, "somebody who does not hold it gives away page 0 of 4, by waiting 3 in unref_by_another_kind"));
 	assert_non_null(strstr(said, "g by running 7"));
 	/* Which request it is, only the ledger knows. */
 	assert_int_equal(signal_of(unref_by_another_request, p, said), kv_pool_has_ledger(p) ? SIGABRT : 0);
@@ -201,17 +202,24 @@ static void the_ledger_names_the_holders_of_each_page(void **state)
 	kv_pool_unref(p, pages[3], request_7);
 	kv_pool_pass(p, pages[4], request_7, queued_3);
 	kv_pool_report(p, &report);
-	assert_non_null(strstr(report.data, "5 of 100 pages are held; running: 4 references on 3 pages; waiting: 1 references on 1 pages; "
-	                                    "index: 5 references on 5 pages; shared: 4 pages\n"));
+	assert_non_null(
+		strstr(report.data,
+	               "5 of 100 pages are held; running: 4 references on 3 pages; waiting: 1 references on 1 pages; "
+	               "index: 5 references on 5 pages; shared: 4 pages\n"));
 	if (kv_pool_has_ledger(p)) {
 		assert_int_equal(kv_pool_holders(p, pages[1], who, 4), 3);
-		assert_true(kv_holder_is(who[0], request_8) && kv_holder_is(who[1], index_) && kv_holder_is(who[2], request_7));
+		assert_true(kv_holder_is(who[0], request_8) && kv_holder_is(who[1], index_) &&
+		            kv_holder_is(who[2], request_7));
 		assert_int_equal(kv_pool_holders(p, pages[1], who, 1), 3);
 		assert_int_equal(kv_pool_holders(p, 50, who, 4), 0);
-		assert_non_null(strstr(report.data, "running 7 holds 3 since the_ledger_names_the_holders_of_each_page: 0-2\n"));
-		assert_non_null(strstr(report.data, "running 8 holds 1 since the_ledger_names_the_holders_of_each_page: 1\n"));
-		assert_non_null(strstr(report.data, "waiting 3 holds 1 since the_ledger_names_the_holders_of_each_page: 4\n"));
-		assert_non_null(strstr(report.data, "index 0 holds 5 since the_ledger_names_the_holders_of_each_page: 0-4\n"));
+		assert_non_null(strstr(report.data,
+		                       "running 7 holds 3 since the_ledger_names_the_holders_of_each_page: 0-2\n"));
+		assert_non_null(
+			strstr(report.data, "running 8 holds 1 since the_ledger_names_the_holders_of_each_page: 1\n"));
+		assert_non_null(
+			strstr(report.data, "waiting 3 holds 1 since the_ledger_names_the_holders_of_each_page: 4\n"));
+		assert_non_null(
+			strstr(report.data, "index 0 holds 5 since the_ledger_names_the_holders_of_each_page: 0-4\n"));
 	}
 	buf_free(&report);
 	kv_pool_unref(p, pages[4], queued_3);
@@ -281,5 +289,6 @@ UNIT_MAIN(cmocka_unit_test(every_page_goes_out_once), cmocka_unit_test(the_last_
           cmocka_unit_test(a_clone_has_the_bytes_and_a_count_of_its_own), cmocka_unit_test(a_count_below_zero_aborts),
           cmocka_unit_test(who_does_not_hold_a_page_cannot_give_it_back),
           cmocka_unit_test(pages_are_counted_by_the_kind_of_their_holders),
-          cmocka_unit_test(the_ledger_names_the_holders_of_each_page), cmocka_unit_test(a_long_report_is_cut_and_says_so),
+          cmocka_unit_test(the_ledger_names_the_holders_of_each_page),
+          cmocka_unit_test(a_long_report_is_cut_and_says_so),
           cmocka_unit_test(closing_with_references_left_says_who_has_them), cmocka_unit_test(no_memory_is_a_status))

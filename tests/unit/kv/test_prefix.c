@@ -222,7 +222,8 @@ static void eviction_takes_leaves_that_nobody_holds_oldest_first(void **state)
 }
 
 /* Two chains of two pages, x and y, that nobody holds any more. */
-static void two_chains(struct fixture *f, int32_t *x, int32_t *y, const struct kv_use *use_x, const struct kv_use *use_y)
+static void two_chains(struct fixture *f, int32_t *x, int32_t *y, const struct kv_use *use_x,
+                       const struct kv_use *use_y)
 {
 	fill(x, 32, 0);
 	fill(y, 32, 100);
@@ -243,7 +244,8 @@ static void a_request_uses_a_page_once_however_often_it_asks(void **state)
 	(void)state;
 	struct fixture f;
 	int32_t x[32], y[32];
-	struct kv_use one = {.request = 1, .now_ms = 1}, two = {.request = 2, .now_ms = 2}, three = {.request = 3, .now_ms = 3};
+	struct kv_use one = {.request = 1, .now_ms = 1}, two = {.request = 2, .now_ms = 2},
+		      three = {.request = 3, .now_ms = 3};
 	setup_policy(&f, 20, "lfu");
 	two_chains(&f, x, y, &one, &two);
 	struct kv_seq s = KV_SEQ_INIT;
@@ -341,7 +343,8 @@ static void a_policy_that_does_not_exist_is_refused(void **state)
 static int32_t *cell(struct fixture *f, const struct kv_seq *s, int32_t t)
 {
 	size_t stride = kv_pool_layout(f->pool)->page_stride;
-	return (int32_t *)((char *)kv_pool_slab(f->pool) + (size_t)s->pages[t / KV_PAGE_TOKENS] * stride) + t % KV_PAGE_TOKENS;
+	return (int32_t *)((char *)kv_pool_slab(f->pool) + (size_t)s->pages[t / KV_PAGE_TOKENS] * stride) +
+	       t % KV_PAGE_TOKENS;
 }
 
 static void a_conversation_goes_on_from_the_tail_it_left(void **state)
@@ -531,8 +534,8 @@ static void a_random_workload_never_serves_a_wrong_page(void **state)
 }
 
 /*
- * A sequence with a window leaves its beginning to the index, where it is found as long as there is room. Then it goes although it is no
- * leaf, and with it the entries of what follows, whose pages the sequence keeps.
+ * A sequence with a window leaves its beginning to the index, where it is found as long as there is room. Then it goes
+ * although it is no leaf, and with it the entries of what follows, whose pages the sequence keeps.
  */
 static void the_beginning_of_a_windowed_sequence_can_go(void **state)
 {
@@ -584,8 +587,9 @@ static void the_beginning_of_a_windowed_sequence_can_go(void **state)
 
 UNIT_MAIN(cmocka_unit_test(the_beginning_of_a_windowed_sequence_can_go),
           cmocka_unit_test(full_pages_are_found_again_and_shared),
-          cmocka_unit_test(pages_with_values_that_are_no_numbers_are_shared_with_nobody), cmocka_unit_test(salts_share_nothing),
-          cmocka_unit_test(equal_content_computed_twice_ends_up_in_one_place), cmocka_unit_test(pages_are_added_as_they_fill),
+          cmocka_unit_test(pages_with_values_that_are_no_numbers_are_shared_with_nobody),
+          cmocka_unit_test(salts_share_nothing), cmocka_unit_test(equal_content_computed_twice_ends_up_in_one_place),
+          cmocka_unit_test(pages_are_added_as_they_fill),
           cmocka_unit_test(eviction_takes_leaves_that_nobody_holds_oldest_first),
           cmocka_unit_test(a_request_uses_a_page_once_however_often_it_asks),
           cmocka_unit_test(a_hold_keeps_pages_and_is_no_use),

@@ -110,4 +110,5 @@ static void a_narrow_page_cannot_be_weighed(void **state)
 	b->ops->destroy(b);
 }
 
-UNIT_MAIN(cmocka_unit_test(a_score_is_the_norm_of_values_by_that_of_keys), cmocka_unit_test(a_narrow_page_cannot_be_weighed))
+UNIT_MAIN(cmocka_unit_test(a_score_is_the_norm_of_values_by_that_of_keys),
+          cmocka_unit_test(a_narrow_page_cannot_be_weighed))

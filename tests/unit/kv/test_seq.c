@@ -118,7 +118,8 @@ static void random_histories_never_mix(void **state)
 			break;
 		case 1:
 			if (i != j) {
-				int32_t n = seq[j].n_tokens ? (int32_t)(unit_rand(&rng) % (uint64_t)seq[j].n_tokens) : 0;
+				int32_t n =
+					seq[j].n_tokens ? (int32_t)(unit_rand(&rng) % (uint64_t)seq[j].n_tokens) : 0;
 				kv_seq_release(p, &seq[i]);
 				assert_int_equal(kv_seq_share(p, &seq[i], &seq[j], n), STATUS_OK);
 				memcpy(expect[i], expect[j], (size_t)n);
@@ -291,8 +292,10 @@ static void bounds_are_computed_once_for_what_stands_in_a_page(void **state)
 	assert_int_equal(mem.allocated, 0);
 }
 
-UNIT_MAIN(cmocka_unit_test(bounds_are_computed_once_for_what_stands_in_a_page), cmocka_unit_test(pages_before_the_window_are_given_back), cmocka_unit_test(the_last_full_page_stays),
+UNIT_MAIN(cmocka_unit_test(bounds_are_computed_once_for_what_stands_in_a_page),
+          cmocka_unit_test(pages_before_the_window_are_given_back), cmocka_unit_test(the_last_full_page_stays),
           cmocka_unit_test(an_account_is_charged_for_every_reference),
-          cmocka_unit_test(prepare_takes_the_pages_that_are_missing), cmocka_unit_test(a_fork_copies_the_tail_on_write_only),
+          cmocka_unit_test(prepare_takes_the_pages_that_are_missing),
+          cmocka_unit_test(a_fork_copies_the_tail_on_write_only),
           cmocka_unit_test(truncating_into_a_shared_page_copies_it_before_the_next_write),
           cmocka_unit_test(a_full_pool_is_a_status_and_leaks_nothing), cmocka_unit_test(random_histories_never_mix))

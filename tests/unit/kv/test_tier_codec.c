@@ -49,7 +49,8 @@ static void check_bound(enum kv_form type)
 			/* And the result is a half again. */
 			bound = bound * 1.001f + fmaxf(fabsf(x), 0x1p-14f) * 0x1p-10f;
 			if (fabsf(x - y) > bound)
-				fail_msg("%s: %g became %g, more than %g away", kv_form_name(type), (double)x, (double)y, (double)bound);
+				fail_msg("%s: %g became %g, more than %g away", kv_form_name(type), (double)x,
+				         (double)y, (double)bound);
 			square += (double)(x - y) * (double)(x - y) / ((double)max * (double)max);
 			total++;
 		}
@@ -93,14 +94,17 @@ static void narrow_pages_take_a_byte_an_element_and_a_scale_a_vector(void **stat
 	assert_int_equal(kv_codec_bytes(&l, KV_FORM_FP8_E4M3), ELEMENTS + ELEMENTS / DIM * 4);
 }
 
-/* The element of a run that (token, d) is, for KV_OPERAND_VALUES: by lanes, as the operand of a tensor core has them. */
+/*
+ * The element of a run that (token, d) is, for KV_OPERAND_VALUES: by lanes, as the operand of a tensor core has them.
+ */
 static int operand_value(int dim, int token, int d)
 {
 	int at = 0;
 	for (int first = 0; first < dim; first += 16) {
 		for (int lane = 0; lane < 32; lane++) {
 			for (int e = 0; e < 8; e++) {
-				int its_token = lane % 4 * 2 + e % 2 + e / 4 * 8, its_d = first + lane / 4 + e / 2 % 2 * 8;
+				int its_token = lane % 4 * 2 + e % 2 + e / 4 * 8,
+				    its_d = first + lane / 4 + e / 2 % 2 * 8;
 				if (its_d >= dim)
 					continue;
 				if (its_token == token && its_d == d)
@@ -171,7 +175,8 @@ static void check_orders(int dim, enum quant_type type)
 		kv_codec_unpack(&l, orders[o], KV_FORM_INT8, packed, back);
 		for (int i = 0; i < n; i++) {
 			int d = i % dim, token = i / dim % KV_PAGE_TOKENS, block = i / dim / KV_PAGE_TOKENS;
-			assert_int_equal(back[place(orders[o], dim, block / 4, block / 2 % 2, block % 2, token, d)], plain_back[i]);
+			assert_int_equal(back[place(orders[o], dim, block / 4, block / 2 % 2, block % 2, token, d)],
+			                 plain_back[i]);
 		}
 	}
 	free(packed);
@@ -228,7 +233,8 @@ static void codes_of_fp8_have_the_values_of_the_specification(void **state)
 	(void)state;
 	/* OFP8, table 2: S.1111.110 = 448, S.0001.000 = 2^-6, S.0000.111 = 0.875 * 2^-6, S.0000.001 = 2^-9. */
 	assert_true(quant_fp8_to_float(0x7E) == 448 && quant_fp8_to_float(0xFE) == -448);
-	assert_true(quant_fp8_to_float(0x08) == 0x1p-6f && quant_fp8_to_float(0x07) == 0.875f * 0x1p-6f && quant_fp8_to_float(0x01) == 0x1p-9f);
+	assert_true(quant_fp8_to_float(0x08) == 0x1p-6f && quant_fp8_to_float(0x07) == 0.875f * 0x1p-6f &&
+	            quant_fp8_to_float(0x01) == 0x1p-9f);
 	assert_true(quant_fp8_to_float(0x38) == 1 && quant_fp8_to_float(0) == 0);
 	assert_true(isnan(quant_fp8_to_float(0x7F)) && isnan(quant_fp8_to_float(0xFF)));
 	for (int c = 0; c < 256; c++) {
@@ -242,7 +248,8 @@ static void fp8_takes_the_nearest_code(void **state)
 	(void)state;
 	uint64_t seed = 1;
 	for (int n = 0; n < 20000; n++) {
-		float x = ldexpf((float)(unit_rand(&seed) >> 40) / (float)(1 << 23) - 1, (int)(unit_rand(&seed) % 22) - 12);
+		float x = ldexpf((float)(unit_rand(&seed) >> 40) / (float)(1 << 23) - 1,
+		                 (int)(unit_rand(&seed) % 22) - 12);
 		float got = quant_fp8_to_float(quant_fp8_from_float(x)), best = INFINITY;
 		for (int c = 0; c < 256; c++) {
 			float v = quant_fp8_to_float((uint8_t)c);
@@ -264,4 +271,5 @@ UNIT_MAIN(cmocka_unit_test(int8_is_within_half_a_step_of_the_largest_element),
           cmocka_unit_test(every_inner_order_gives_the_same_elements),
           cmocka_unit_test(what_is_no_number_is_refused_wherever_it_stands),
           cmocka_unit_test(the_largest_and_the_smallest_halves_have_a_form),
-          cmocka_unit_test(codes_of_fp8_have_the_values_of_the_specification), cmocka_unit_test(fp8_takes_the_nearest_code))
+          cmocka_unit_test(codes_of_fp8_have_the_values_of_the_specification),
+          cmocka_unit_test(fp8_takes_the_nearest_code))

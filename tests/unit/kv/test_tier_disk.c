@@ -315,7 +315,8 @@ static void a_part_comes_by_itself_and_is_good_by_itself(void **state)
 	teardown(&f);
 }
 
-/* One that is found wrong while another part of it is on its way is not found any more, and goes when that has ended.
+/*
+ * One that is found wrong while another part of it is on its way is not found any more, and goes when that has ended.
  */
 static void a_damaged_page_goes_with_its_last_user(void **state)
 {
@@ -718,7 +719,8 @@ static void write_until_killed(struct fixture *f, uint64_t seed, int told)
 	struct kv_tier_done done[1];
 	struct kv_tier *t = open_tier(f);
 	for (;;) {
-		if (tier_put(&f->base, t, (int32_t)(unit_rand(&seed) % KILL_PAGES)) == KV_PUT_STORED && write(told, "", 1) < 0)
+		if (tier_put(&f->base, t, (int32_t)(unit_rand(&seed) % KILL_PAGES)) == KV_PUT_STORED &&
+		    write(told, "", 1) < 0)
 			_exit(1);
 		kv_tier_poll(t, done, 1);
 		if (tier_stats(t).n_writing > 4)
@@ -758,7 +760,10 @@ static void kill_9_at_any_instant_loses_what_is_in_flight_and_nothing_else(void 
 		uint64_t child_seed = unit_rand(&seed) | 1;
 		int told[2];
 		char taken;
-		/* Now and then it dies while it makes its files, else after it has taken some pages, or more than there is room for. */
+		/*
+		 * Now and then it dies while it makes its files, else after it has taken some pages, or more than there
+		 * is room for.
+		 */
 		path_of(&f, path);
 		if (k % 5 == 4)
 			unlink(path);
@@ -778,8 +783,8 @@ static void kill_9_at_any_instant_loses_what_is_in_flight_and_nothing_else(void 
 		n_found += n;
 		n_full += n >= KILL_SLOTS - 16;
 	}
-	print_message("%d kills: %d pages found and right, %d torn ones refused, %d times all but those in flight\n", kills, n_found, n_corrupt,
-	              n_full);
+	print_message("%d kills: %d pages found and right, %d torn ones refused, %d times all but those in flight\n",
+	              kills, n_found, n_corrupt, n_full);
 	/* It was at work when it was killed, and little of it was lost: no more than there are buffers for writes. */
 	assert_true(n_found > kills * 4 && n_full > 0);
 	assert_true(n_corrupt <= kills * 8);

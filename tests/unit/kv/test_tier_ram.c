@@ -151,7 +151,8 @@ static void narrow_pages_take_about_half_and_come_back_near(void **state)
 		assert_int_equal(tier_stats(t).bytes_written, 4096 + 64 * 4);
 		assert_int_equal(tier_get(&f, t, 1), KV_LOAD_DONE);
 		for (int32_t e = 0; e < TIER_PAGE_BYTES / 2; e++) {
-			float x = quant_half_to_float(tier_element(1, e)), y = quant_half_to_float(tier_bytes(&f, 1)[e]);
+			float x = quant_half_to_float(tier_element(1, e)),
+			      y = quant_half_to_float(tier_bytes(&f, 1)[e]);
 			assert_float_equal(x, y, type == KV_FORM_INT8 ? 2.0f / 127 : 0.13f);
 		}
 		assert_false(tier_holds(&f, 1, 1));
@@ -209,7 +210,8 @@ static void a_tier_without_room_for_a_page_is_refused(void **state)
 	struct kv_tier *t;
 	struct error err;
 	tier_setup(&f);
-	assert_int_equal(kv_tier_ram_create(&f.device, &f.clock, TIER_PAGE_BYTES - 1, KV_FORM_F16, &t, &err), STATUS_INVALID);
+	assert_int_equal(kv_tier_ram_create(&f.device, &f.clock, TIER_PAGE_BYTES - 1, KV_FORM_F16, &t, &err),
+	                 STATUS_INVALID);
 	assert_int_equal(kv_tier_ram_create(&f.device, &f.clock, 0, KV_FORM_INT8, &t, &err), STATUS_INVALID);
 	tier_teardown(&f);
 }
@@ -242,7 +244,8 @@ static void it_is_a_bounded_map(void **state)
 		default:
 			if (step % 50 == 0 && had) {
 				assert_int_equal(tier_get(&f, t, i), KV_LOAD_DONE);
-				assert_float_equal(quant_half_to_float(tier_bytes(&f, 1)[9]), quant_half_to_float(tier_element(i, 9)), 2.0f / 127);
+				assert_float_equal(quant_half_to_float(tier_bytes(&f, 1)[9]),
+				                   quant_half_to_float(tier_element(i, 9)), 2.0f / 127);
 				n_hits++;
 			} else {
 				if (!had)
@@ -269,5 +272,5 @@ UNIT_MAIN(cmocka_unit_test(a_page_comes_back_byte_for_byte), cmocka_unit_test(a_
           cmocka_unit_test(a_page_that_is_loaded_stays), cmocka_unit_test(a_cancelled_load_leaves_its_page_alone),
           cmocka_unit_test(loads_are_bounded), cmocka_unit_test(narrow_pages_take_about_half_and_come_back_near),
           cmocka_unit_test(sinks_tails_and_what_has_no_narrow_form_stay_exact_and_are_counted),
-          cmocka_unit_test(a_lossy_tier_has_roots_of_its_own), cmocka_unit_test(a_tier_without_room_for_a_page_is_refused),
-          cmocka_unit_test(it_is_a_bounded_map))
+          cmocka_unit_test(a_lossy_tier_has_roots_of_its_own),
+          cmocka_unit_test(a_tier_without_room_for_a_page_is_refused), cmocka_unit_test(it_is_a_bounded_map))

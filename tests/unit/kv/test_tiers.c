@@ -18,12 +18,17 @@ static void setup(struct fixture *f, uint64_t ram_pages)
 	struct kv_tier *ram;
 	struct kv_key root = tier_key(-7);
 	tier_setup(&f->base);
-	assert_int_equal(kv_pool_create(f->base.device.backend, &f->base.device.layout, POOL_PAGES, &f->pool, NULL), STATUS_OK);
+	assert_int_equal(kv_pool_create(f->base.device.backend, &f->base.device.layout, POOL_PAGES, &f->pool, NULL),
+	                 STATUS_OK);
 	free(f->base.device.slab);
 	f->base.device.slab = kv_pool_slab(f->pool);
 	assert_int_equal(kv_prefix_create(f->pool, "lru", &f->prefix, NULL), STATUS_OK);
-	assert_int_equal(kv_tier_ram_create(&f->base.device, &f->base.clock, ram_pages * TIER_PAGE_BYTES, KV_FORM_F16, &ram, NULL), STATUS_OK);
-	assert_int_equal(kv_tiers_create(f->pool, f->prefix, (struct kv_tier *[KV_TIER_KINDS]){ram}, &f->base.clock, &f->tiers), STATUS_OK);
+	assert_int_equal(kv_tier_ram_create(&f->base.device, &f->base.clock, ram_pages * TIER_PAGE_BYTES, KV_FORM_F16,
+	                                    &ram, NULL),
+	                 STATUS_OK);
+	assert_int_equal(
+		kv_tiers_create(f->pool, f->prefix, (struct kv_tier *[KV_TIER_KINDS]){ram}, &f->base.clock, &f->tiers),
+		STATUS_OK);
 	f->chain = kv_chain_of(&root);
 	for (size_t i = 0; i < sizeof f->tokens / sizeof *f->tokens; i++)
 		f->tokens[i] = (int32_t)i * 3 + 1;

@@ -55,7 +55,8 @@ static inline void assert_same_name(const struct kv_page_name *a, const struct k
 
 static inline struct kv_page_name tier_page(int32_t i)
 {
-	struct kv_page_name p = {.key = tier_key(i), .parent = tier_key(i - 1), .n_tokens = KV_PAGE_TOKENS, .first = i == 0};
+	struct kv_page_name p = {
+		.key = tier_key(i), .parent = tier_key(i - 1), .n_tokens = KV_PAGE_TOKENS, .first = i == 0};
 	for (int32_t t = 0; t < KV_PAGE_TOKENS; t++)
 		p.tokens[t] = i * KV_PAGE_TOKENS + t;
 	return p;

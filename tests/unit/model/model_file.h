@@ -6,7 +6,8 @@
 #include "tests/unit/model/gguf_builder.h"
 #include "tests/unit/unit.h"
 
-/* One metadata entry. type 'u': u32, 'f': f32, 'b': bool, 's': string, 't': `number` token strings; 0 takes a key away.
+/*
+ * One metadata entry. type 'u': u32, 'f': f32, 'b': bool, 's': string, 't': `number` token strings; 0 takes a key away.
  */
 struct meta {
 	const char *key;
@@ -71,8 +72,10 @@ static inline void model_file_meta(struct model_file *f, const struct meta *base
 	}
 }
 
-/* A tensor of n_in x n_out (n_out 0: a vector). F32 values are random in -1..1 by the tensor's name, other types zero
- * bytes. */
+/*
+ * A tensor of n_in x n_out (n_out 0: a vector). F32 values are random in -1..1 by the tensor's name, other types zero
+ * bytes.
+ */
 static inline void model_file_tensor(struct model_file *f, const char *name, uint32_t type, uint64_t n_in,
                                      uint64_t n_out)
 {

@@ -81,7 +81,9 @@ static struct model_params read_as(const char *arch, const struct meta *changes,
 	return p;
 }
 
-#define READ_AS(arch, ...) read_as(arch, (const struct meta[]){__VA_ARGS__}, sizeof((const struct meta[]){__VA_ARGS__}) / sizeof(struct meta))
+#define READ_AS(arch, ...)                                                                                             \
+	read_as(arch, (const struct meta[]){__VA_ARGS__},                                                              \
+	        sizeof((const struct meta[]){__VA_ARGS__}) / sizeof(struct meta))
 
 static void llama_files_are_read(void **state)
 {
@@ -283,11 +285,12 @@ static void odd_numbers_of_a_scaling_are_named(void **state)
 		{"llama.rope.scaling.high_freq_factor", 's', 0, "high"},
 	};
 	for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
-		REFUSED(STATUS_INVALID, bad[i].key, {"llama.rope.scaling.type", 's', 0, "yarn"}, {"llama.rope.scaling.factor", 'f', 4, NULL}, bad[i]);
+		REFUSED(STATUS_INVALID, bad[i].key, {"llama.rope.scaling.type", 's', 0, "yarn"},
+		        {"llama.rope.scaling.factor", 'f', 4, NULL}, bad[i]);
 	REFUSED(STATUS_INVALID, "rope.scaling.factor", {"llama.rope.scaling.factor", 'f', NAN, NULL});
 	REFUSED(STATUS_INVALID, "rope.scaling.factor", {"llama.rope.scaling.factor", 's', 0, "four"});
-	REFUSED(STATUS_INVALID, "low_freq_factor", {"llama.rope.scaling.type", 's', 0, "llama3"}, {"llama.rope.scaling.factor", 'f', 4, NULL},
-	        {"llama.rope.scaling.low_freq_factor", 'f', 8, NULL});
+	REFUSED(STATUS_INVALID, "low_freq_factor", {"llama.rope.scaling.type", 's', 0, "llama3"},
+	        {"llama.rope.scaling.factor", 'f', 4, NULL}, {"llama.rope.scaling.low_freq_factor", 'f', 8, NULL});
 }
 
 /* Mistral 0.1: all layers have the file's window, and nothing that left it is read again. */
@@ -312,7 +315,9 @@ static void a_window_of_a_llama_file_holds_in_all_layers(void **state)
 	assert_int_equal(model_horizon(&p), 0);
 }
 
-/* Within the window full attention is exact whichever layers have it, so it bounds the context where files do not say. */
+/*
+ * Within the window full attention is exact whichever layers have it, so it bounds the context where files do not say.
+ */
 static void a_window_of_unknown_layers_limits_the_context(void **state)
 {
 	(void)state;
@@ -329,7 +334,8 @@ static void gemma_rows_have_what_their_files_do_not_say(void **state)
 {
 	(void)state;
 	struct model_params p = READ_AS("gemma2", {"gemma2.attn_logit_softcapping", 'f', 50, NULL},
-	                                {"gemma2.final_logit_softcapping", 'f', 30, NULL}, {"gemma2.attention.sliding_window", 'u', 8, NULL});
+	                                {"gemma2.final_logit_softcapping", 'f', 30, NULL},
+	                                {"gemma2.attention.sliding_window", 'u', 8, NULL});
 	assert_true(p.post_norm && !p.qk_norm && p.glu == GLU_GELU && p.rope_pairing == ROPE_HALVES);
 	assert_true(p.embd_scale == sqrtf(48) && p.attn_scale == 1 / sqrtf(8));
 	assert_true(p.attn_softcap == 50 && p.final_softcap == 30 && p.rope_base_local == 0);
@@ -341,9 +347,10 @@ static void gemma_rows_have_what_their_files_do_not_say(void **state)
 	assert_int_equal(model_layer_window(&p, 0), 4096);
 	assert_true(p.attn_scale == 1 / sqrtf(48.0f / 6) && p.attn_softcap == 0);
 
-	p = READ_AS("gemma3", {"gemma3.attention.sliding_window", 'u', 512, NULL}, {"gemma3.block_count", 'u', 12, NULL},
-	            {"gemma3.attention.key_length", 'u', 16, NULL}, {"gemma3.attention.value_length", 'u', 16, NULL},
-	            {"gemma3.rope.scaling.type", 's', 0, "linear"}, {"gemma3.rope.scaling.factor", 'f', 8, NULL});
+	p = READ_AS("gemma3", {"gemma3.attention.sliding_window", 'u', 512, NULL},
+	            {"gemma3.block_count", 'u', 12, NULL}, {"gemma3.attention.key_length", 'u', 16, NULL},
+	            {"gemma3.attention.value_length", 'u', 16, NULL}, {"gemma3.rope.scaling.type", 's', 0, "linear"},
+	            {"gemma3.rope.scaling.factor", 'f', 8, NULL});
 	assert_true(p.post_norm && p.qk_norm && p.glu == GLU_GELU && p.attn_scale == 0.25f);
 	assert_true(p.rope_base == 500000 && p.rope_base_local == 10000 && p.rope_factor == 8);
 	for (int i = 0; i < 12; i++)
@@ -359,14 +366,16 @@ static void scales_and_caps_of_any_file_are_read(void **state)
 	(void)state;
 	struct model_params p;
 	struct error err;
-	assert_int_equal(READ(0, &p, &err, {"llama.attention.scale", 'f', 0.015625, NULL}, {"llama.attn_logit_softcapping", 'f', 50, NULL},
+	assert_int_equal(READ(0, &p, &err, {"llama.attention.scale", 'f', 0.015625, NULL},
+	                      {"llama.attn_logit_softcapping", 'f', 50, NULL},
 	                      {"llama.final_logit_softcapping", 'f', 30, NULL}),
 	                 STATUS_OK);
 	assert_true(p.attn_scale == 0.015625f && p.attn_softcap == 50 && p.final_softcap == 30);
 	assert_int_equal(READ(0, &p, &err, {"llama.attention.scale", 'f', 0, NULL}), STATUS_OK);
 	assert_true(p.attn_scale == 1 / sqrtf(8) && p.embd_scale == 1 && p.glu == GLU_SILU && !p.post_norm);
 	REFUSED(STATUS_INVALID, "llama.attn_logit_softcapping", {"llama.attn_logit_softcapping", 'f', -1, NULL});
-	REFUSED(STATUS_INVALID, "llama.attention.sliding_window_pattern", {"llama.attention.sliding_window_pattern", 'u', 0, NULL});
+	REFUSED(STATUS_INVALID, "llama.attention.sliding_window_pattern",
+	        {"llama.attention.sliding_window_pattern", 'u', 0, NULL});
 }
 
 static void what_is_not_computed_is_refused_by_name(void **state)

@@ -322,7 +322,10 @@ static void a_step_without_outputs_still_fills_the_cache(void **state)
 	bench_close(&t);
 }
 
-/* Rotation is relative: a sequence that begins at any position reads the same, as long as its block table says where it stands. */
+/*
+ * Rotation is relative: a sequence that begins at any position reads the same, as long as its block table says where it
+ * stands.
+ */
 static void a_row_stands_where_the_block_table_says_and_turns_by_its_position(void **state)
 {
 	(void)state;
@@ -609,8 +612,10 @@ static void any_failure_while_loading_frees_everything(void **state)
 		assert_true(err.message[0] != '\0');
 		failures++;
 	}
-	/* One for the embedding and one for each matrix of a layer, the vectors' memory and writing, step memory and
-	 * the reserve. */
+	/*
+	 * One for the embedding and one for each matrix of a layer, the vectors' memory and writing, step memory and
+	 * the reserve.
+	 */
 	assert_int_equal(failures, 1 + 7 * N_LAYER + 2 + 2);
 	b->ops->destroy(b);
 	gguf_close(g);
@@ -633,7 +638,8 @@ static void reservations_are_checked(void **state)
 	assert_int_equal(model_reserve(m, 0, 0, &layout, &err), STATUS_INVALID);
 	assert_int_equal(model_reserve(m, 4, -1, &layout, &err), STATUS_INVALID);
 	assert_int_equal(model_reserve(m, 4, 4, &other, &err), STATUS_INVALID);
-	assert_int_equal(model_reserve(m, 4, 9, &layout, &err), STATUS_OK); /* more outputs than rows: as many as rows */
+	/* more outputs than rows: as many as rows */
+	assert_int_equal(model_reserve(m, 4, 9, &layout, &err), STATUS_OK);
 	assert_int_equal(model_reserve(m, 4, 4, &layout, &err), STATUS_INVALID);
 	model_destroy(m);
 	model_destroy(NULL);

@@ -1,4 +1,5 @@
-/* The expected tables were computed in NumPy by tests/golden/numpy_reference.py, which shares no code with the engine.
+/*
+ * The expected tables were computed in NumPy by tests/golden/numpy_reference.py, which shares no code with the engine.
  */
 #include "tests/unit/unit.h"
 

@@ -1,4 +1,7 @@
-/* How positions are stretched otherwise than the file says: the text of --rope-scaling, and what becomes of a model's own settings. */
+/*
+ * How positions are stretched otherwise than the file says: the text of --rope-scaling, and what becomes of a model's
+ * own settings.
+ */
 #include "tests/unit/unit.h"
 
 #include <math.h>
@@ -29,8 +32,13 @@ static void check_refused(const char *text, const char *named)
 /* A model that was trained on 8,192 tokens and stretches nothing. */
 static struct model_params plain(void)
 {
-	return (struct model_params){.n_ctx_train = 8192, .n_ctx = 8192, .rope_original_ctx = 8192, .rope_dims = 64, .rope_base = 1e5f,
-	                             .rope_factor = 1, .rope_attn_factor = 1};
+	return (struct model_params){.n_ctx_train = 8192,
+	                             .n_ctx = 8192,
+	                             .rope_original_ctx = 8192,
+	                             .rope_dims = 64,
+	                             .rope_base = 1e5f,
+	                             .rope_factor = 1,
+	                             .rope_attn_factor = 1};
 }
 
 /* One whose file stretches by YaRN, with a magnitude of its own. */
@@ -72,8 +80,8 @@ static void a_type_a_factor_and_keys_are_read(void **state)
 	struct rope_choice c = parsed("yarn:4");
 	assert_true(c.has_scaling && c.scaling == ROPE_SCALING_YARN && c.factor == 4.0f && c.original_ctx == 0);
 	c = parsed("yarn:2.5,original=4096,base=1e6,beta-fast=16,beta-slow=.5,attn-factor=0.9");
-	assert_true(c.factor == 2.5f && c.original_ctx == 4096 && c.base == 1e6f && c.beta_fast == 16.0f && c.beta_slow == 0.5f &&
-	            c.attn_factor == 0.9f);
+	assert_true(c.factor == 2.5f && c.original_ctx == 4096 && c.base == 1e6f && c.beta_fast == 16.0f &&
+	            c.beta_slow == 0.5f && c.attn_factor == 0.9f);
 	c = parsed("llama3:8,low-freq-factor=1,high-freq-factor=4");
 	assert_true(c.scaling == ROPE_SCALING_LLAMA3 && c.low_freq_factor == 1.0f && c.high_freq_factor == 4.0f);
 	c = parsed("none");
@@ -157,7 +165,8 @@ static void keys_alone_change_the_files_scaling(void **state)
 {
 	(void)state;
 	struct model_params p = applied("beta-fast=40,original=16384", stretched());
-	assert_true(p.rope_scaling == ROPE_SCALING_YARN && p.yarn_beta_fast == 40.0f && p.yarn_beta_slow == 2.0f && p.rope_attn_factor == 0.5f);
+	assert_true(p.rope_scaling == ROPE_SCALING_YARN && p.yarn_beta_fast == 40.0f && p.yarn_beta_slow == 2.0f &&
+	            p.rope_attn_factor == 0.5f);
 	assert_int_equal(p.n_ctx, 65536);
 	check_impossible("beta-fast=40", plain(), "none");
 	check_impossible("original=40", plain(), "original");

@@ -128,8 +128,10 @@ static void check_distribution(const struct sampling_params *p, const float *log
 		chi2 += (rare - rare_expected) * (rare - rare_expected) / rare_expected;
 		cells++;
 	}
-	/* Mean `df`, standard deviation sqrt(2 df): five of them above the mean is far out of reach for a right
-	 * sampler. */
+	/*
+	 * Mean `df`, standard deviation sqrt(2 df): five of them above the mean is far out of reach for a right
+	 * sampler.
+	 */
 	double df = cells > 1 ? cells - 1 : 1;
 	assert_true(chi2 < df + 5.0 * sqrt(2.0 * df) + 5.0);
 }

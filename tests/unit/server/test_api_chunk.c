@@ -109,7 +109,8 @@ static void a_long_one_is_cut_answered_for_and_put_together(void **state)
 static void at_most_so_many_run_at_a_time(void **state)
 {
 	struct fake_server *s = *state;
-	struct http_exchange *x = http_fake_request(s, HTTP_POST, "/v1/chunk", NULL, body_of(100, SIZES "\"parallel\":3,"));
+	struct http_exchange *x =
+		http_fake_request(s, HTTP_POST, "/v1/chunk", NULL, body_of(100, SIZES "\"parallel\":3,"));
 	int most = 0;
 	for (int i = 0; i < 200 && !http_fake_status(x); i++) {
 		fake_server_step(s);
@@ -145,7 +146,9 @@ static void a_stream_tells_of_parts_answers_and_what_is_new(void **state)
 static void cutting_alone_asks_nothing(void **state)
 {
 	struct fake_server *s = *state;
-	struct http_exchange *x = http_fake_post(s, "/v1/chunk", "{\"split_only\":true,\"max_chunk_tokens\":16,\"overlap\":0,\"input\":\"One two three. Four five six.\"}");
+	struct http_exchange *x = http_fake_post(s, "/v1/chunk",
+	                                         "{\"split_only\":true,\"max_chunk_tokens\":16,\"overlap\":0,\"input\":"
+	                                         "\"One two three. Four five six.\"}");
 	assert_int_equal(http_fake_status(x), 200);
 	assert_json(http_fake_body(x), "object", "\"chunk.split\"");
 	assert_json(http_fake_body(x), "chunks.0.text", "\"One two three. \"");
@@ -167,7 +170,8 @@ static void what_is_wrong_is_named(void **state)
 		{"{\"input\":\"x\",\"instruction\":\"a\",\"reduce_instruction\":{}}", "reduce_instruction", "string"},
 		{"{\"input\":\"x\",\"instruction\":\"a\",\"max_chunk_tokens\":1}", "max_chunk_tokens", "16"},
 		{"{\"input\":\"x\",\"instruction\":\"a\",\"max_chunk_tokens\":5000}", "max_chunk_tokens", "at most"},
-		{"{\"input\":\"x\",\"instruction\":\"a\",\"max_chunk_tokens\":300}", "max_chunk_tokens", "at least 544"},
+		{"{\"input\":\"x\",\"instruction\":\"a\",\"max_chunk_tokens\":300}", "max_chunk_tokens",
+	         "at least 544"},
 		{"{\"input\":\"x\",\"instruction\":\"a\",\"max_output_tokens\":0}", "max_output_tokens", "1"},
 		{"{\"input\":\"x\",\"instruction\":\"a\",\"max_output_tokens\":3900}", "max_output_tokens", "no room"},
 		{"{\"input\":\"x\",\"instruction\":\"a\",\"overlap\":0.6}", "overlap", "0.5"},
@@ -235,7 +239,8 @@ static void one_failure_ends_all_of_it(void **state)
 static void a_slow_reader_loses_its_work(void **state)
 {
 	struct fake_server *s = *state;
-	struct http_exchange *x = http_fake_request(s, HTTP_POST, "/v1/chunk", NULL, body_of(100, SIZES "\"stream\":true,"));
+	struct http_exchange *x =
+		http_fake_request(s, HTTP_POST, "/v1/chunk", NULL, body_of(100, SIZES "\"stream\":true,"));
 	fake_server_step(s);
 	assert_int_equal(fake_engine_active(s->engine), 4);
 	http_fake_stall(x);
@@ -247,7 +252,9 @@ static void a_slow_reader_loses_its_work(void **state)
 static void instructions_salt_and_seed_go_along(void **state)
 {
 	struct fake_server *s = *state;
-	http_fake_post(s, "/v1/chunk", body_of(30, SIZES "\"reduce_instruction\":\"Merge these.\",\"seed\":7,\"cache_salt\":\"pepper\",\"temperature\":0.5,"));
+	http_fake_post(s, "/v1/chunk",
+	               body_of(30, SIZES "\"reduce_instruction\":\"Merge "
+	                                 "these.\",\"seed\":7,\"cache_salt\":\"pepper\",\"temperature\":0.5,"));
 	size_t n = fake_engine_n_submitted(s->engine);
 	for (size_t i = 0; i < n; i++) {
 		const struct engine_request *r = fake_engine_submitted(s->engine, i);
@@ -263,7 +270,8 @@ static void instructions_salt_and_seed_go_along(void **state)
 
 #define TEST(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
 
-UNIT_MAIN(TEST(a_short_document_is_one_request), TEST(a_long_one_is_cut_answered_for_and_put_together), TEST(at_most_so_many_run_at_a_time),
-	  TEST(a_stream_tells_of_parts_answers_and_what_is_new), TEST(cutting_alone_asks_nothing), TEST(what_is_wrong_is_named),
-	  TEST(who_leaves_cancels_all_of_it), TEST(one_failure_ends_all_of_it), TEST(a_slow_reader_loses_its_work),
-	  TEST(instructions_salt_and_seed_go_along))
+UNIT_MAIN(TEST(a_short_document_is_one_request), TEST(a_long_one_is_cut_answered_for_and_put_together),
+          TEST(at_most_so_many_run_at_a_time), TEST(a_stream_tells_of_parts_answers_and_what_is_new),
+          TEST(cutting_alone_asks_nothing), TEST(what_is_wrong_is_named), TEST(who_leaves_cancels_all_of_it),
+          TEST(one_failure_ends_all_of_it), TEST(a_slow_reader_loses_its_work),
+          TEST(instructions_salt_and_seed_go_along))

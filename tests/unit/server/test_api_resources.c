@@ -185,7 +185,8 @@ static void the_kv_cache_is_shown_to_whom_it_concerns(void **state)
 	assert_int_equal(fake_engine_tenant(s->engine, 1)->limits.max_sessions, 7);
 	assert_string_equal(fake_engine_tenant(s->engine, 1)->salt, "a");
 	assert_int_equal(http_fake_status(http_fake_request(s, HTTP_GET, "/v1/kv", NULL, NULL)), 401);
-	http_fake_request(s, HTTP_POST, "/v1/sessions", "X-Api-Key: B\nContent-Type: application/json\n", "{\"id\":\"bs\"}");
+	http_fake_request(s, HTTP_POST, "/v1/sessions", "X-Api-Key: B\nContent-Type: application/json\n",
+	                  "{\"id\":\"bs\"}");
 	app_handle_events(s->app);
 	struct http_exchange *x = http_fake_request(s, HTTP_GET, "/v1/kv", "X-Api-Key: A\n", NULL);
 	app_handle_events(s->app);

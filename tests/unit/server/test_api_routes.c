@@ -111,7 +111,8 @@ static void every_answer_carries_the_cors_header(void **state)
 	struct http_exchange *b = http_fake_request(s, HTTP_GET, "/health", "Origin: https://b.example\n", NULL);
 	assert_string_equal(http_fake_header(b, "Access-Control-Allow-Origin"), "https://b.example");
 	assert_string_equal(http_fake_header(b, "Vary"), "Origin");
-	static const char *const others[] = {"Origin: https://b.exampl\n", "Origin: https://b.example.evil\n", "Origin: ,\n", NULL};
+	static const char *const others[] = {"Origin: https://b.exampl\n", "Origin: https://b.example.evil\n",
+	                                     "Origin: ,\n", NULL};
 	for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
 		b = http_fake_request(s, HTTP_GET, "/health", others[i], NULL);
 		assert_null(http_fake_header(b, "Access-Control-Allow-Origin"));
@@ -167,7 +168,9 @@ static void keys_are_asked_for_when_there_is_one(void **state)
 	struct http_exchange *x = http_fake_request(s, HTTP_GET, "/v1/models", "Authorization: Bearer dummy\n", NULL);
 	assert_int_equal(http_fake_status(x), 200);
 	struct error err;
-	assert_int_equal(app_set_keys(s->app, str_from("{\"keys\":[{\"name\":\"a\",\"key\":\"sekret\"}]}"), "test", &err), STATUS_OK);
+	assert_int_equal(
+		app_set_keys(s->app, str_from("{\"keys\":[{\"name\":\"a\",\"key\":\"sekret\"}]}"), "test", &err),
+		STATUS_OK);
 	x = http_fake_get(s, "/v1/models");
 	assert_int_equal(http_fake_status(x), 401);
 	assert_json(http_fake_body(x), "error.code", "\"invalid_api_key\"");

@@ -35,10 +35,11 @@ static void each_key_is_a_tenant_with_its_limits(void **state)
 {
 	(void)state;
 	auth_init(&a, "root");
-	assert_int_equal(set("{\"keys\":[{\"name\":\"alice\",\"key\":\"sk-a\",\"max_requests\":2,\"max_sessions\":3,"
-			     "\"kv_memory\":\"1.5M\"},"
-			     "{\"name\":\"bob\",\"key\":\"sk-b\",\"cache_salt\":\"team\",\"kv_memory\":4096,\"admin\":true}]}"),
-			 STATUS_OK);
+	assert_int_equal(
+		set("{\"keys\":[{\"name\":\"alice\",\"key\":\"sk-a\",\"max_requests\":2,\"max_sessions\":3,"
+	            "\"kv_memory\":\"1.5M\"},"
+	            "{\"name\":\"bob\",\"key\":\"sk-b\",\"cache_salt\":\"team\",\"kv_memory\":4096,\"admin\":true}]}"),
+		STATUS_OK);
 	assert_int_equal(bearer("root"), 0);
 	assert_int_equal(bearer("sk-a"), 1);
 	assert_int_equal(auth_check(&a, none, str_from("sk-b")), 2);
@@ -109,9 +110,12 @@ static void what_is_wrong_is_named_and_changes_nothing(void **state)
 		{"{\"keys\":[{\"name\":\"a\",\"sha256\":\"12\"}]}", "64 hexadecimal"},
 		{"{\"keys\":[{\"name\":\"a\",\"key\":\"s\",\"max_request\":1}]}", "keys[0].max_request is no field"},
 		{"{\"keys\":[{\"name\":\"a\",\"key\":\"s\",\"max_requests\":-1}]}", "keys[0].max_requests"},
-		{"{\"keys\":[{\"name\":\"a\",\"key\":\"s\",\"kv_memory\":\"much\"}]}", "keys[0].kv_memory must be a number of bytes"},
-		{"{\"keys\":[{\"name\":\"a\",\"key\":\"s\"},{\"name\":\"a\",\"key\":\"t\"}]}", "keys[1] has the name \"a\""},
-		{"{\"keys\":[{\"name\":\"a\",\"key\":\"s\"},{\"name\":\"b\",\"key\":\"s\"}]}", "the same secret as the key \"a\""},
+		{"{\"keys\":[{\"name\":\"a\",\"key\":\"s\",\"kv_memory\":\"much\"}]}",
+	         "keys[0].kv_memory must be a number of bytes"},
+		{"{\"keys\":[{\"name\":\"a\",\"key\":\"s\"},{\"name\":\"a\",\"key\":\"t\"}]}",
+	         "keys[1] has the name \"a\""},
+		{"{\"keys\":[{\"name\":\"a\",\"key\":\"s\"},{\"name\":\"b\",\"key\":\"s\"}]}",
+	         "the same secret as the key \"a\""},
 		{"{\"keys\":[{\"name\":\"a\",\"key\":\"root\"}]}", "the same secret as the key \"default\""},
 	};
 	auth_init(&a, "root");
@@ -162,6 +166,7 @@ static void names_are_bounded(void **state)
 }
 
 UNIT_MAIN(cmocka_unit_test(without_keys_everybody_is_tenant_0), cmocka_unit_test(each_key_is_a_tenant_with_its_limits),
-	  cmocka_unit_test(a_digest_may_stand_for_the_secret), cmocka_unit_test(a_name_keeps_its_number_when_the_keys_change),
-	  cmocka_unit_test(what_is_wrong_is_named_and_changes_nothing), cmocka_unit_test(no_message_holds_a_secret),
-	  cmocka_unit_test(names_are_bounded))
+          cmocka_unit_test(a_digest_may_stand_for_the_secret),
+          cmocka_unit_test(a_name_keeps_its_number_when_the_keys_change),
+          cmocka_unit_test(what_is_wrong_is_named_and_changes_nothing), cmocka_unit_test(no_message_holds_a_secret),
+          cmocka_unit_test(names_are_bounded))

@@ -30,7 +30,8 @@ static void what_all_have_counts_least(void **state)
 	const struct coherence_text texts[] = {TEXT(1, 1, 2, 3), TEXT(2, 1, 4), TEXT(1, 5)};
 	double c[2], all = log(2), two = log(2.5), one = log(4);
 	assert_int_equal(coherence_of_neighbours(texts, 3, c), STATUS_OK);
-	double a = sqrt(4 * all * all + two * two + one * one), b = sqrt(two * two + all * all + one * one), d = sqrt(all * all + one * one);
+	double a = sqrt(4 * all * all + two * two + one * one), b = sqrt(two * two + all * all + one * one),
+	       d = sqrt(all * all + one * one);
 	near(c[0], (2 * all * all + two * two) / (a * b));
 	near(c[1], all * all / (b * d));
 	assert_true(c[1] < c[0]);
@@ -47,5 +48,5 @@ static void an_empty_answer_has_none(void **state)
 	assert_int_equal(coherence_of_neighbours(texts, 0, c), STATUS_OK);
 }
 
-UNIT_MAIN(cmocka_unit_test(equal_counts_are_one_and_nothing_in_common_is_zero), cmocka_unit_test(what_all_have_counts_least),
-          cmocka_unit_test(an_empty_answer_has_none))
+UNIT_MAIN(cmocka_unit_test(equal_counts_are_one_and_nothing_in_common_is_zero),
+          cmocka_unit_test(what_all_have_counts_least), cmocka_unit_test(an_empty_answer_has_none))

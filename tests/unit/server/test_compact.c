@@ -6,8 +6,10 @@
 #include "tests/support/fake_engine.h"
 #include "tests/support/fake_transport.h"
 
-/* A token of the fake engine is a byte, and a prompt has the JSON of its messages, so turns of these are some 90 tokens
- * each. */
+/*
+ * A token of the fake engine is a byte, and a prompt has the JSON of its messages, so turns of these are some 90 tokens
+ * each.
+ */
 #define COMPACT(n)                                                                                                     \
 	"\"context_management\":[{\"type\":\"compaction\",\"compact_threshold\":" #n                                   \
 	",\"keep_turns\":1,\"max_output_tokens\":16}]"
@@ -243,8 +245,9 @@ static void one_that_takes_too_long_fails_nothing(void **state)
 {
 	struct fake_server *s = *state;
 	size_t before = fake_engine_n_submitted(s->engine);
-	struct http_exchange *x = http_fake_request(s, HTTP_POST, "/v1/responses", NULL,
-						    "{\"store\":false,\"timeout\":10," COMPACT(600) ",\"input\":[" OLD "," MESSAGE("user", "now") "]}");
+	struct http_exchange *x = http_fake_request(
+		s, HTTP_POST, "/v1/responses", NULL,
+		"{\"store\":false,\"timeout\":10," COMPACT(600) ",\"input\":[" OLD "," MESSAGE("user", "now") "]}");
 	for (int i = 0; i < 2; i++)
 		fake_server_step(s);
 	/* It has half of the time. */
@@ -422,9 +425,10 @@ static void compaction_on_its_own(void **state)
 
 #define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 UNIT_MAIN(T(responses_are_stored_and_continued), T(store_false_is_not_stored), T(input_items_come_in_parts),
-	  T(old_turns_become_a_summary), T(what_is_short_enough_stays_as_it_is),
-	  T(the_item_sent_back_stands_for_all_before_it), T(a_stream_shows_it_first),
-	  T(a_summary_of_nothing_fails_nothing), T(one_that_takes_too_long_fails_nothing), T(truncation_keeps_the_summary), T(what_is_far_too_long_is_folded),
-	  T(a_client_that_leaves_ends_the_summary), T(a_conversation_near_the_threshold_is_summarised_while_it_idles),
-	  T(an_older_response_goes_on_from_the_full_text), T(nothing_begins_in_the_background_while_draining),
-	  T(impossible_ones_are_refused_with_what_is_possible), T(compaction_on_its_own))
+          T(old_turns_become_a_summary), T(what_is_short_enough_stays_as_it_is),
+          T(the_item_sent_back_stands_for_all_before_it), T(a_stream_shows_it_first),
+          T(a_summary_of_nothing_fails_nothing), T(one_that_takes_too_long_fails_nothing),
+          T(truncation_keeps_the_summary), T(what_is_far_too_long_is_folded), T(a_client_that_leaves_ends_the_summary),
+          T(a_conversation_near_the_threshold_is_summarised_while_it_idles),
+          T(an_older_response_goes_on_from_the_full_text), T(nothing_begins_in_the_background_while_draining),
+          T(impossible_ones_are_refused_with_what_is_possible), T(compaction_on_its_own))

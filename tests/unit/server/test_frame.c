@@ -73,8 +73,10 @@ static bool take(struct frame_check *f, const uint8_t *p, size_t n, struct frame
 	return true;
 }
 
-/* The close code that the wire's content earns, in one piece and byte by byte; 0 when it is in order. *frames are
- * counted. */
+/*
+ * The close code that the wire's content earns, in one piece and byte by byte; 0 when it is in order. *frames are
+ * counted.
+ */
 static int verdict(uint64_t *frames)
 {
 	int codes[2] = {0, 0};
@@ -295,8 +297,8 @@ static void test_nothing_follows_a_close(void **state)
 }
 
 /*
- * What frame_check_quiet() takes of the wire, in pieces of `step`: bytes, or -code. Once a piece is not taken whole it is
- * not asked again.
+ * What frame_check_quiet() takes of the wire, in pieces of `step`: bytes, or -code. Once a piece is not taken whole it
+ * is not asked again.
  */
 static int quiet(struct frame_check *f, size_t step)
 {

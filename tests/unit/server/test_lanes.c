@@ -682,15 +682,15 @@ static void who_does_not_read_gets_the_latest_when_it_has_read(void **state)
 
 #define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 UNIT_MAIN(T(whoever_asks_is_told_of_its_sessions), T(one_session_may_be_watched_by_its_name),
-	  T(who_does_not_read_gets_the_latest_when_it_has_read), T(a_turn_has_the_events_of_the_stream), T(the_next_turn_sends_only_what_is_new),
-	  T(an_id_that_is_not_kept_is_said_so), T(a_lane_forks_from_another),
-	  T(lanes_run_side_by_side_and_each_in_order), T(a_waiting_turn_may_continue_the_one_before_it),
-	  T(limits_are_said_and_survived), T(what_a_connection_keeps_is_bounded), T(stream_ids_are_checked), T(bad_messages_are_answered_and_survived),
-	  T(a_warm_up_has_an_id_and_no_output), T(a_cancelled_response_ends_with_what_it_has),
-	  T(a_cancel_finds_its_response), T(a_turn_that_waits_can_be_cancelled),
-	  T(what_fails_before_it_begins_is_an_error), T(what_fails_later_is_a_failed_response),
-	  T(a_clients_own_session_is_used_and_kept_alive), T(a_session_that_ends_in_mid_response_fails_it),
-	  T(a_lane_survives_the_loss_of_its_session), T(no_room_for_a_session_is_an_error),
-	  T(closing_ends_all_work_and_all_sessions), T(a_reader_that_stalls_loses_its_work),
-	  T(a_draining_server_takes_no_new_turns),
-	  T(a_drain_closes_each_connection_when_nothing_runs_on_it), T(the_drain_deadline_fails_what_runs))
+          T(who_does_not_read_gets_the_latest_when_it_has_read), T(a_turn_has_the_events_of_the_stream),
+          T(the_next_turn_sends_only_what_is_new), T(an_id_that_is_not_kept_is_said_so), T(a_lane_forks_from_another),
+          T(lanes_run_side_by_side_and_each_in_order), T(a_waiting_turn_may_continue_the_one_before_it),
+          T(limits_are_said_and_survived), T(what_a_connection_keeps_is_bounded), T(stream_ids_are_checked),
+          T(bad_messages_are_answered_and_survived), T(a_warm_up_has_an_id_and_no_output),
+          T(a_cancelled_response_ends_with_what_it_has), T(a_cancel_finds_its_response),
+          T(a_turn_that_waits_can_be_cancelled), T(what_fails_before_it_begins_is_an_error),
+          T(what_fails_later_is_a_failed_response), T(a_clients_own_session_is_used_and_kept_alive),
+          T(a_session_that_ends_in_mid_response_fails_it), T(a_lane_survives_the_loss_of_its_session),
+          T(no_room_for_a_session_is_an_error), T(closing_ends_all_work_and_all_sessions),
+          T(a_reader_that_stalls_loses_its_work), T(a_draining_server_takes_no_new_turns),
+          T(a_drain_closes_each_connection_when_nothing_runs_on_it), T(the_drain_deadline_fails_what_runs))

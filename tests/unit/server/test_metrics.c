@@ -52,14 +52,27 @@ static void the_kv_cache_is_told_by_holder_and_by_key(void **state)
 {
 	(void)state;
 	struct metrics m = {0};
-	static const struct engine_info info = {.page_tokens = 16, .n_pages = 64, .kv_bytes = 64 * 1024, .page_bytes = 1024, .arch = "", .quantization = "", .backend = ""};
-	static const struct engine_tenant_usage keys[] = {{.id = 1, .n_pages = 3, .kv_bytes = 3072, .limits.kv_bytes = 9000, .refused = 2},
-							  {.id = 2, .n_running = 1}};
+	static const struct engine_info info = {.page_tokens = 16,
+	                                        .n_pages = 64,
+	                                        .kv_bytes = 64 * 1024,
+	                                        .page_bytes = 1024,
+	                                        .arch = "",
+	                                        .quantization = "",
+	                                        .backend = ""};
+	static const struct engine_tenant_usage keys[] = {
+		{.id = 1, .n_pages = 3, .kv_bytes = 3072, .limits.kv_bytes = 9000, .refused = 2},
+		{.id = 2, .n_running = 1}};
 	static const char *const names[] = {"alice", "bob"};
 	struct metrics_gauges g = {.model = "m", .info = &info, .keys = keys, .key_names = names, .n_keys = 2};
 	struct buf out = BUF_INIT;
-	g.stats.kv = (struct engine_kv){.pages_total = 64, .pages_free = 50, .pages_running = 6, .pages_sessions = 8, .refs_running = 9,
-					.positions_unused = 30, .fragmentation = 0.25, .alarm = true};
+	g.stats.kv = (struct engine_kv){.pages_total = 64,
+	                                .pages_free = 50,
+	                                .pages_running = 6,
+	                                .pages_sessions = 8,
+	                                .refs_running = 9,
+	                                .positions_unused = 30,
+	                                .fragmentation = 0.25,
+	                                .alarm = true};
 	g.stats.preempted[ENGINE_ROOM_CAP] = 4;
 	g.stats.context_evicted[1] = 320;
 	g.stats.context_merged[1] = 48;

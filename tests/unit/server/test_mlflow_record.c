@@ -6,10 +6,22 @@
 
 static struct mlflow_record record(void)
 {
-	return (struct mlflow_record){.usage = {.context = {.policy = "evict", .tokens_logical = 400, .tokens_resident = 300, .evicted_tokens = 100, .bytes = 4096},
-	                                        .prompt_tokens = 200, .cached_tokens = 50, .completion_tokens = 20, .n_preempted = 1,
-	                                        .queue_ns = 1500000, .prefill_ns = 20000000, .decode_ns = 500000000, .ttft_ns = 21500000},
-	                              .total_ns = 521500000, .unix_ms = 1760000000123, .step = 7};
+	return (struct mlflow_record){.usage = {.context = {.policy = "evict",
+	                                                    .tokens_logical = 400,
+	                                                    .tokens_resident = 300,
+	                                                    .evicted_tokens = 100,
+	                                                    .bytes = 4096},
+	                                        .prompt_tokens = 200,
+	                                        .cached_tokens = 50,
+	                                        .completion_tokens = 20,
+	                                        .n_preempted = 1,
+	                                        .queue_ns = 1500000,
+	                                        .prefill_ns = 20000000,
+	                                        .decode_ns = 500000000,
+	                                        .ttft_ns = 21500000},
+	                              .total_ns = 521500000,
+	                              .unix_ms = 1760000000123,
+	                              .step = 7};
 }
 
 struct parsed {
@@ -29,7 +41,8 @@ static void parse(const struct buf *b, struct parsed *p)
 static double metric(const struct parsed *p, const char *key, int64_t step)
 {
 	for (size_t i = 0; i < json_len(&p->metrics); i++) {
-		struct json item = json_at(&p->metrics, i), k = json_get(&item, "key"), v = json_get(&item, "value"), s = json_get(&item, "step");
+		struct json item = json_at(&p->metrics, i), k = json_get(&item, "key"), v = json_get(&item, "value"),
+			    s = json_get(&item, "step");
 		double value = -1;
 		int64_t at = -1;
 		struct error err;
@@ -51,10 +64,13 @@ static void a_request_has_lengths_shares_and_times(void **state)
 	parse(&b, &p);
 	struct json id = json_get(&p.root, "run_id");
 	assert_true(str_is(json_text(&id), "run \"1\""));
-	assert_true(metric(&p, "prompt_tokens", 7) == 200 && metric(&p, "cached_tokens", 7) == 50 && metric(&p, "generated_tokens", 7) == 20);
+	assert_true(metric(&p, "prompt_tokens", 7) == 200 && metric(&p, "cached_tokens", 7) == 50 &&
+	            metric(&p, "generated_tokens", 7) == 20);
 	assert_true(metric(&p, "cache_hit_rate", 7) == 0.25 && metric(&p, "shrink_ratio", 7) == 0.25);
-	assert_true(metric(&p, "queue_ms", 7) == 1.5 && metric(&p, "ttft_ms", 7) == 21.5 && metric(&p, "e2e_ms", 7) == 521.5);
-	assert_true(metric(&p, "tokens_per_s", 7) == 40 && metric(&p, "preemptions", 7) == 1 && metric(&p, "kv_bytes", 7) == 4096);
+	assert_true(metric(&p, "queue_ms", 7) == 1.5 && metric(&p, "ttft_ms", 7) == 21.5 &&
+	            metric(&p, "e2e_ms", 7) == 521.5);
+	assert_true(metric(&p, "tokens_per_s", 7) == 40 && metric(&p, "preemptions", 7) == 1 &&
+	            metric(&p, "kv_bytes", 7) == 4096);
 	assert_non_null(strstr(b.data, "\"timestamp\":1760000000123"));
 	json_doc_free(p.doc);
 	buf_free(&b);
@@ -69,8 +85,8 @@ static void what_there_is_none_of_is_left_out(void **state)
 	mlflow_write_batch("x", &r, 1, &b);
 	parse(&b, &p);
 	assert_true(metric(&p, "e2e_ms", 1) == 1);
-	assert_true(metric(&p, "ttft_ms", 1) == -1 && metric(&p, "cache_hit_rate", 1) == -1 && metric(&p, "shrink_ratio", 1) == -1 &&
-	            metric(&p, "tokens_per_s", 1) == -1);
+	assert_true(metric(&p, "ttft_ms", 1) == -1 && metric(&p, "cache_hit_rate", 1) == -1 &&
+	            metric(&p, "shrink_ratio", 1) == -1 && metric(&p, "tokens_per_s", 1) == -1);
 	json_doc_free(p.doc);
 	buf_free(&b);
 }

@@ -364,24 +364,28 @@ static void what_is_to_be_kept_reaches_the_engine_and_every_choice(void **state)
 		assert_true(r->context.trigger_entropy == 1.5);
 		assert_false(r->context.by_share);
 	}
-	assert_int_equal(http_fake_status(post_chat(s, "\"kv_cache\":{\"policy\":\"evict\",\"cache_length_shrink_ratio\":0.4,"
-						       "\"aggregation\":\"recency\"}")),
-			 200);
+	assert_int_equal(
+		http_fake_status(post_chat(s, "\"kv_cache\":{\"policy\":\"evict\",\"cache_length_shrink_ratio\":0.4,"
+	                                      "\"aggregation\":\"recency\"}")),
+		200);
 	r = last(s);
 	assert_string_equal(r->context.policy, "evict");
 	assert_int_equal(r->context.shrink_permille, 400);
 	assert_true(r->context.by_age && !r->context.by_mass && !r->context.diagnostics);
-	assert_int_equal(http_fake_status(post_chat(s, "\"kv_cache\":{\"aggregation\":\"attention_mass\",\"diagnostics\":true}")), 200);
+	assert_int_equal(http_fake_status(post_chat(
+				 s, "\"kv_cache\":{\"aggregation\":\"attention_mass\",\"diagnostics\":true}")),
+	                 200);
 	r = last(s);
 	assert_true(r->context.by_mass && !r->context.by_age && r->context.diagnostics);
-	assert_int_equal(http_fake_status(post_chat(s, "\"kv_cache\":{\"policy\":\"quest\",\"diagnostics\":null}")), 200);
+	assert_int_equal(http_fake_status(post_chat(s, "\"kv_cache\":{\"policy\":\"quest\",\"diagnostics\":null}")),
+	                 200);
 	r = last(s);
 	assert_string_equal(r->context.policy, "quest");
 	assert_false(r->context.diagnostics);
 }
 
-UNIT_MAIN(T(what_is_to_be_kept_reaches_the_engine_and_every_choice), T(wrong_values_name_their_parameter), T(what_cannot_be_done_says_so), T(nulls_and_unknown_fields_are_fine),
-	  T(values_reach_the_engine), T(defaults_are_openais), T(max_completion_tokens_is_max_tokens),
-	  T(each_choice_has_a_seed_of_its_own), T(a_session_comes_from_the_body_or_the_header),
-	  T(only_the_first_choice_writes_to_the_session), T(every_choice_carries_the_cache_salt),
-	  T(another_model_is_refused_only_when_strict))
+UNIT_MAIN(T(what_is_to_be_kept_reaches_the_engine_and_every_choice), T(wrong_values_name_their_parameter),
+          T(what_cannot_be_done_says_so), T(nulls_and_unknown_fields_are_fine), T(values_reach_the_engine),
+          T(defaults_are_openais), T(max_completion_tokens_is_max_tokens), T(each_choice_has_a_seed_of_its_own),
+          T(a_session_comes_from_the_body_or_the_header), T(only_the_first_choice_writes_to_the_session),
+          T(every_choice_carries_the_cache_salt), T(another_model_is_refused_only_when_strict))

@@ -1,6 +1,6 @@
 /*
- * Parked WebSockets: the real connection, HTTP and WebSocket servers on a loop, a socket pair as the client's connection, and a clock
- * that stands still unless it is told not to. See server/conn_park.h.
+ * Parked WebSockets: the real connection, HTTP and WebSocket servers on a loop, a socket pair as the client's
+ * connection, and a clock that stands still unless it is told not to. See server/conn_park.h.
  */
 #include "tests/unit/unit.h"
 
@@ -74,7 +74,8 @@ static void on_closed(struct ws_conn *c, void *app)
 }
 
 static const struct http_app http = {.dispatch = dispatch, .error_body = error_body};
-static const struct ws_app ws_app = {.opened = on_opened, .message = on_message, .alive = on_alive, .closed = on_closed};
+static const struct ws_app ws_app = {
+	.opened = on_opened, .message = on_message, .alive = on_alive, .closed = on_closed};
 
 static int set_up(void **state)
 {
@@ -94,7 +95,8 @@ static int set_up(void **state)
 	clock_manual_init(&w.clock, 1000000000);
 	w.host.clock = &w.clock;
 	assert_int_equal(http_server_create(&w.loop, &w.config, &http, &w.host.meter, &w.host.http, &err), STATUS_OK);
-	assert_int_equal(ws_server_create(&w.loop, &w.config, &ws_app, &w.host.stats, &w.host.meter, &w.host.ws, &err), STATUS_OK);
+	assert_int_equal(ws_server_create(&w.loop, &w.config, &ws_app, &w.host.stats, &w.host.meter, &w.host.ws, &err),
+	                 STATUS_OK);
 	return 0;
 }
 
@@ -183,8 +185,9 @@ static const char *heard(int fd)
 
 static int connect_client(void)
 {
-	static const char upgrade[] = "GET /ws HTTP/1.1\r\nHost: a\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-				      "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n";
+	static const char upgrade[] =
+		"GET /ws HTTP/1.1\r\nHost: a\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+		"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n";
 	int fds[2];
 	const struct conn_peer peer = {.name = "a client"};
 	assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds), 0);
@@ -452,7 +455,8 @@ static void those_that_are_silent_make_room(void **state)
 static void the_answer_is_swallowed_however_it_is_cut(void **state)
 {
 	(void)state;
-	static const char wire[] = "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nX: \r\r\n\r\n\x81\x05hello";
+	static const char wire[] =
+		"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nX: \r\r\n\r\n\x81\x05hello";
 	const size_t n = sizeof wire - 1, answer = n - 7;
 	for (size_t cut = 0; cut <= n; cut++) {
 		struct park_answer a = {0};
@@ -462,7 +466,8 @@ static void the_answer_is_swallowed_however_it_is_cut(void **state)
 		assert_int_equal(a.matched, 4);
 		assert_false(a.wrong);
 	}
-	static const char *const wrong[] = {"HTTP/1.1 403 Forbidden\r\n\r\n", "HTTP/1.1 1010 x\r\n\r\n", "\x81\x05hello"};
+	static const char *const wrong[] = {"HTTP/1.1 403 Forbidden\r\n\r\n", "HTTP/1.1 1010 x\r\n\r\n",
+	                                    "\x81\x05hello"};
 	for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
 		struct park_answer a = {0};
 		for (size_t at = 0; wrong[i][at]; at++)

@@ -78,7 +78,8 @@ static void expect(enum tool_family family, const char *text, const char *want)
 static void plain_text_passes_through(void **state)
 {
 	(void)state;
-	static const char *const texts[] = {"", "Hello", "a < b", "<tool", "<tool_call", "  x \n", "{\"a\":1}", "[1]", " \n", "<<tool_cal>"};
+	static const char *const texts[] = {"",       "Hello",     "a < b", "<tool", "<tool_call",
+	                                    "  x \n", "{\"a\":1}", "[1]",   " \n",   "<<tool_cal>"};
 	for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
 		for (int f = TOOLS_TAGGED; f <= TOOLS_MISTRAL; f++)
 			expect((enum tool_family)f, texts[i], texts[i]);
@@ -89,19 +90,23 @@ static void tagged_calls_are_found(void **state)
 	(void)state;
 	expect(TOOLS_TAGGED, "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": [1, \"}\\\"\"]}}\n</tool_call>",
 	       "[f|{\"a\": [1, \"}\\\"\"]}]");
-	expect(TOOLS_TAGGED, "Let me see.\n\n<tool_call>{\"name\":\"f\",\"arguments\":{}}</tool_call>", "Let me see.[f|{}]");
+	expect(TOOLS_TAGGED, "Let me see.\n\n<tool_call>{\"name\":\"f\",\"arguments\":{}}</tool_call>",
+	       "Let me see.[f|{}]");
 	expect(TOOLS_TAGGED,
-	       "<tool_call>{\"name\":\"f\",\"arguments\":{}}</tool_call>\n<tool_call>{\"name\":\"g\",\"arguments\":{\"x\":1}}</tool_call>\n",
+	       "<tool_call>{\"name\":\"f\",\"arguments\":{}}</"
+	       "tool_call>\n<tool_call>{\"name\":\"g\",\"arguments\":{\"x\":1}}</tool_call>\n",
 	       "[f|{}][g|{\"x\":1}]");
 	/* The tag is left open by models that stop early, and a new one may begin at once. */
 	expect(TOOLS_TAGGED, "<tool_call>{\"name\":\"f\",\"arguments\":{}}", "[f|{}]");
 	expect(TOOLS_TAGGED, "<tool_call>{\"name\":\"f\",\"arguments\":{}}<tool_call>{\"name\":\"f\"}", "[f|{}][f|{}]");
 	/* A list in the tags, as SmolLM2 has it. */
-	expect(TOOLS_TAGGED, "<tool_call>[{\"name\":\"f\",\"arguments\":{}}, {\"name\":\"g\",\"arguments\":{}}]</tool_call>",
+	expect(TOOLS_TAGGED,
+	       "<tool_call>[{\"name\":\"f\",\"arguments\":{}}, {\"name\":\"g\",\"arguments\":{}}]</tool_call>",
 	       "[f|{}][g|{}]");
 	/* Arguments before the name, as a string, or none. */
 	expect(TOOLS_TAGGED, "<tool_call>{\"arguments\":{\"a\":1},\"name\":\"f\"}</tool_call>", "[f|{\"a\":1}]");
-	expect(TOOLS_TAGGED, "<tool_call>{\"name\":\"f\",\"arguments\":\"{\\\"a\\\":1}\"}</tool_call>", "[f|{\"a\":1}]");
+	expect(TOOLS_TAGGED, "<tool_call>{\"name\":\"f\",\"arguments\":\"{\\\"a\\\":1}\"}</tool_call>",
+	       "[f|{\"a\":1}]");
 	expect(TOOLS_TAGGED, "<tool_call>{\"name\":\"f\"}</tool_call>", "[f|{}]");
 	expect(TOOLS_TAGGED, "<tool_call>{\"name\":\"f\",\"arguments\":{}}</tool_call> Done.", "[f|{}]Done.");
 }
@@ -110,7 +115,11 @@ static void what_is_no_call_is_text(void **state)
 {
 	(void)state;
 	static const char *const texts[] = {
-		"<tool_call>hello", "<tool_call>{\"name\":5}", "<tool_call>{\"a\":1}</tool_call>", "<tool_call>{\"name\" \"f\"}", "<tool_call>{",
+		"<tool_call>hello",
+		"<tool_call>{\"name\":5}",
+		"<tool_call>{\"a\":1}</tool_call>",
+		"<tool_call>{\"name\" \"f\"}",
+		"<tool_call>{",
 	};
 	for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
 		expect(TOOLS_TAGGED, texts[i], texts[i]);
@@ -126,9 +135,11 @@ static void llama_calls_are_found_by_the_tools_names(void **state)
 {
 	(void)state;
 	expect(TOOLS_LLAMA, "{\"name\": \"f\", \"parameters\": {\"a\": 1}}", "[f|{\"a\": 1}]");
-	expect(TOOLS_LLAMA, "{\"type\": \"function\", \"name\": \"get_weather\", \"parameters\": {}}", "[get_weather|{}]");
+	expect(TOOLS_LLAMA, "{\"type\": \"function\", \"name\": \"get_weather\", \"parameters\": {}}",
+	       "[get_weather|{}]");
 	expect(TOOLS_LLAMA, "<|python_tag|>{\"name\": \"f\", \"parameters\": {}}", "[f|{}]");
-	expect(TOOLS_LLAMA, "{\"name\": \"f\", \"parameters\": {}}; {\"name\": \"f\", \"parameters\": {\"b\":2}}", "[f|{}][f|{\"b\":2}]");
+	expect(TOOLS_LLAMA, "{\"name\": \"f\", \"parameters\": {}}; {\"name\": \"f\", \"parameters\": {\"b\":2}}",
+	       "[f|{}][f|{\"b\":2}]");
 	/* Any other JSON is an answer. */
 	expect(TOOLS_LLAMA, "{\"name\": \"Ada\", \"age\": 36}", "{\"name\": \"Ada\", \"age\": 36}");
 	expect(TOOLS_LLAMA, "So: {\"name\": \"f\"}", "So: {\"name\": \"f\"}");
@@ -137,7 +148,8 @@ static void llama_calls_are_found_by_the_tools_names(void **state)
 static void mistral_calls_are_a_list(void **state)
 {
 	(void)state;
-	expect(TOOLS_MISTRAL, "[TOOL_CALLS][{\"name\": \"f\", \"arguments\": {\"a\": 1}}, {\"name\": \"g\", \"arguments\": {}}]",
+	expect(TOOLS_MISTRAL,
+	       "[TOOL_CALLS][{\"name\": \"f\", \"arguments\": {\"a\": 1}}, {\"name\": \"g\", \"arguments\": {}}]",
 	       "[f|{\"a\": 1}][g|{}]");
 	expect(TOOLS_MISTRAL, "[TOOL_CALLS] [{\"name\": \"f\", \"arguments\": {}}]", "[f|{}]");
 }
@@ -159,7 +171,7 @@ static int teardown(void **state)
 }
 
 #define TOOLS                                                                                                          \
-	"\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{\"type\":\"object\","             \
+	"\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{\"type\":\"object\","          \
 	"\"properties\":{\"a\":{\"type\":\"integer\"}},\"required\":[\"a\"]}}}]"
 #define ASK "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}]," TOOLS
 
@@ -177,7 +189,8 @@ static void a_call_is_a_message_without_content(void **state)
 	assert_json(body, "choices.0.message.content", "null");
 	assert_json(body, "choices.0.finish_reason", "\"tool_calls\"");
 	assert_json(body, "choices.0.message.tool_calls.0.type", "\"function\"");
-	assert_json(body, "choices.0.message.tool_calls.0.function", "{\"name\":\"f\",\"arguments\":\"{\\\"a\\\": 1}\"}");
+	assert_json(body, "choices.0.message.tool_calls.0.function",
+	            "{\"name\":\"f\",\"arguments\":\"{\\\"a\\\": 1}\"}");
 	assert_json(body, "choices.0.message.tool_calls.0.index", "(absent)");
 	assert_true(strncmp(json_at_path(body, "choices.0.message.tool_calls.0.id"), "\"call_", 6) == 0);
 	/* Without tools it is text like any other. */
@@ -268,17 +281,20 @@ static void wrong_tools_are_named(void **state)
 		{"\"tools\":[{\"type\":\"retrieval\"}]", "tools[0].type"},
 		{"\"tools\":[{\"type\":\"function\"}]", "tools[0].function"},
 		{"\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"\"}}]", "tools[0].function.name"},
-		{"\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":1}}]", "tools[0].function.parameters"},
+		{"\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":1}}]",
+	         "tools[0].function.parameters"},
 		{"\"functions\":[{\"name\":\"f\"}]", "functions"},
 		{TOOLS ",\"parallel_tool_calls\":1", "parallel_tool_calls"},
 		{TOOLS ",\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":\"g\"}}", "tool_choice"},
-		{"\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{\"not\":{}}}}],\"tool_choice\":\"required\"",
-		 "tools"},
+		{"\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{\"not\":{}}}}],\"tool_"
+	         "choice\":\"required\"",
+	         "tools"},
 		{TOOLS ",\"response_format\":{\"type\":\"json_object\"}", "response_format"},
 	};
 	char body[1024], expected[96];
 	for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-		snprintf(body, sizeof body, "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}],%s}", cases[i].fields);
+		snprintf(body, sizeof body, "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}],%s}",
+		         cases[i].fields);
 		struct http_exchange *x = post(*state, body);
 		if (http_fake_status(x) != 400)
 			fail_msg("%s: status %d", cases[i].fields, http_fake_status(x));
@@ -292,9 +308,10 @@ static void a_template_without_tools_is_told_of_them_in_words(void **state)
 	struct fake_server *s = *state;
 	fake_engine_set_template(s->engine, "{{ messages }}");
 	post(s, "{\"messages\":[{\"role\":\"system\",\"content\":\"Be brief.\"},{\"role\":\"user\",\"content\":\"hi\"},"
-		"{\"role\":\"assistant\",\"content\":null,\"tool_calls\":[{\"id\":\"c\",\"type\":\"function\",\"function\":"
-		"{\"name\":\"f\",\"arguments\":\"{\\\"a\\\":1}\"}}]},"
-		"{\"role\":\"tool\",\"tool_call_id\":\"c\",\"content\":\"42\"}]," TOOLS "}");
+	        "{\"role\":\"assistant\",\"content\":null,\"tool_calls\":[{\"id\":\"c\",\"type\":\"function\","
+	        "\"function\":"
+	        "{\"name\":\"f\",\"arguments\":\"{\\\"a\\\":1}\"}}]},"
+	        "{\"role\":\"tool\",\"tool_call_id\":\"c\",\"content\":\"42\"}]," TOOLS "}");
 	struct str prompt = fake_engine_prompt(s->engine, 0);
 	char *text = strndup(prompt.p, prompt.n);
 	assert_non_null(strstr(text, "{\"role\":\"system\",\"content\":\"Be brief.\\n\\n# Tools"));
@@ -311,11 +328,14 @@ static void a_template_without_tools_is_told_of_them_in_words(void **state)
 static void a_form_of_the_answer_becomes_a_grammar(void **state)
 {
 	struct fake_server *s = *state;
-	post(s, "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}],\"response_format\":{\"type\":\"json_object\"}}");
-	post(s, "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}],\"n\":2,\"response_format\":{\"type\":\"json_schema\","
-		"\"json_schema\":{\"name\":\"x\",\"strict\":true,\"schema\":{\"type\":\"object\"}}}}");
-	http_fake_post(s, "/v1/responses", "{\"input\":\"hi\",\"text\":{\"format\":{\"type\":\"json_schema\",\"name\":\"x\","
-					   "\"schema\":{\"type\":\"object\"}}}}");
+	post(s,
+	     "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}],\"response_format\":{\"type\":\"json_object\"}}");
+	post(s, "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}],\"n\":2,\"response_format\":{\"type\":\"json_"
+	        "schema\","
+	        "\"json_schema\":{\"name\":\"x\",\"strict\":true,\"schema\":{\"type\":\"object\"}}}}");
+	http_fake_post(s, "/v1/responses",
+	               "{\"input\":\"hi\",\"text\":{\"format\":{\"type\":\"json_schema\",\"name\":\"x\","
+	               "\"schema\":{\"type\":\"object\"}}}}");
 	http_fake_post(s, "/v1/completions", "{\"prompt\":\"hi\",\"response_format\":{\"type\":\"json_object\"}}");
 	assert_int_equal(fake_engine_n_submitted(s->engine), 5);
 	for (size_t i = 0; i < 5; i++)
@@ -333,8 +353,9 @@ static void a_response_has_calls_as_items(void **state)
 	struct fake_server *s = *state;
 	size_t at = 0;
 	fake_engine_set_reply(s->engine, "\xc3\xa9<tool_call>{\"name\":\"f\",\"arguments\":{\"a\":1}}</tool_call>");
-	struct http_exchange *x = http_fake_post(s, "/v1/responses",
-						 "{\"input\":\"hi\",\"stream\":true,\"tools\":[{\"type\":\"function\",\"name\":\"f\"}]}");
+	struct http_exchange *x =
+		http_fake_post(s, "/v1/responses",
+	                       "{\"input\":\"hi\",\"stream\":true,\"tools\":[{\"type\":\"function\",\"name\":\"f\"}]}");
 	for (size_t i = 0; i < http_fake_n_writes(x); i++) {
 		char got[80];
 		snprintf(got, sizeof got, "%s", json_at_path(http_fake_event(x, i), "type"));

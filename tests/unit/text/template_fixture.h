@@ -54,12 +54,14 @@ static inline void copy_outcome(const struct rendered *r, struct outcome *o)
 	memcpy(o->text, r->text.data, r->text.len + 1);
 	size_t at = 0, n = 0;
 	for (size_t i = 0; i <= r->n_data; i++) {
-		size_t begin = i < r->n_data ? r->data[i].begin : r->text.len, end = i < r->n_data ? r->data[i].end : begin;
+		size_t begin = i < r->n_data ? r->data[i].begin : r->text.len,
+		       end = i < r->n_data ? r->data[i].end : begin;
 		assert_true(begin >= at && end <= r->text.len && n + (end - at) + 3 < sizeof o->marked);
 		memcpy(o->marked + n, r->text.data + at, begin - at);
 		n += begin - at;
 		if (i < r->n_data) {
-			assert_true(end > begin && (i == 0 || begin > r->data[i - 1].end)); /* ascending, not touching */
+			/* ascending, not touching */
+			assert_true(end > begin && (i == 0 || begin > r->data[i - 1].end));
 			o->marked[n++] = '[';
 			memcpy(o->marked + n, r->text.data + begin, end - begin);
 			n += end - begin;

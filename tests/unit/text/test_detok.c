@@ -210,7 +210,10 @@ static void sentencepiece_keeps_the_space_that_continues_a_prompt(void **state)
 
 /* ---- Random tokens and stops against the definition over the whole text ---- */
 
-/* Appends s as UTF-8 with replacements, as Python's bytes.decode("utf-8", "replace") does; `whole` counts the rest as well. */
+/*
+ * Appends s as UTF-8 with replacements, as Python's bytes.decode("utf-8", "replace") does; `whole` counts the rest as
+ * well.
+ */
 static void replace_invalid(const char *s, size_t n, bool whole, struct buf *out)
 {
 	for (size_t i = 0; i < n;) {
@@ -241,7 +244,8 @@ static int find_stop(struct str text, const struct str *stops, size_t n, size_t 
 	for (*end = 0; *end <= text.n; ++*end) {
 		int best = -1;
 		for (size_t i = 0; i < n; i++) {
-			if (stops[i].n > 0 && stops[i].n <= *end && memcmp(text.p + *end - stops[i].n, stops[i].p, stops[i].n) == 0 &&
+			if (stops[i].n > 0 && stops[i].n <= *end &&
+			    memcmp(text.p + *end - stops[i].n, stops[i].p, stops[i].n) == 0 &&
 			    (best < 0 || stops[i].n > stops[best].n))
 				best = (int)i;
 		}
@@ -266,8 +270,10 @@ static size_t begun(struct str text, const struct str *stops, size_t n)
 
 static void one_random_answer(uint64_t *seed)
 {
-	static const char *const pieces[] = {"a", "b", "ab", "ba", "aa", "\xC3\xA9", "\xF0\x9F\x98\x80", "\xEF\xBF\xBD", "x"};
-	static const int32_t tokens[] = {'a', 'a', 'b', 'b', AB, ABA, E_SPLIT, 0xC3, 0xA9, 0xF0, 0x9F, 0x98, 0x80, 0xFF, END, STOP, 'x'};
+	static const char *const pieces[] = {"a", "b", "ab", "ba", "aa", "\xC3\xA9", "\xF0\x9F\x98\x80", "\xEF\xBF\xBD",
+	                                     "x"};
+	static const int32_t tokens[] = {'a',  'a',  'b',  'b',  AB,   ABA, E_SPLIT, 0xC3, 0xA9,
+	                                 0xF0, 0x9F, 0x98, 0x80, 0xFF, END, STOP,    'x'};
 	char texts[5][64];
 	struct str stops[5];
 	size_t n_stops = unit_rand(seed) % 5;

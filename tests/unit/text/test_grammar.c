@@ -1,4 +1,7 @@
-/* Constrained answers: which texts a schema's grammar takes, and which tokens it offers. Every text is tried byte by byte. */
+/*
+ * Constrained answers: which texts a schema's grammar takes, and which tokens it offers. Every text is tried byte by
+ * byte.
+ */
 #include "tests/unit/unit.h"
 
 #include <stdio.h>
@@ -123,12 +126,43 @@ static void any_json_is_what_rfc_8259_says(void **state)
 {
 	(void)state;
 	static const char *const good[] = {
-	        "null", "true", "0", "-1.5e-07", "\"\"", "\"\\u00e9\\n\\\"\"", "\"\xc3\xa9\xf0\x9f\x98\x80\"", "[]", "[ ]", "{}",
-	        "[1, [2, {\"a\": []}], \"x\"]", "{\n  \"a\": 1,\n  \"b\": {\"c\": null}\n}", "\"\x7f\"",
+		"null",
+		"true",
+		"0",
+		"-1.5e-07",
+		"\"\"",
+		"\"\\u00e9\\n\\\"\"",
+		"\"\xc3\xa9\xf0\x9f\x98\x80\"",
+		"[]",
+		"[ ]",
+		"{}",
+		"[1, [2, {\"a\": []}], \"x\"]",
+		"{\n  \"a\": 1,\n  \"b\": {\"c\": null}\n}",
+		"\"\x7f\"",
 	};
 	static const char *const bad[] = {
-	        "", "01", "+1", ".5", "1.", "1e", "nul", "[1,]", "{\"a\":1,}", "{a:1}", "\"\n\"", "\"\\x\"", "\"\\ud800\"",
-	        "\"\xc3\"", "\"\xff\"", "\"\xc0\xaf\"", "\"\xed\xa0\x80\"", "[1 2]", "'a'", "1 ", " 1", "{}{}",
+		"",
+		"01",
+		"+1",
+		".5",
+		"1.",
+		"1e",
+		"nul",
+		"[1,]",
+		"{\"a\":1,}",
+		"{a:1}",
+		"\"\n\"",
+		"\"\\x\"",
+		"\"\\ud800\"",
+		"\"\xc3\"",
+		"\"\xff\"",
+		"\"\xc0\xaf\"",
+		"\"\xed\xa0\x80\"",
+		"[1 2]",
+		"'a'",
+		"1 ",
+		" 1",
+		"{}{}",
 	};
 	struct grammar *g = compiled("{}");
 	for (size_t i = 0; i < sizeof good / sizeof *good; i++)
@@ -191,8 +225,8 @@ static void nesting_is_bounded_and_always_finds_its_end(void **state)
 /* ---- Schemas ---- */
 
 #define PERSON                                                                                                         \
-	"{\"type\":\"object\",\"properties\":{\"name\":{\"type\":\"string\"},\"age\":{\"type\":\"integer\"},"              \
-	"\"tags\":{\"type\":\"array\",\"items\":{\"type\":\"string\"}}},\"required\":[\"name\"],"                          \
+	"{\"type\":\"object\",\"properties\":{\"name\":{\"type\":\"string\"},\"age\":{\"type\":\"integer\"},"          \
+	"\"tags\":{\"type\":\"array\",\"items\":{\"type\":\"string\"}}},\"required\":[\"name\"],"                      \
 	"\"additionalProperties\":false}"
 
 static void members_come_in_order_and_required_ones_always(void **state)
@@ -291,7 +325,8 @@ static void lists_and_strings_have_the_length_that_was_asked(void **state)
 	TAKES(s, "\"\xc3\xa9\xc3\xa9\xc3\xa9\"");
 	TAKES(s, "\"\\n\\u0041\"");
 	REFUSES(s, "\"abcd\"");
-	s = "{\"type\":\"array\",\"prefixItems\":[{\"type\":\"string\"},{\"type\":\"integer\"}],\"minItems\":2,\"maxItems\":2}";
+	s = "{\"type\":\"array\",\"prefixItems\":[{\"type\":\"string\"},{\"type\":\"integer\"}],\"minItems\":2,"
+	    "\"maxItems\":2}";
 	TAKES(s, "[\"a\",1]");
 	REFUSES(s, "[\"a\"]");
 	REFUSES(s, "[1,\"a\"]");
@@ -305,8 +340,8 @@ static void integers_stay_within_their_bounds(void **state)
 	} ranges[] = {{0, 0}, {0, 9}, {1, 10}, {-5, 5}, {-120, -7}, {98, 1203}, {-1, 100}, {100, 999}, {7, 7}};
 	char schema[128], text[16];
 	for (size_t i = 0; i < sizeof ranges / sizeof *ranges; i++) {
-		snprintf(schema, sizeof schema, "{\"type\":\"integer\",\"minimum\":%d,\"exclusiveMaximum\":%d}", ranges[i].min,
-		         ranges[i].max + 1);
+		snprintf(schema, sizeof schema, "{\"type\":\"integer\",\"minimum\":%d,\"exclusiveMaximum\":%d}",
+		         ranges[i].min, ranges[i].max + 1);
 		struct grammar *g = compiled(schema);
 		for (int n = -130; n <= 1300; n++) {
 			size_t len = (size_t)snprintf(text, sizeof text, "%d", n);
@@ -328,9 +363,10 @@ static void integers_stay_within_their_bounds(void **state)
 static void references_may_go_round(void **state)
 {
 	(void)state;
-	const char *s = "{\"$defs\":{\"node\":{\"type\":\"object\",\"properties\":{\"v\":{\"type\":\"integer\"},"
-	                "\"next\":{\"anyOf\":[{\"$ref\":\"#/$defs/node\"},{\"type\":\"null\"}]}},\"required\":[\"v\",\"next\"],"
-	                "\"additionalProperties\":false}},\"$ref\":\"#/$defs/node\"}";
+	const char *s =
+		"{\"$defs\":{\"node\":{\"type\":\"object\",\"properties\":{\"v\":{\"type\":\"integer\"},"
+		"\"next\":{\"anyOf\":[{\"$ref\":\"#/$defs/node\"},{\"type\":\"null\"}]}},\"required\":[\"v\",\"next\"],"
+		"\"additionalProperties\":false}},\"$ref\":\"#/$defs/node\"}";
 	TAKES(s, "{\"v\":1,\"next\":null}");
 	TAKES(s, "{\"v\":1,\"next\":{\"v\":2,\"next\":null}}");
 	REFUSES(s, "{\"v\":1}");
@@ -339,8 +375,8 @@ static void references_may_go_round(void **state)
 	expect_error("{\"$ref\":\"http://example.com/\"}", STATUS_INVALID, "$ref");
 	/* Round without an end. */
 	expect_error("{\"$ref\":\"#\"}", STATUS_INVALID, "no finite text");
-	expect_error("{\"type\":\"object\",\"properties\":{\"a\":{\"$ref\":\"#\"}},\"required\":[\"a\"]}", STATUS_INVALID,
-	             "no finite text");
+	expect_error("{\"type\":\"object\",\"properties\":{\"a\":{\"$ref\":\"#\"}},\"required\":[\"a\"]}",
+	             STATUS_INVALID, "no finite text");
 	TAKES("{\"type\":\"object\",\"properties\":{\"a\":{\"$ref\":\"#\"}}}", "{\"a\":{\"a\":{}}}");
 	/* A way that never ends is not offered where another does. */
 	REFUSES("{\"$defs\":{\"x\":{\"type\":\"array\",\"items\":{\"$ref\":\"#/$defs/x\"},\"minItems\":1}},"
@@ -382,7 +418,8 @@ static void patterns_match_as_in_javascript(void **state)
 	/* What JSON escapes comes escaped. */
 	TAKES("{\"pattern\":\"^[\\\"\\\\n\\\\\\\\]+$\"}", "\"\\\"\\n\\\\\"");
 	TAKES("{\"pattern\":\"^\\\\x01$\"}", "\"\\u0001\"");
-	static const char *const wrong[] = {"(", ")", "[a", "a{2", "*a", "(?=a)", "a(^b)", "\\\\1", "[z-a]", "a{1001}", "\\\\p{L}", "[\xc3\xa9]"};
+	static const char *const wrong[] = {"(",     ")",     "[a",    "a{2",     "*a",       "(?=a)",
+	                                    "a(^b)", "\\\\1", "[z-a]", "a{1001}", "\\\\p{L}", "[\xc3\xa9]"};
 	for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
 		struct grammar *g = NULL;
 		struct error err = {0};
@@ -428,27 +465,28 @@ static void what_is_not_supported_is_named(void **state)
 		enum status status;
 		const char *part;
 	} cases[] = {
-	        {"{\"oneOf\":[{}]}", STATUS_UNSUPPORTED, "schema.oneOf"},
-	        {"{\"not\":{}}", STATUS_UNSUPPORTED, "schema.not"},
-	        {"{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"array\",\"items\":{\"if\":{}}}}}", STATUS_UNSUPPORTED,
-	         "schema.properties.a.items.if"},
-	        {"{\"type\":\"number\",\"minimum\":0}", STATUS_UNSUPPORTED, "bounds"},
-	        {"{\"type\":\"array\",\"uniqueItems\":true}", STATUS_UNSUPPORTED, "uniqueItems"},
-	        {"{\"type\":\"thing\"}", STATUS_INVALID, "type"},
-	        {"{\"type\":7}", STATUS_INVALID, "type"},
-	        {"{\"type\":[]}", STATUS_INVALID, "type"},
-	        {"7", STATUS_INVALID, "schema"},
-	        {"false", STATUS_INVALID, "satisfied"},
-	        {"{\"anyOf\":[]}", STATUS_INVALID, "schema.anyOf"},
-	        {"{\"anyOf\":[{}],\"properties\":{}}", STATUS_UNSUPPORTED, "schema.anyOf"},
-	        {"{\"allOf\":[{},{}]}", STATUS_UNSUPPORTED, "schema.allOf"},
-	        {"{\"type\":\"object\",\"required\":[\"a\"]}", STATUS_UNSUPPORTED, "required"},
-	        {"{\"type\":\"object\",\"required\":\"a\"}", STATUS_INVALID, "required"},
-	        {"{\"type\":\"object\",\"properties\":[]}", STATUS_INVALID, "properties"},
-	        {"{\"type\":\"string\",\"minLength\":-1}", STATUS_INVALID, "minLength"},
-	        {"{\"type\":\"string\",\"minLength\":3,\"maxLength\":2}", STATUS_INVALID, "minLength"},
-	        {"{\"type\":\"string\",\"maxLength\":1000000}", STATUS_UNSUPPORTED, "maxLength"},
-	        {"{\"type\":\"array\",\"items\":{\"type\":\"array\",\"items\":{\"pattern\":\"^((a{100}){100}){100}$\"}}}",
+		{"{\"oneOf\":[{}]}", STATUS_UNSUPPORTED, "schema.oneOf"},
+		{"{\"not\":{}}", STATUS_UNSUPPORTED, "schema.not"},
+		{"{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"array\",\"items\":{\"if\":{}}}}}",
+	         STATUS_UNSUPPORTED, "schema.properties.a.items.if"},
+		{"{\"type\":\"number\",\"minimum\":0}", STATUS_UNSUPPORTED, "bounds"},
+		{"{\"type\":\"array\",\"uniqueItems\":true}", STATUS_UNSUPPORTED, "uniqueItems"},
+		{"{\"type\":\"thing\"}", STATUS_INVALID, "type"},
+		{"{\"type\":7}", STATUS_INVALID, "type"},
+		{"{\"type\":[]}", STATUS_INVALID, "type"},
+		{"7", STATUS_INVALID, "schema"},
+		{"false", STATUS_INVALID, "satisfied"},
+		{"{\"anyOf\":[]}", STATUS_INVALID, "schema.anyOf"},
+		{"{\"anyOf\":[{}],\"properties\":{}}", STATUS_UNSUPPORTED, "schema.anyOf"},
+		{"{\"allOf\":[{},{}]}", STATUS_UNSUPPORTED, "schema.allOf"},
+		{"{\"type\":\"object\",\"required\":[\"a\"]}", STATUS_UNSUPPORTED, "required"},
+		{"{\"type\":\"object\",\"required\":\"a\"}", STATUS_INVALID, "required"},
+		{"{\"type\":\"object\",\"properties\":[]}", STATUS_INVALID, "properties"},
+		{"{\"type\":\"string\",\"minLength\":-1}", STATUS_INVALID, "minLength"},
+		{"{\"type\":\"string\",\"minLength\":3,\"maxLength\":2}", STATUS_INVALID, "minLength"},
+		{"{\"type\":\"string\",\"maxLength\":1000000}", STATUS_UNSUPPORTED, "maxLength"},
+		{"{\"type\":\"array\",\"items\":{\"type\":\"array\",\"items\":{\"pattern\":\"^((a{100}){100}){100}$\"}}"
+	         "}",
 	         STATUS_LIMIT, "too large"},
 	};
 	for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
@@ -460,7 +498,8 @@ static void what_is_not_supported_is_named(void **state)
 static void tokens_of_many_bytes_are_offered_where_all_of_them_fit(void **state)
 {
 	(void)state;
-	struct grammar *g = compiled("{\"type\":\"object\",\"properties\":{\"ab\":{\"type\":\"boolean\"}},\"required\":[\"ab\"]}");
+	struct grammar *g =
+		compiled("{\"type\":\"object\",\"properties\":{\"ab\":{\"type\":\"boolean\"}},\"required\":[\"ab\"]}");
 	struct grammar_matcher *m = NULL;
 	struct error err;
 	bool complete = true;
@@ -545,7 +584,8 @@ static void calls_of_tools_are_written_in_the_models_form(void **state)
 	struct grammar *g = NULL;
 	struct error err;
 	const char *one = "<t>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}}\n</t>";
-	const char *two = "<t>\n{\"name\":\"f\",\"arguments\":{}}\n</t>\n<t>\n{\"name\":\"g\\\"h\",\"arguments\":{}}\n</t>";
+	const char *two =
+		"<t>\n{\"name\":\"f\",\"arguments\":{}}\n</t>\n<t>\n{\"name\":\"g\\\"h\",\"arguments\":{}}\n</t>";
 	assert_int_equal(grammar_tools(&form, tools, 2, false, &g, &err), STATUS_OK);
 	assert_int_equal(taken(g, str_from(one)), strlen(one) + 1);
 	assert_true(taken(g, str_from(two)) < strlen(two));

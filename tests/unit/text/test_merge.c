@@ -71,7 +71,9 @@ static void nothing_merges_in_nothing(void **state)
 	merge_table_free(&m);
 }
 
-/* Random tables, in which a merge may lead to one of a lower rank and ranks may be equal, over lengths short and long. */
+/*
+ * Random tables, in which a merge may lead to one of a lower rank and ranks may be equal, over lengths short and long.
+ */
 static void merging_equals_its_definition(void **state)
 {
 	(void)state;
@@ -83,7 +85,8 @@ static void merging_equals_its_definition(void **state)
 		assert_true(merge_table_init(&m, 0));
 		size_t n_merges = unit_rand(&seed) % 40;
 		for (size_t i = 0; i < n_merges; i++) {
-			int32_t left = (int32_t)(unit_rand(&seed) % (uint64_t)n_ids), right = (int32_t)(unit_rand(&seed) % (uint64_t)n_ids);
+			int32_t left = (int32_t)(unit_rand(&seed) % (uint64_t)n_ids),
+				right = (int32_t)(unit_rand(&seed) % (uint64_t)n_ids);
 			assert_true(merge_table_add(&m, left, right, (uint32_t)(unit_rand(&seed) % 20), n_ids++));
 		}
 		int32_t got[200], want[200];

@@ -105,8 +105,10 @@ static void pieces_are_the_text_whatever_its_bytes(void **state)
 {
 	(void)state;
 	const char *pre[] = {"gpt-2", "llama-bpe", "qwen2", "smollm", "deepseek-coder"};
-	const char *parts[] = {" ", "  ", "\n", "\r\n", "\t", "a", "B", "'s", "'LL", "1", "23", "!", "_", "\xC3\xA9", "\xE4\xB8\xAD",
-	                       "\xCC\x81", "\xE2\x80\x83", "\xF0\x9F\x98\x80", "\xFF", "\xE2\x82", "\xC2\xB2", "'"};
+	const char *parts[] = {" ",    "  ",       "\n",           "\r\n",     "\t",           "a",
+	                       "B",    "'s",       "'LL",          "1",        "23",           "!",
+	                       "_",    "\xC3\xA9", "\xE4\xB8\xAD", "\xCC\x81", "\xE2\x80\x83", "\xF0\x9F\x98\x80",
+	                       "\xFF", "\xE2\x82", "\xC2\xB2",     "'"};
 	uint64_t seed = 5;
 	for (int round = 0; round < 20000; round++) {
 		char s[256];
@@ -131,4 +133,5 @@ static void pieces_are_the_text_whatever_its_bytes(void **state)
 }
 
 UNIT_MAIN(cmocka_unit_test(gpt2), cmocka_unit_test(llama3), cmocka_unit_test(qwen2), cmocka_unit_test(smollm),
-          cmocka_unit_test(deepseek_coder), cmocka_unit_test(names), cmocka_unit_test(pieces_are_the_text_whatever_its_bytes))
+          cmocka_unit_test(deepseek_coder), cmocka_unit_test(names),
+          cmocka_unit_test(pieces_are_the_text_whatever_its_bytes))

@@ -34,7 +34,8 @@ struct parts {
 
 static struct split splitter(const char *text, int32_t max, int32_t overlap)
 {
-	return (struct split){.text = str_from(text), .max_tokens = max, .overlap_permille = overlap, .count = count_words};
+	return (struct split){
+		.text = str_from(text), .max_tokens = max, .overlap_permille = overlap, .count = count_words};
 }
 
 /* Cuts, and checks what holds for every document. */
@@ -56,7 +57,8 @@ static void cut(struct split s, struct parts *out)
 		assert_int_equal(c.n_tokens, s.count(s.arg, (struct str){s.text.p + c.start, c.end - c.start}));
 		assert_in_range(c.n_tokens, 1, s.max_tokens);
 		if (utf8_valid(s.text.p, s.text.n))
-			assert_true(utf8_valid(s.text.p + c.start, c.fresh - c.start) && utf8_valid(s.text.p + c.fresh, c.end - c.fresh));
+			assert_true(utf8_valid(s.text.p + c.start, c.fresh - c.start) &&
+			            utf8_valid(s.text.p + c.fresh, c.end - c.fresh));
 		assert_int_equal(c.cut == SPLIT_END, c.end == s.text.n);
 		out->c[out->n++] = c;
 		at = c.end;
@@ -88,11 +90,16 @@ static void a_short_document_is_one_part(void **state)
 static void the_best_boundary_near_the_end_is_taken(void **state)
 {
 	(void)state;
-	/* Each part holds 20 tokens: a heading goes before a paragraph, that before a line, that before a sentence, that before a word. */
-	const char *headings = "One two three four five.\n\nSix seven eight.\n# Nine\nTen eleven.\n\nTwelve thirteen fourteen fifteen.\n";
+	/*
+	 * Each part holds 20 tokens: a heading goes before a paragraph, that before a line, that before a sentence,
+	 * that before a word.
+	 */
+	const char *headings = "One two three four five.\n\nSix seven eight.\n# Nine\nTen eleven.\n\nTwelve thirteen "
+	                       "fourteen fifteen.\n";
 	cut(splitter(headings, 20, 0), &parts);
 	check_part(headings, &parts, 0, "One two three four five.\n\nSix seven eight.\n", SPLIT_HEADING);
-	const char *setext = "One two three four five.\n\nSix seven eight.\nNine\n====\nTen eleven.\n\nTwelve thirteen fourteen fifteen.\n";
+	const char *setext = "One two three four five.\n\nSix seven eight.\nNine\n====\nTen eleven.\n\nTwelve thirteen "
+	                     "fourteen fifteen.\n";
 	cut(splitter(setext, 20, 0), &parts);
 	check_part(setext, &parts, 0, "One two three four five.\n\nSix seven eight.\n", SPLIT_HEADING);
 	const char *paragraphs = "One two three four five six.\n \nSeven eight. Nine ten eleven twelve thirteen.";
@@ -127,7 +134,8 @@ static void full_stops_that_end_nothing_are_passed_over(void **state)
 	cut(splitter(quoted, 20, 0), &parts);
 	check_part(quoted, &parts, 0, "She said \"one two three.\" ", SPLIT_SENTENCE);
 	/* Chinese and Japanese have no space behind theirs. */
-	const char *wide = "\xE4\xB8\x80\xE4\xBA\x8C\xE3\x80\x82\xE4\xB8\x89\xE5\x9B\x9B\xE4\xBA\x94\xE5\x85\xAD\xE4\xB8\x83";
+	const char *wide =
+		"\xE4\xB8\x80\xE4\xBA\x8C\xE3\x80\x82\xE4\xB8\x89\xE5\x9B\x9B\xE4\xBA\x94\xE5\x85\xAD\xE4\xB8\x83";
 	struct split s = splitter(wide, 16, 0);
 	s.count = count_bytes;
 	cut(s, &parts);
@@ -191,7 +199,8 @@ static void bytes_that_are_no_text_are_cut_as_well(void **state)
 	for (size_t i = 0; i < sizeof bytes; i += 7)
 		bytes[i] = (char)(0xF0 + i % 16);
 	bytes[100] = '\0';
-	struct split s = {.text = {bytes, sizeof bytes}, .max_tokens = 16, .overlap_permille = 200, .count = count_bytes};
+	struct split s = {
+		.text = {bytes, sizeof bytes}, .max_tokens = 16, .overlap_permille = 200, .count = count_bytes};
 	cut(s, &parts);
 	assert_true(parts.n >= 300 / 16);
 }
@@ -215,7 +224,8 @@ static void names_of_control_tokens_stay_whole(void **state)
 				for (size_t a = 0; a < 3; a++)
 					for (size_t back = 1; back < atoms[a].n && back <= at[k]; back++)
 						assert_false(at[k] - back + atoms[a].n <= text.len &&
-						             memcmp(text.data + at[k] - back, atoms[a].p, atoms[a].n) == 0);
+						             memcmp(text.data + at[k] - back, atoms[a].p, atoms[a].n) ==
+						                     0);
 		}
 	}
 	buf_free(&text);
@@ -311,8 +321,10 @@ static void what_cannot_be_is_named(void **state)
 }
 
 UNIT_MAIN(cmocka_unit_test(a_short_document_is_one_part), cmocka_unit_test(the_best_boundary_near_the_end_is_taken),
-          cmocka_unit_test(full_stops_that_end_nothing_are_passed_over), cmocka_unit_test(parts_repeat_the_end_of_the_one_before),
+          cmocka_unit_test(full_stops_that_end_nothing_are_passed_over),
+          cmocka_unit_test(parts_repeat_the_end_of_the_one_before),
           cmocka_unit_test(without_overlap_nothing_is_repeated), cmocka_unit_test(code_points_stay_whole),
-          cmocka_unit_test(bytes_that_are_no_text_are_cut_as_well), cmocka_unit_test(names_of_control_tokens_stay_whole),
-          cmocka_unit_test(the_limit_holds_whatever_the_tokenizer_does), cmocka_unit_test(a_part_is_counted_a_few_times),
-          cmocka_unit_test(what_cannot_be_is_named))
+          cmocka_unit_test(bytes_that_are_no_text_are_cut_as_well),
+          cmocka_unit_test(names_of_control_tokens_stay_whole),
+          cmocka_unit_test(the_limit_holds_whatever_the_tokenizer_does),
+          cmocka_unit_test(a_part_is_counted_a_few_times), cmocka_unit_test(what_cannot_be_is_named))

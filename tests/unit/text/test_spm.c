@@ -16,8 +16,8 @@ static void begin(void)
 	const struct {
 		const char *text;
 		float score;
-	} rows[] = {{MARK, -20}, {"h", -21}, {"e", -22}, {"l", -23}, {"he", -1}, {"ll", -1}, {"hell", -3}, {MARK "hell", -4},
-	            {MARK MARK, -2}, {"\xC3\xA9", -30}};
+	} rows[] = {{MARK, -20}, {"h", -21},   {"e", -22},        {"l", -23},      {"he", -1},
+	            {"ll", -1},  {"hell", -3}, {MARK "hell", -4}, {MARK MARK, -2}, {"\xC3\xA9", -30}};
 	for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
 		assert_int_equal(vocab_add(&v, rows[i].text, VOCAB_NORMAL, rows[i].score), SPACE + (int32_t)i);
 	assert_int_equal(vocab_add(&v, "<tool" MARK "call>", VOCAB_USER, 0), USER);
@@ -122,7 +122,8 @@ static void decoding_undoes_encoding(void **state)
 {
 	(void)state;
 	uint64_t seed = 23;
-	const char *parts[] = {"hell", " ", "  ", "\n", "<s>", "</s>", "<tool call>", "\xC3\xA9", "\xE4\xBD\xA0", "\xFF", "l"};
+	const char *parts[] = {"hell",        " ",        "  ",           "\n",   "<s>", "</s>",
+	                       "<tool call>", "\xC3\xA9", "\xE4\xBD\xA0", "\xFF", "l"};
 	for (int prefix = 0; prefix < 2; prefix++) {
 		begin();
 		image_add_bool(&v.image, "tokenizer.ggml.add_space_prefix", prefix);
@@ -274,6 +275,6 @@ static void encoding_equals_its_definition(void **state)
 UNIT_MAIN(cmocka_unit_test(the_join_of_the_highest_score_comes_first),
           cmocka_unit_test(a_character_without_a_token_is_written_as_bytes),
           cmocka_unit_test(the_unknown_token_stands_in_where_there_are_no_bytes),
-          cmocka_unit_test(the_space_goes_before_a_text_and_after_special_tokens), cmocka_unit_test(decoding_undoes_encoding),
-          cmocka_unit_test(a_piece_is_the_bytes_of_the_text), cmocka_unit_test(a_vocabulary_must_hold_together),
-          cmocka_unit_test(encoding_equals_its_definition))
+          cmocka_unit_test(the_space_goes_before_a_text_and_after_special_tokens),
+          cmocka_unit_test(decoding_undoes_encoding), cmocka_unit_test(a_piece_is_the_bytes_of_the_text),
+          cmocka_unit_test(a_vocabulary_must_hold_together), cmocka_unit_test(encoding_equals_its_definition))

@@ -97,8 +97,10 @@ static void test_marks_survive_variables_blocks_and_macros(void **state)
 		      "[q],[p],[k]=[v]");
 }
 
-/* Whatever is done to a user's text, no byte of it becomes trusted: all of its letters (which no template text has) are
- * data. */
+/*
+ * Whatever is done to a user's text, no byte of it becomes trusted: all of its letters (which no template text has) are
+ * data.
+ */
 static void test_no_chain_of_operations_makes_data_trusted(void **state)
 {
 	static const char *const steps[] = {

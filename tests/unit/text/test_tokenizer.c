@@ -139,7 +139,8 @@ static void data_never_becomes_a_control_token(void **state)
 	/* "<|im_end|>" whole, its first byte, its last byte, and one in the middle. */
 	const struct text_span spans[] = {{0, 10}, {0, 1}, {9, 10}, {5, 6}};
 	for (size_t i = 0; i < 2; i++)
-		ASSERT_SPANS("<|im_end|>", &spans[i], 1, TOKENIZE_SPECIAL, '<', '|', 'i', 'm', '_', 'e', 'n', 'd', '|', '>');
+		ASSERT_SPANS("<|im_end|>", &spans[i], 1, TOKENIZE_SPECIAL, '<', '|', 'i', 'm', '_', 'e', 'n', 'd', '|',
+		             '>');
 	/* Where the data begins later, a shorter control token before it stays. */
 	for (size_t i = 2; i < 4; i++)
 		ASSERT_SPANS("<|im_end|>", &spans[i], 1, TOKENIZE_SPECIAL, IM, '_', 'e', 'n', 'd', '|', '>');
@@ -148,8 +149,8 @@ static void data_never_becomes_a_control_token(void **state)
 	ASSERT_SPANS("a<|im_end|>a", around, 3, TOKENIZE_SPECIAL, 'a', END, 'a');
 	/* Trusted and data in turn: only the trusted ones count. */
 	const struct text_span second[] = {{10, 20}};
-	ASSERT_SPANS("<|im_end|><|im_end|><|im_end|>", second, 1, TOKENIZE_SPECIAL, END, '<', '|', 'i', 'm', '_', 'e', 'n', 'd', '|',
-	             '>', END);
+	ASSERT_SPANS("<|im_end|><|im_end|><|im_end|>", second, 1, TOKENIZE_SPECIAL, END, '<', '|', 'i', 'm', '_', 'e',
+	             'n', 'd', '|', '>', END);
 	vocab_close(&v);
 }
 
@@ -252,7 +253,8 @@ static void any_bytes_come_back(void **state)
 {
 	(void)state;
 	const char *pre[] = {"gpt-2", "llama-bpe", "smollm", "deepseek-coder", "deepseek-r1-qwen"};
-	const char *parts[] = {"hello", " hell", "aaaa", "<|im_end|>", "<tool>", "\n", "\xC3\xA9", "\xFF", "\xE2\x82", "7", "\xCC\x81"};
+	const char *parts[] = {"hello",    " hell", "aaaa",     "<|im_end|>", "<tool>",  "\n",
+	                       "\xC3\xA9", "\xFF",  "\xE2\x82", "7",          "\xCC\x81"};
 	uint64_t seed = 17;
 	for (size_t p = 0; p < sizeof pre / sizeof *pre; p++) {
 		begin(pre[p]);
@@ -409,9 +411,12 @@ static void a_megabyte_of_anything_takes_less_than_a_second(void **state)
 
 UNIT_MAIN(cmocka_unit_test(merges_apply_by_rank), cmocka_unit_test(a_whole_token_goes_before_merges_in_llama3),
           cmocka_unit_test(qwen2_normalises_first), cmocka_unit_test(control_tokens_need_leave),
-          cmocka_unit_test(user_defined_tokens_are_found_everywhere), cmocka_unit_test(data_never_becomes_a_control_token),
-          cmocka_unit_test(bos_and_eos_go_around_where_the_file_asks), cmocka_unit_test(end_tokens_are_known_by_id_and_by_name),
-          cmocka_unit_test(types_are_guessed_where_the_file_has_none), cmocka_unit_test(a_piece_is_the_bytes_of_the_text),
-          cmocka_unit_test(any_bytes_come_back), cmocka_unit_test(a_byte_without_a_token_becomes_a_replacement_character),
+          cmocka_unit_test(user_defined_tokens_are_found_everywhere),
+          cmocka_unit_test(data_never_becomes_a_control_token),
+          cmocka_unit_test(bos_and_eos_go_around_where_the_file_asks),
+          cmocka_unit_test(end_tokens_are_known_by_id_and_by_name),
+          cmocka_unit_test(types_are_guessed_where_the_file_has_none),
+          cmocka_unit_test(a_piece_is_the_bytes_of_the_text), cmocka_unit_test(any_bytes_come_back),
+          cmocka_unit_test(a_byte_without_a_token_becomes_a_replacement_character),
           cmocka_unit_test(what_is_not_known_is_named), cmocka_unit_test(a_vocabulary_must_hold_together),
           cmocka_unit_test(minus_one_is_no_token), cmocka_unit_test(a_megabyte_of_anything_takes_less_than_a_second))

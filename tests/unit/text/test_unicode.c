@@ -14,19 +14,23 @@ static void classes_are_those_of_unicode(void **state)
 		uint32_t cp;
 		enum unicode_class class;
 	} cases[] = {
-		{'a', UNICODE_LETTER},     {'Z', UNICODE_LETTER},     {'@', UNICODE_PUNCT},      {'[', UNICODE_PUNCT},
-		{'`', UNICODE_REST},       {'{', UNICODE_PUNCT},      {'0', UNICODE_NUMBER},     {'9', UNICODE_NUMBER},
-		{'_', UNICODE_PUNCT},      {'$', UNICODE_REST},       {'+', UNICODE_REST},       {' ', UNICODE_SPACE},
-		{'\t', UNICODE_SPACE},     {'\v', UNICODE_SPACE},     {'\r', UNICODE_SPACE},     {0, UNICODE_REST},
-		{0x1C, UNICODE_REST},      {0x7F, UNICODE_REST},      {0x85, UNICODE_SPACE},     {0xA0, UNICODE_SPACE},
-		{0xAA, UNICODE_LETTER},    {0xB2, UNICODE_NUMBER},    {0xBD, UNICODE_NUMBER},    {0xDF, UNICODE_LETTER},
-		{0xD7, UNICODE_REST},      {0x301, UNICODE_REST},     {0x903, UNICODE_REST},     {0x1680, UNICODE_SPACE},
-		{0x180E, UNICODE_REST},    {0x2009, UNICODE_SPACE},   {0x200B, UNICODE_REST},    {0x200D, UNICODE_REST},
-		{0x2014, UNICODE_PUNCT},   {0x2028, UNICODE_SPACE},   {0x2029, UNICODE_SPACE},   {0x202F, UNICODE_SPACE},
-		{0x2167, UNICODE_NUMBER},  {0x2460, UNICODE_NUMBER},  {0x3000, UNICODE_SPACE},   {0x3002, UNICODE_PUNCT},
-		{0x4E00, UNICODE_LETTER},  {0x0967, UNICODE_NUMBER},  {0xAC00, UNICODE_LETTER},  {0xFEFF, UNICODE_REST},
-		{0xFFFD, UNICODE_REST},    {0x1F600, UNICODE_REST},   {0x1D400, UNICODE_LETTER}, {0x10FFFF, UNICODE_REST},
-		{0x110000, UNICODE_REST},  {0xFFFFFFFF, UNICODE_REST},
+		{'a', UNICODE_LETTER},    {'Z', UNICODE_LETTER},      {'@', UNICODE_PUNCT},
+		{'[', UNICODE_PUNCT},     {'`', UNICODE_REST},        {'{', UNICODE_PUNCT},
+		{'0', UNICODE_NUMBER},    {'9', UNICODE_NUMBER},      {'_', UNICODE_PUNCT},
+		{'$', UNICODE_REST},      {'+', UNICODE_REST},        {' ', UNICODE_SPACE},
+		{'\t', UNICODE_SPACE},    {'\v', UNICODE_SPACE},      {'\r', UNICODE_SPACE},
+		{0, UNICODE_REST},        {0x1C, UNICODE_REST},       {0x7F, UNICODE_REST},
+		{0x85, UNICODE_SPACE},    {0xA0, UNICODE_SPACE},      {0xAA, UNICODE_LETTER},
+		{0xB2, UNICODE_NUMBER},   {0xBD, UNICODE_NUMBER},     {0xDF, UNICODE_LETTER},
+		{0xD7, UNICODE_REST},     {0x301, UNICODE_REST},      {0x903, UNICODE_REST},
+		{0x1680, UNICODE_SPACE},  {0x180E, UNICODE_REST},     {0x2009, UNICODE_SPACE},
+		{0x200B, UNICODE_REST},   {0x200D, UNICODE_REST},     {0x2014, UNICODE_PUNCT},
+		{0x2028, UNICODE_SPACE},  {0x2029, UNICODE_SPACE},    {0x202F, UNICODE_SPACE},
+		{0x2167, UNICODE_NUMBER}, {0x2460, UNICODE_NUMBER},   {0x3000, UNICODE_SPACE},
+		{0x3002, UNICODE_PUNCT},  {0x4E00, UNICODE_LETTER},   {0x0967, UNICODE_NUMBER},
+		{0xAC00, UNICODE_LETTER}, {0xFEFF, UNICODE_REST},     {0xFFFD, UNICODE_REST},
+		{0x1F600, UNICODE_REST},  {0x1D400, UNICODE_LETTER},  {0x10FFFF, UNICODE_REST},
+		{0x110000, UNICODE_REST}, {0xFFFFFFFF, UNICODE_REST},
 	};
 	for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
 		if (unicode_class(cases[i].cp) != cases[i].class)
@@ -97,9 +101,10 @@ static void nfc_composes_and_orders(void **state)
 
 static size_t random_text(uint64_t *seed, char *s, size_t max)
 {
-	static const uint32_t pool[] = {'a', 'e', 'q', ' ', 0xE9, 0x300, 0x301, 0x316, 0x323, 0x307, 0x338, 0x345, 0x344,
-	                                0x1100, 0x1161, 0x11A8, 0xAC00, 0x212B, 0x2126, 0x958, 0x915, 0x93C, 0x1E9B,
-	                                0x4E00, 0xF900, 0x1F82, 0x3B1, 0x313, 0x1D15E, 0x1F600, 0x10FFFF};
+	static const uint32_t pool[] = {'a',    'e',    'q',    ' ',   0xE9,    0x300,   0x301,   0x316,
+	                                0x323,  0x307,  0x338,  0x345, 0x344,   0x1100,  0x1161,  0x11A8,
+	                                0xAC00, 0x212B, 0x2126, 0x958, 0x915,   0x93C,   0x1E9B,  0x4E00,
+	                                0xF900, 0x1F82, 0x3B1,  0x313, 0x1D15E, 0x1F600, 0x10FFFF};
 	size_t n = 0, count = unit_rand(seed) % 24;
 	for (size_t i = 0; i < count && n + 4 <= max; i++) {
 		uint32_t cp = pool[unit_rand(seed) % (sizeof pool / sizeof *pool)];
