@@ -181,11 +181,18 @@ static attend_fn *const attend_wide[] = {
 #endif
 };
 
+/* The pages of a block that have positions [from, end) of it: a bit for each. */
+INLINE uint32_t pages_in(int32_t from, int32_t end)
+{
+	return (UINT32_C(1) << (end + KV_PAGE_TOKENS - 1) / KV_PAGE_TOKENS) - (UINT32_C(1) << from / KV_PAGE_TOKENS);
+}
+
 /*
- * All queries of head `head` over the block at position `at`. attend[n] takes n of them, up to QK_QUERIES or all there
- * are.
+ * Queries of head `head` over the block at position `at`: those that see any of its `wide` pages (a bit for each), or
+ * those that see none. attend[n] takes n of them, up to QK_QUERIES or all there are.
  */
-static void attend_head(const struct attn_job *j, int head, int32_t at, struct block *b, attend_fn *const *attend)
+static void attend_head(const struct attn_job *j, int head, int32_t at, struct block *b, attend_fn *const *attend,
+                        uint32_t wide, bool see_wide)
 {
 	int i = 0;
 	b->weights = j->weights ? j->weights + at / ATTN_BLOCK - j->first_block : NULL;
@@ -203,7 +210,8 @@ static void attend_head(const struct attn_job *j, int head, int32_t at, struct b
 		       (j->limit[i + n] == j->limit[i] || end == ATTN_BLOCK) &&
 		       (j->first[i + n] == j->first[i] || j->first[i + n] <= at))
 			n++;
-		attend[n](j, head * j->n_queries + i, from, end, b);
+		if (((wide & pages_in(from, end)) != 0) == see_wide)
+			attend[n](j, head * j->n_queries + i, from, end, b);
 		i += n;
 	}
 }
@@ -228,7 +236,7 @@ static void attn_run(const struct attn_job *j)
 				b.k[p] = base[p] + 2 * head * k_size;
 				b.v[p] = b.k[p] + k_size;
 			}
-			attend_head(j, head, at, &b, attend_wide);
+			attend_head(j, head, at, &b, attend_wide, 0, false);
 		}
 		n_pages = f->n_pages;
 	}

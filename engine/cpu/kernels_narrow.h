@@ -347,17 +347,18 @@ static const char *narrow_page(const struct attn_job *j, int32_t at, bool *wide)
 
 /* Pages of a block, from position `at` on, that hold positions below `end`. */
 struct narrow_pages {
-	int n, n_wide;
+	int n;
+	uint32_t wide; /* a bit for each that has a wide copy, which stands for it */
 	const char *page[BLOCK_PAGES];
-	bool wide[BLOCK_PAGES];
 };
 
 static struct narrow_pages find_narrow_pages(const struct attn_job *j, int32_t at, int32_t end)
 {
 	struct narrow_pages p = {0};
 	for (; p.n < BLOCK_PAGES && at + p.n * KV_PAGE_TOKENS < end; p.n++) {
-		p.page[p.n] = narrow_page(j, at + p.n * KV_PAGE_TOKENS, &p.wide[p.n]);
-		p.n_wide += p.wide[p.n];
+		bool wide;
+		p.page[p.n] = narrow_page(j, at + p.n * KV_PAGE_TOKENS, &wide);
+		p.wide |= (uint32_t)wide << p.n;
 	}
 	return p;
 }
@@ -386,9 +387,33 @@ INLINE const uint16_t *open_page(const struct unpacker *u, enum kv_form form, co
 	return halves;
 }
 
-INLINE void run_narrow(const struct attn_job *j, enum kv_form form)
+/* The codes of a block's pages, but for those with a wide copy, which nobody reads as codes. */
+INLINE void use_codes(const struct attn_job *j, const struct narrow_pages *pages, int head, struct block *b)
+{
+	for (int p = 0; p < pages->n; p++) {
+		b->k[p] = (const uint16_t *)(const void *)block_of(pages->page[p], head, j->head_dim)->code;
+		b->v[p] = b->k[p] + (int64_t)j->head_dim * KV_PAGE_TOKENS / 2;
+	}
+}
+
+/* All pages of a block with 16 bits an element. */
+INLINE void use_halves(const struct attn_job *j, const struct unpacker *u, enum kv_form form,
+                       const struct narrow_pages *pages, int head, struct block *b)
 {
 	const int64_t k_size = (int64_t)j->head_dim * KV_PAGE_TOKENS;
+	for (int p = 0; p < pages->n; p++) {
+		b->k[p] = open_page(u, form, pages->page[p], pages->wide >> p & 1, head, j->head_dim,
+		                    j->unpacked + p * 2 * k_size);
+		b->v[p] = b->k[p] + k_size;
+	}
+}
+
+/*
+ * Products of codes are other sums than those of 16 bits. Which of them a query has in a block depends on the pages
+ * that it sees there: a wide copy that comes behind it, because its step goes on so far, changes nothing for it.
+ */
+INLINE void run_narrow(const struct attn_job *j, enum kv_form form)
+{
 	float k_scale[ATTN_BLOCK], v_scale[ATTN_BLOCK];
 	struct unpacker u;
 	struct block b = {.k_scale = k_scale, .v_scale = v_scale, .unpacker = &u};
@@ -406,18 +431,19 @@ INLINE void run_narrow(const struct attn_job *j, enum kv_form form)
 		f->page = 0;
 		f->left = f->page_lines;
 		f->line = next.n ? next.page[0] : NULL;
-		attend_fn *const *attend = pages.n_wide ? NULL : attend_codes_of(j, form);
+		attend_fn *const *attend = attend_codes_of(j, form);
 		for (int head = 0; head < j->n_heads; head++) {
-			for (int p = 0; p < pages.n; p++) {
-				const struct narrow_block *block = block_of(pages.page[p], head, j->head_dim);
-				load_scales(form, block, pages.wide[p], k_scale + p * KV_PAGE_TOKENS,
-				            v_scale + p * KV_PAGE_TOKENS);
-				b.k[p] = attend ? (const uint16_t *)(const void *)block->code
-				                : open_page(&u, form, pages.page[p], pages.wide[p], head, j->head_dim,
-				                            j->unpacked + p * 2 * k_size);
-				b.v[p] = b.k[p] + (attend ? k_size / 2 : k_size);
+			for (int p = 0; p < pages.n; p++)
+				load_scales(form, block_of(pages.page[p], head, j->head_dim), pages.wide >> p & 1,
+				            k_scale + p * KV_PAGE_TOKENS, v_scale + p * KV_PAGE_TOKENS);
+			if (attend) {
+				use_codes(j, &pages, head, &b);
+				attend_head(j, head, at, &b, attend, pages.wide, false);
 			}
-			attend_head(j, head, at, &b, attend ? attend : attend_wide);
+			if (!attend || pages.wide) {
+				use_halves(j, &u, form, &pages, head, &b);
+				attend_head(j, head, at, &b, attend_wide, attend ? pages.wide : 0, attend != NULL);
+			}
 		}
 		pages = next;
 	}
