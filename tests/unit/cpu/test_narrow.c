@@ -195,6 +195,45 @@ static void pages_with_wide_copies_are_exact(void **state)
 	}
 }
 
+/* Whether a step goes on to a page that has a copy is nothing to the rows in front of it, in the same block or not. */
+static void a_wide_copy_is_nothing_to_rows_in_front_of_it(void **state)
+{
+	(void)state;
+	enum { HEADS = 3, GROUP = 3, WIDTH = 64, ROWS = 112, FRONT = 96 };
+	int32_t table[ROWS / KV_PAGE_TOKENS];
+	const size_t kv_row = (size_t)HEADS * WIDTH, q_row = kv_row * GROUP;
+	float *k = random_floats(&seed, ROWS * kv_row), *v = random_floats(&seed, ROWS * kv_row);
+	float *q = random_floats(&seed, ROWS * q_row), *all = malloc(ROWS * q_row * sizeof *all);
+	float *front = malloc(FRONT * q_row * sizeof *front);
+	for (int32_t i = 0; i < ROWS / KV_PAGE_TOKENS; i++)
+		table[i] = i * 3 % PAGES;
+	for (size_t i = 0; i < sizeof devices / sizeof devices[0]; i++)
+		for (int form = KV_FORM_F16 + 1; form < KV_N_FORMS; form++) {
+			struct backend *b = open_backend(devices[i], 2);
+			if (!b)
+				continue;
+			struct side without = open_side(b, (enum kv_form)form, HEADS, GROUP, WIDTH);
+			struct side with = open_side(b, (enum kv_form)form, HEADS, GROUP, WIDTH);
+			struct scattered batch;
+			scattered_init(&batch);
+			scattered_add(&batch, table, 0, FRONT);
+			step(&without, &batch.batch, k, v, q, front);
+			kv_pool_widen(with.pool, table[FRONT / KV_PAGE_TOKENS]);
+			scattered_init(&batch);
+			scattered_add(&batch, table, 0, ROWS);
+			step(&with, &batch.batch, k, v, q, all);
+			assert_memory_equal(all, front, FRONT * q_row * sizeof *front);
+			close_side(&without);
+			close_side(&with);
+			b->ops->destroy(b);
+		}
+	free(k);
+	free(v);
+	free(q);
+	free(all);
+	free(front);
+}
+
 /* What a test writes: row 0 .. BAD_ROW of one page, the last one with one strange value in K or V. */
 enum { DIM = 64, BAD_ROW = 5, BAD_DIM = 40, PAGE = 7 };
 
@@ -394,6 +433,7 @@ static void copies_of_pages_are_given_back(void **state)
 
 UNIT_MAIN(cmocka_unit_test(each_backend_reads_narrow_pages_as_the_reference_does),
           cmocka_unit_test(pages_with_wide_copies_are_exact),
+          cmocka_unit_test(a_wide_copy_is_nothing_to_rows_in_front_of_it),
           cmocka_unit_test(a_page_falls_back_for_a_value_without_a_narrow_form),
           cmocka_unit_test(huge_values_give_numbers), cmocka_unit_test(without_room_a_vector_is_lost_and_counted),
           cmocka_unit_test(the_smallest_vectors_are_zeros), cmocka_unit_test(copies_of_pages_are_given_back))
