@@ -131,7 +131,8 @@ def test_each_request_leaves_its_figures(tracker):
         again, _ = ask(d, text)
         short, _ = ask(d, text, kv_cache={"policy": "streaming", "max_cache_size": 128})
         eventually(lambda: tracker.n() == 3, 10, "the figures have arrived")
-        assert figure(d, "records_total") == 3 and figure(d, "failures_total") == 0 and figure(d, "up") == 1 and figure(d, "queued") == 0
+        eventually(lambda: figure(d, "records_total") == 3, 10, "and the daemon has heard that they have")
+        assert figure(d, "failures_total") == 0 and figure(d, "up") == 1 and figure(d, "queued") == 0
     assert tracker.experiment == "kv study" and tracker.runs == 1 and tracker.finished == 1
     assert {"key": "model", "value": os.path.basename(MODEL)} in tracker.params
     assert tracker.of("prompt_tokens") == [first["usage"]["prompt_tokens"]] * 3
