@@ -26,7 +26,7 @@
 # KVASIR_TEST_MODEL names the model file (else it is fetched into .cache/), KVASIR_QWEN_MODEL and KVASIR_GEMMA_MODEL two more (fetched with
 # --full only), KVASIR_SHARED the folder of golden files
 # (default: ../shared beside the repository), KVASIR_JOBS how many compilers and tests run at once. What the suites took, of time and of
-# processor time, is said in the end: all of it but the slow ones in under 15 minutes on two idle cores.
+# processor time, is said in the end: all of it but the slow ones in some 20 minutes on two cores, and 15 is what it should be.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 2
 
@@ -321,7 +321,7 @@ long_soak() { # NAME BUILD
 
 suite_sanitize() {
 	local files=(tests/api)
-	[ "$full" = yes ] || files=(tests/api/test_{cancel,errors,faults,log,sessions,tenants,tls,tools,transfer,transport,transport_ws,websocket}.py)
+	[ "$full" = yes ] || files=(tests/api/test_{cancel,errors,faults,tools,transfer,transport,transport_ws,websocket}.py)
 	build_sanitize || return
 	export ASAN_OPTIONS=detect_stack_use_after_return=1:strict_string_checks=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
 	unit_tests sanitize-unit "$asan" 4
