@@ -180,14 +180,15 @@ static void others_have_their_answers_beside_large_ones(void **state)
 	(void)state;
 	enum { N = 8 };
 	for (size_t d = 0; d < sizeof devices / sizeof *devices; d++) {
-		struct engine_options o = small_options(devices[d], 3, 8);
-		struct engine *e = start(&o);
 		struct answer answers[N] = {0}, want[N];
 		uint64_t ids[N];
+		/* One engine after the other: they share the clock, which begins anew with each. */
 		for (int i = 0; i < N; i++) {
 			bool large = i == 1 || i == 4;
 			want[i] = large_answer(devices[d], 10 + i, large ? N_PROMPT - 300 * i : 60 + i, 40);
 		}
+		struct engine_options o = small_options(devices[d], 3, 8);
+		struct engine *e = start(&o);
 		for (int i = 0; i < N; i++) {
 			bool large = i == 1 || i == 4;
 			struct engine_request *r = ask(e, 10 + i, large ? N_PROMPT - 300 * i : 60 + i, 40);
@@ -246,9 +247,9 @@ static void and_so_do_narrow_pages(void **state)
 static void a_cancelled_one_leaves_nothing(void **state)
 {
 	(void)state;
+	struct answer whole = large_answer("cpu", 3, N_PROMPT, 30);
 	struct engine_options o = small_options("cpu", 2, 7);
 	struct engine *e = start(&o);
-	struct answer whole = large_answer("cpu", 3, N_PROMPT, 30);
 	for (int i = 0; i < 12; i++) {
 		struct engine_request *r = ask(e, 3, N_PROMPT, 100);
 		uint64_t id = r->id;
