@@ -215,17 +215,18 @@ static void and_so_do_narrow_pages(void **state)
 	static const char *const types[] = {"int8", "fp8_e4m3"};
 	for (size_t d = 0; d < sizeof devices / sizeof *devices; d++) {
 		for (size_t k = 0; k < sizeof types / sizeof *types; k++) {
+			struct answer answers[N] = {0}, want[N];
+			uint64_t ids[N];
+			for (int i = 0; i < N; i++)
+				want[i] = large_answer_of(types[k], devices[d], 30 + i, i == 1 ? N_PROMPT - 7 : 61 + i,
+				                          60);
 			struct engine_options o = small_options(devices[d], k ? 10 : 0, k ? 0 : 10);
 			o.kv_type = types[k];
 			o.kv_bytes += o.kv_bytes / 2; /* a part of it is for copies */
 			struct engine *e = start(&o);
-			struct answer answers[N] = {0}, want[N];
-			uint64_t ids[N];
 			assert_true(engine_info(e)->n_ctx_pool < N_PROMPT / 2);
 			for (int i = 0; i < N; i++) {
 				struct engine_request *r = ask(e, 30 + i, i == 1 ? N_PROMPT - 7 : 61 + i, 60);
-				want[i] = large_answer_of(types[k], devices[d], 30 + i, i == 1 ? N_PROMPT - 7 : 61 + i,
-				                          60);
 				ids[i] = r->id;
 				engine_submit(e, r);
 			}
