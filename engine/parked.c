@@ -85,11 +85,7 @@ bool unpark(struct request *r)
 	r->kv.account = NULL;
 	kv_seq_label(p->pool, &r->kv, had.holder);
 	kv_seq_charge(&r->kv, had.account);
-	free(had.pages);
-	free(had.notes);
-	free(had.mass);
-	free(had.buckets);
-	free(had.plus);
+	kv_seq_release(p->pool, &had);
 	parked_destroy(k);
 	p->n_resumed++;
 	return true;

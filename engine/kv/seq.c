@@ -54,14 +54,9 @@ int32_t kv_seq_pages_needed(const struct kv_pool *pool, const struct kv_seq *s, 
 enum status kv_seq_prepare(struct kv_pool *pool, struct kv_seq *s, int32_t n)
 {
 	int32_t want = kv_pages_for(kv_seq_places(s) + n);
-	if (n > 0 && tail_is_shared(pool, s)) {
-		int32_t *tail = &s->pages[kv_seq_places(s) / KV_PAGE_TOKENS];
-		int32_t copy = kv_pool_clone(pool, *tail, s->holder);
-		if (copy == KV_NO_PAGE)
-			return STATUS_LIMIT;
-		kv_pool_unref(pool, *tail, s->holder);
-		*tail = copy;
-	}
+	if (n > 0 && tail_is_shared(pool, s) &&
+	    kv_seq_own(pool, s, kv_seq_places(s) / KV_PAGE_TOKENS, 1) != STATUS_OK)
+		return STATUS_LIMIT;
 	if (!reserve(s, want))
 		return STATUS_NOMEM;
 	/* It may have been full before it was cut. */
