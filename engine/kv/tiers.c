@@ -470,6 +470,45 @@ bool kv_tiers_advance(struct kv_tiers *t, struct kv_fetch *f, struct kv_seq *seq
 	return true;
 }
 
+/* ---- What has ended ---- */
+
+static void end_read(struct kv_read *r, enum kv_read_state state)
+{
+	list_remove(&r->link);
+	r->state = state;
+}
+
+static void take_end(struct kv_tiers *t, const struct kv_tier_done *done)
+{
+	uint64_t page = done->ticket / KV_IMAGE_PARTS, id = page / MAX_FETCH_PAGES;
+	list_each(l, next, &t->fetches) {
+		struct kv_fetch *f = list_entry(l, struct kv_fetch, link);
+		if (f->id != id)
+			continue;
+		struct kv_fetch_page *p = &f->pages[page % MAX_FETCH_PAGES];
+		if (done->end == KV_LOAD_DONE)
+			p->here |= (uint8_t)(1u << done->ticket % KV_IMAGE_PARTS);
+		else
+			p->failed = true;
+	}
+	list_each(l, next, &t->reads) {
+		struct kv_read *r = list_entry(l, struct kv_read, link);
+		if (r->id == id)
+			end_read(r, done->end == KV_LOAD_DONE ? KV_READ_DONE : KV_READ_FAILED);
+	}
+}
+
+/* Takes note of the loads that have ended. */
+static void poll_loads(struct kv_tiers *t)
+{
+	struct kv_tier_done done[DONE_BATCH];
+	for (int kind = 0; kind < KV_TIER_KINDS; kind++) {
+		int32_t n = t->tier[kind] ? kv_tier_poll(t->tier[kind], done, DONE_BATCH) : 0;
+		for (int32_t i = 0; i < n; i++)
+			take_end(t, &done[i]);
+	}
+}
+
 /* ---- Up, beside the step ---- */
 
 /* The first of its pages that lacks one of the parts up to this one; f->n: none does. */
@@ -524,9 +563,6 @@ bool kv_tiers_begin(struct kv_tiers *t, struct kv_fetch *f, struct kv_seq *seq, 
 	return true;
 }
 
-/* Takes note of the loads that have ended. */
-static void poll_loads(struct kv_tiers *t);
-
 bool kv_tiers_wait(struct kv_tiers *t, struct kv_fetch *f, int32_t layer, int64_t until_ns)
 {
 	const struct kv_layout *l = kv_pool_layout(t->pool);
@@ -578,48 +614,12 @@ enum status kv_tiers_read(struct kv_tiers *t, struct kv_read *r, const struct kv
 	return STATUS_OK;
 }
 
-static void end_read(struct kv_read *r, enum kv_read_state state)
-{
-	list_remove(&r->link);
-	r->state = state;
-}
-
 void kv_tiers_read_cancel(struct kv_tiers *t, struct kv_read *r)
 {
 	if (r->state != KV_READ_UNDER_WAY)
 		return;
 	kv_tier_cancel(t->tier[r->tier], ticket_of(r->id, 0, 0));
 	end_read(r, KV_READ_NONE);
-}
-
-static void take_end(struct kv_tiers *t, const struct kv_tier_done *done)
-{
-	uint64_t page = done->ticket / KV_IMAGE_PARTS, id = page / MAX_FETCH_PAGES;
-	list_each(l, next, &t->fetches) {
-		struct kv_fetch *f = list_entry(l, struct kv_fetch, link);
-		if (f->id != id)
-			continue;
-		struct kv_fetch_page *p = &f->pages[page % MAX_FETCH_PAGES];
-		if (done->end == KV_LOAD_DONE)
-			p->here |= (uint8_t)(1u << done->ticket % KV_IMAGE_PARTS);
-		else
-			p->failed = true;
-	}
-	list_each(l, next, &t->reads) {
-		struct kv_read *r = list_entry(l, struct kv_read, link);
-		if (r->id == id)
-			end_read(r, done->end == KV_LOAD_DONE ? KV_READ_DONE : KV_READ_FAILED);
-	}
-}
-
-static void poll_loads(struct kv_tiers *t)
-{
-	struct kv_tier_done done[DONE_BATCH];
-	for (int kind = 0; kind < KV_TIER_KINDS; kind++) {
-		int32_t n = t->tier[kind] ? kv_tier_poll(t->tier[kind], done, DONE_BATCH) : 0;
-		for (int32_t i = 0; i < n; i++)
-			take_end(t, &done[i]);
-	}
 }
 
 void kv_tiers_poll(struct kv_tiers *t)
