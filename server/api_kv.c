@@ -137,8 +137,8 @@ static void write_tiers(struct buf *out, const struct engine_tiers *t)
 		write_tier(out, &t->tier[i]);
 	}
 	buf_printf(out,
-	           "],\"fetches\":{\"under_way\":%d,\"begun\":%llu,\"cancelled\":%llu,\"overlapped\":%llu,\"prefill_"
-	           "tokens_per_second\":%.6g}",
+	           "],\"fetches\":{\"under_way\":%d,\"begun\":%llu,\"cancelled\":%llu,\"overlapped\":%llu,"
+	           "\"prefill_tokens_per_second\":%.6g}",
 	           t->fetching, (unsigned long long)t->fetches, (unsigned long long)t->fetches_cancelled,
 	           (unsigned long long)t->fetches_overlapped, t->prefill_tokens_per_s);
 }
@@ -149,8 +149,8 @@ static void write_overflow(struct buf *out, const struct engine_overflow *o)
 	if (o->ram_bytes + o->disk_bytes == 0 && !o->disk_off)
 		return;
 	buf_printf(out,
-	           ",\"overflow\":{\"max_tokens\":%d,\"requests\":%d,\"pages\":%d,\"moved_pages\":%llu,\"lost_"
-	           "requests\":%llu,"
+	           ",\"overflow\":{\"max_tokens\":%d,\"requests\":%d,\"pages\":%d,\"moved_pages\":%llu,"
+	           "\"lost_requests\":%llu,"
 	           "\"wide_refused\":%llu,\"ram\":{\"bytes\":%llu,\"bytes_used\":%llu},\"disk\":{\"state\":\"%s\","
 	           "\"reason\":",
 	           o->max_tokens, o->requests, o->pages, (unsigned long long)o->moved_pages,
