@@ -1,5 +1,5 @@
 /*
- * The fast CPU backends. One body of code (fast.c, fast_attention.c, pack.c) drives a table of kernels; each
+ * The fast CPU backends. One body of code (fast*.c, pack.c) drives a table of kernels; each
  * instruction set fills that table from the same kernel sources (kernels_*.h) over its own vector primitives
  * (simd_*.h).
  *

@@ -10,8 +10,7 @@
  * (tile, span, range). A span has as many KV heads as fit, since those of a page stand in a row and memory is faster at
  * longer runs.
  *
- * A row that chooses is a tile by itself, at the position that its last page has among the chosen ones. What each KV
- * head chooses is found before the items run, and takes the place of the block table.
+ * A row that chooses (fast_choice.h) is a tile by itself, at the position that its last page has among the chosen ones.
  *
  * Under struct rope_chunks a tile has rows of one chunk, and a range is computed in up to three pieces, each with the
  * queries as the keys in it meet them; the sums go on from piece to piece.
@@ -28,6 +27,7 @@
 
 #include "engine/cpu/choice.h"
 #include "engine/cpu/fast.h"
+#include "engine/cpu/fast_choice.h"
 #include "engine/cpu/narrow.h"
 
 enum {
@@ -59,14 +59,6 @@ struct attn_item {
 	int32_t range; /* or WHOLE */
 };
 
-/* A row that chooses. */
-struct attn_chooser {
-	const struct batch_seq *seq;
-	int32_t row;    /* in the batch */
-	int32_t own;    /* its page's entry in the block table */
-	int64_t chosen; /* as its tiles have it */
-};
-
 /* How the work of a layer is cut. */
 struct attn_cut {
 	bool valid; /* for the batch, n_head, window and chunks */
@@ -88,13 +80,7 @@ struct attn_plan {
 	struct scratch left;      /* _Atomic int32_t: ranges of a split (tile, span) that are not done */
 	struct scratch partials;  /* float: results of the ranges of split ones, partial_floats() each */
 	struct scratch per_thread; /* float: thread_floats() each */
-	struct scratch choosers;   /* struct attn_chooser */
-	struct scratch chosen;     /* int32_t: page numbers */
-	/* float: bound_floats() for each thread, or for each choice of a layer where these are fewer */
-	struct scratch bounds;
-	int32_t most_pages;        /* in the block table of a chooser */
-	struct scratch probe; /* float: bound_floats() of the probe at hand for each thread, and behind them int32_t
-				 [n_pages] */
+	struct fast_choices choices;
 	/* struct block_weights [most_blocks] for each query of an item, of each thread and then of each split */
 	struct scratch weights;
 	/* float [rows of the sequence][n_head][2][head_dim + 2]: weighted sum, maximum and sum of the parts so far */
@@ -119,11 +105,8 @@ void attn_plan_destroy(struct attn_plan *p)
 	scratch_free(&p->left);
 	scratch_free(&p->partials);
 	scratch_free(&p->per_thread);
-	scratch_free(&p->choosers);
-	scratch_free(&p->chosen);
-	scratch_free(&p->bounds);
 	scratch_free(&p->weights);
-	scratch_free(&p->probe);
+	fast_choices_free(&p->choices);
 	free(p);
 }
 
@@ -174,12 +157,6 @@ static size_t thread_floats(int32_t head_dim)
 	       ((size_t)ATTN_BLOCK + 1) * (size_t)head_dim;
 }
 
-/* The elements of a KV head's queries above zero, those below, and bounds of pages. */
-static size_t bound_floats(int32_t group, int32_t head_dim, int32_t n_pages)
-{
-	return 2 * (size_t)group * (size_t)head_dim + (size_t)n_pages;
-}
-
 static enum status reserve(struct fast *f, struct attn_cut *cut, int64_t tiles, int64_t whole_items, int32_t head_dim)
 {
 	struct attn_plan *p = f->plan;
@@ -205,15 +182,6 @@ enum status attn_plan_reserve(struct fast *f, int32_t max_rows, const struct kv_
 
 /* ---- The plan of a step ---- */
 
-/* The first place in its block table from which on rows of a sequence read less than they see. */
-static int32_t chooses_from(const struct batch_seq *seq, int32_t window)
-{
-	const struct page_choice *c = &seq->choice;
-	if (c->n_pages == 0 || window > 0 || c->n_pages > INT32_MAX / KV_PAGE_TOKENS)
-		return INT32_MAX;
-	return c->from > c->n_pages * KV_PAGE_TOKENS ? c->from : c->n_pages * KV_PAGE_TOKENS;
-}
-
 /*
  * Writes the tiles of a sequence to out, where it is not NULL, and counts them. first_chosen: where in `chosen` what
  * its rows choose begins.
@@ -222,7 +190,7 @@ static int64_t cut_sequence(const struct batch_seq *seq, int32_t group, int32_t 
 			    int32_t chunk, int64_t first_chosen, struct attn_tile *out)
 {
 	int32_t n_heads = min_i32(group, ATTN_QUERIES), rows_max = ATTN_QUERIES / n_heads,
-		choose = chooses_from(seq, window);
+		choose = fast_chooses_from(seq, window);
 	int64_t n = 0, next_chosen = first_chosen;
 	for (int32_t row = 0; row < seq->n_rows;) {
 		int32_t position = seq->first_position + row;
@@ -273,66 +241,6 @@ static void clip(struct attn_tile *t, const struct attention_part *part)
 		t->first_range = t->from / t->range_tokens;
 	end_range = min_i32(end_range, (t->to - 1) / t->range_tokens + 1);
 	t->n_ranges = end_range > t->first_range ? end_range - t->first_range : 0;
-}
-
-/* Lists the rows of a sequence that choose in out, where it is not NULL, and counts them. */
-static int64_t find_choosers(const struct batch_seq *seq, int32_t n_head_kv, int32_t window, int64_t first_chosen,
-                             struct attn_chooser *out)
-{
-	int32_t choose = chooses_from(seq, window),
-		row = choose > seq->first_position ? choose - seq->first_position : 0;
-	int64_t n = 0;
-	for (; row < seq->n_rows; row++, n++) {
-		if (out)
-			out[n] = (struct attn_chooser){
-			        .seq = seq,
-			        .row = seq->first_row + row,
-			        .own = (seq->first_position + row) / KV_PAGE_TOKENS,
-			        .chosen = first_chosen + n * n_head_kv * seq->choice.n_pages,
-			};
-	}
-	return n;
-}
-
-/* Page numbers that the choosing rows of a sequence take in `chosen`. */
-static int64_t chosen_by(const struct batch_seq *seq, int32_t n_head_kv, int32_t window)
-{
-	return find_choosers(seq, n_head_kv, window, 0, NULL) * n_head_kv * seq->choice.n_pages;
-}
-
-/* Room for the rows that choose, and their list. */
-static enum status list_choosers(struct fast *f, struct attn_cut *p, const struct kv_layout *layout, int32_t group,
-                                 int32_t window)
-{
-	const struct batch *batch = f->base.batch;
-	struct attn_plan *plan = f->plan;
-	int32_t most = 0;
-	int64_t n_chosen = 0;
-	p->n_choosers = 0;
-	for (int32_t s = 0; s < batch->n_seqs; s++) {
-		const struct batch_seq *seq = &batch->seq[s];
-		int64_t n = find_choosers(seq, layout->n_head_kv, window, 0, NULL);
-		p->n_choosers += n;
-		n_chosen += n * layout->n_head_kv * seq->choice.n_pages;
-		most = n > 0 && seq->n_pages > most ? seq->n_pages : most;
-	}
-	if (p->n_choosers == 0)
-		return STATUS_OK;
-	if (!layout->bounds)
-		return STATUS_INVALID;
-	size_t n_threads = (size_t)threads_count(f->base.threads);
-	if (!scratch_grow(&plan->choosers, (size_t)p->n_choosers * sizeof(struct attn_chooser)) ||
-	    !scratch_grow(&plan->chosen, (size_t)n_chosen * sizeof(int32_t)) ||
-	    !scratch_grow(&plan->bounds, n_threads * bound_floats(group, layout->head_dim, most) * sizeof(float)))
-		return STATUS_NOMEM;
-	plan->most_pages = most;
-	struct attn_chooser *out = plan->choosers.p;
-	n_chosen = 0;
-	for (int32_t s = 0; s < batch->n_seqs; s++) {
-		out += find_choosers(&batch->seq[s], layout->n_head_kv, window, n_chosen, out);
-		n_chosen += chosen_by(&batch->seq[s], layout->n_head_kv, window);
-	}
-	return STATUS_OK;
 }
 
 static int64_t tile_cost(const struct attn_tile *t, int32_t window)
@@ -389,7 +297,7 @@ static enum status make_cut(struct fast *f, struct attn_cut *p, const struct kv_
 	enum status status = reserve(f, p, n, n * n_head_kv, layout->head_dim);
 	p->n_choosers = 0;
 	if (status == STATUS_OK && !part)
-		status = list_choosers(f, p, layout, group, window);
+		status = fast_choices_list(&f->plan->choices, f, layout, group, window, &p->n_choosers);
 	if (status != STATUS_OK)
 		return status;
 
@@ -400,7 +308,7 @@ static enum status make_cut(struct fast *f, struct attn_cut *p, const struct kv_
 			continue;
 		p->n_tiles +=
 			cut_sequence(&batch->seq[s], group, n_head_kv, window, chunk, n_chosen, tiles + p->n_tiles);
-		n_chosen += chosen_by(&batch->seq[s], n_head_kv, window);
+		n_chosen += fast_chosen_by(&batch->seq[s], n_head_kv, window);
 	}
 	for (int64_t i = 0; i < p->n_tiles; i++) {
 		if (part)
@@ -687,8 +595,10 @@ static void run_item(const struct attention_call *c, const struct attn_item *ite
 	float *q = scratch, *score = q + (int64_t)ATTN_QUERIES * dim;
 	float *first = score + ATTN_QUERIES * ATTN_BLOCK, *second = first + partial_floats(dim);
 	const int32_t *pages = t->seq->block_table;
-	if (t->chosen != ALL)
-		pages = (const int32_t *)plan->chosen.p + t->chosen + (int64_t)item->head_kv * t->seq->choice.n_pages;
+	if (t->chosen != ALL) {
+		int64_t at = t->chosen + (int64_t)item->head_kv * t->seq->choice.n_pages;
+		pages = (const int32_t *)plan->choices.chosen.p + at;
+	}
 	struct attn_job j = {
 		.kv = c->kv + fast_kv_offset(c->layout, c->layer, item->head_kv),
 		.page_stride = c->layout->page_stride,
@@ -778,166 +688,6 @@ static void run_items(void *arg, int64_t begin, int64_t end, int thread)
 		run_item(c, items + i, i + 1 < end ? items + i + 1 : NULL, thread, scratch);
 }
 
-/* Elements of queries above zero, and those below. */
-static void split_queries(const float *q, int64_t n, float *plus, float *minus)
-{
-	for (int64_t i = 0; i < n; i++) {
-		plus[i] = q[i] > 0 ? q[i] : 0;
-		minus[i] = q[i] > 0 ? 0 : q[i];
-	}
-}
-
-/* A row that chooses, for a KV head, and what the threads need for it. */
-struct choosing {
-	const struct attn_chooser *a;
-	int32_t head_kv;
-	float *bound; /* [entries of the block table] */
-};
-
-/*
- * Choice i of a layer; its bounds are in the place of a thread, or in one of its own (there are no more choices than
- * threads then).
- */
-static struct choosing choosing(const struct attention_call *c, int64_t i, int64_t place)
-{
-	const struct kv_layout *l = c->layout;
-	const struct attn_plan *plan = c->f->plan;
-	int32_t group = c->n_head / l->n_head_kv;
-	float *at = (float *)plan->bounds.p + (size_t)place * bound_floats(group, l->head_dim, plan->most_pages);
-	return (struct choosing){
-	        .a = (const struct attn_chooser *)plan->choosers.p + i / l->n_head_kv,
-	        .head_kv = (int32_t)(i % l->n_head_kv),
-	        .bound = at + 2 * (size_t)group * (size_t)l->head_dim,
-	};
-}
-
-/* Piece `piece` of `n_pieces` of the pages that may be chosen. */
-static void bound_piece(const struct attention_call *c, const struct choosing *o, int64_t piece, int64_t n_pieces,
-                        int thread)
-{
-	const struct kv_layout *l = c->layout;
-	const struct page_choice *choice = &o->a->seq->choice;
-	const struct attn_plan *plan = c->f->plan;
-	int32_t group = c->n_head / l->n_head_kv, n = o->a->own + 1 - choice->n_last - choice->n_first;
-	int64_t size = (int64_t)group * l->head_dim;
-	int32_t from = choice->n_first + (int32_t)(n * piece / n_pieces),
-		to = choice->n_first + (int32_t)(n * (piece + 1) / n_pieces);
-	float *plus = (float *)plan->bounds.p + (size_t)thread * bound_floats(group, l->head_dim, plan->most_pages),
-	      *minus = plus + size;
-	const float *q = c->q + ((int64_t)o->a->row * c->n_head + o->head_kv * group) * l->head_dim;
-	split_queries(q, size, plus, minus);
-	c->f->pages->attn_bound(&(struct bound_job){
-	        .bounds = (const char *)l->bounds->slab + kv_bounds_offset(l, c->layer, o->head_kv, 0),
-	        .pages = o->a->seq->block_table + from,
-	        .n = to - from,
-	        .head_dim = l->head_dim,
-	        .n_heads = group,
-	        .plus = plus,
-	        .minus = minus,
-	        .bound = o->bound + from,
-	});
-}
-
-static void choose(const struct attention_call *c, const struct choosing *o)
-{
-	const struct page_choice *choice = &o->a->seq->choice;
-	int32_t *chosen = (int32_t *)c->f->plan->chosen.p + o->a->chosen + (int64_t)o->head_kv * choice->n_pages;
-	choose_pages(choice, o->a->seq->block_table, o->a->own, o->bound, chosen);
-}
-
-static void choose_items(void *arg, int64_t begin, int64_t end, int thread)
-{
-	const struct attention_call *c = arg;
-	for (int64_t i = begin; i < end; i++) {
-		struct choosing o = choosing(c, i, thread);
-		bound_piece(c, &o, 0, 1, thread);
-		choose(c, &o);
-	}
-}
-
-/* Items are (choice, piece), as many pieces of each as there are threads. */
-static void bound_items(void *arg, int64_t begin, int64_t end, int thread)
-{
-	const struct attention_call *c = arg;
-	int64_t n_pieces = threads_count(c->f->base.threads);
-	for (int64_t i = begin; i < end; i++) {
-		struct choosing o = choosing(c, i / n_pieces, i / n_pieces);
-		bound_piece(c, &o, i % n_pieces, n_pieces, thread);
-	}
-}
-
-/*
- * Finds the pages of all rows that choose. Threads share the pages of a choice where there are fewer choices than
- * threads.
- */
-static void choose_all(const struct attention_call *c)
-{
-	struct threads *threads = c->f->base.threads;
-	int64_t n = c->cut->n_choosers * c->layout->n_head_kv, n_threads = threads_count(threads);
-	if (n >= n_threads) {
-		threads_for(threads, n, 1, choose_items, (void *)c);
-		return;
-	}
-	threads_for(threads, n * n_threads, 1, bound_items, (void *)c);
-	for (int64_t i = 0; i < n; i++) {
-		struct choosing o = choosing(c, i, i);
-		choose(c, &o);
-	}
-}
-
-/* Rows of a sequence that score pages elsewhere. */
-struct probe_call {
-	const struct attention_call *c;
-	const struct batch_seq *seq;
-	const int32_t *at; /* [n_pages] where their bounds are, counted in bounds */
-};
-
-/* Items are (row, KV head). */
-static void probe_items(void *arg, int64_t begin, int64_t end, int thread)
-{
-	const struct probe_call *p = arg;
-	const struct attention_call *c = p->c;
-	const struct kv_layout *l = c->layout;
-	const struct page_probe *probe = p->seq->probe;
-	int32_t dim = l->head_dim, group = c->n_head / l->n_head_kv;
-	int64_t size = (int64_t)group * dim;
-	float *plus = (float *)c->f->plan->probe.p + (size_t)thread * bound_floats(group, dim, probe->n_pages);
-	for (int64_t i = begin; i < end; i++) {
-		int32_t head_kv = (int32_t)(i % l->n_head_kv);
-		int64_t row = p->seq->first_row + i / l->n_head_kv;
-		const struct bound_job j = {
-			.bounds = (const char *)(probe->bounds +
-		                                 (size_t)(c->layer * l->n_head_kv + head_kv) * 2 * (size_t)dim),
-			.pages = p->at,
-			.n = probe->n_pages,
-			.head_dim = dim,
-			.n_heads = group,
-			.plus = plus,
-			.minus = plus + size,
-			.bound = plus + 2 * size,
-		};
-		split_queries(c->q + (row * c->n_head + (int64_t)head_kv * group) * dim, size, plus, plus + size);
-		c->f->pages->attn_bound(&j);
-		probe_add(j.bound, j.n, c->params.scale, probe->score);
-	}
-}
-
-static enum status run_probe(const struct attention_call *c, const struct batch_seq *seq)
-{
-	const struct kv_layout *l = c->layout;
-	int32_t n = seq->probe->n_pages;
-	size_t floats =
-		(size_t)threads_count(c->f->base.threads) * bound_floats(c->n_head / l->n_head_kv, l->head_dim, n);
-	if (!scratch_grow(&c->f->plan->probe, floats * sizeof(float) + (size_t)n * sizeof(int32_t)))
-		return STATUS_NOMEM;
-	int32_t *at = (int32_t *)(void *)((float *)c->f->plan->probe.p + floats);
-	for (int32_t i = 0; i < n; i++)
-		at[i] = i * l->n_layer * l->n_head_kv;
-	struct probe_call p = {c, seq, at};
-	threads_for(c->f->base.threads, (int64_t)seq->n_rows * l->n_head_kv, 1, probe_items, &p);
-	return STATUS_OK;
-}
-
 /* Computes what the cut says. */
 static void run_cut(const struct attention_call *c)
 {
@@ -965,10 +715,14 @@ enum status fast_attention(struct backend *b, const void *kv, const struct kv_la
 	if (s != STATUS_OK)
 		return s;
 	struct attention_call c = {f, p, NULL, kv, layout, layer, q, n_head, *params, out};
+	const struct fast_queries queries = {f, layout, layer, q, n_head};
 	if (p->n_choosers > 0)
-		choose_all(&c);
-	for (int32_t i = 0; i < f->base.batch->n_seqs && params->window == 0 && s == STATUS_OK; i++)
-		s = f->base.batch->seq[i].probe ? run_probe(&c, &f->base.batch->seq[i]) : STATUS_OK;
+		fast_choices_make(&f->plan->choices, &queries, p->n_choosers);
+	for (int32_t i = 0; i < f->base.batch->n_seqs && params->window == 0 && s == STATUS_OK; i++) {
+		const struct batch_seq *seq = &f->base.batch->seq[i];
+		if (seq->probe)
+			s = fast_choices_probe(&f->plan->choices, &queries, seq, params->scale);
+	}
 	if (s != STATUS_OK)
 		return s;
 	run_cut(&c);
