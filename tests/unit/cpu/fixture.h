@@ -25,6 +25,16 @@ static inline int32_t random_int(uint64_t *seed, int32_t from, int32_t to)
 	return from + (int32_t)(unit_rand(seed) >> 33) % (to - from + 1);
 }
 
+/* n multiples of `unit`, up to `most` of them above and below zero; the caller frees them. */
+static inline float *random_multiples(uint64_t *seed, size_t n, int32_t most, float unit)
+{
+	float *x = malloc(n * sizeof *x);
+	assert_non_null(x);
+	for (size_t i = 0; i < n; i++)
+		x[i] = (float)random_int(seed, -most, most) * unit;
+	return x;
+}
+
 static inline float *random_floats(uint64_t *seed, size_t n)
 {
 	float *p = malloc((n ? n : 1) * sizeof *p);

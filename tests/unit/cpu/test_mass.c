@@ -172,15 +172,9 @@ int main(void)
 	        cmocka_unit_test(chunks_and_threads_change_no_bit_and_weighing_no_result),
 	};
 	size_t kv_size = (size_t)N * KV_HEADS * DIM, q_size = (size_t)N * HEADS * DIM;
-	k = malloc(kv_size * sizeof *k);
-	v = malloc(kv_size * sizeof *v);
-	q = malloc(q_size * sizeof *q);
-	for (size_t i = 0; i < kv_size; i++) {
-		k[i] = (float)random_int(&seed, -40, 40) / 16;
-		v[i] = (float)random_int(&seed, -40, 40) / 16;
-	}
-	for (size_t i = 0; i < q_size; i++)
-		q[i] = (float)random_int(&seed, -16, 16) / 8;
+	k = random_multiples(&seed, kv_size, 40, 1.0f / 16);
+	v = random_multiples(&seed, kv_size, 40, 1.0f / 16);
+	q = random_multiples(&seed, q_size, 16, 1.0f / 8);
 	for (int32_t i = 0; i < PAGES; i++)
 		table[i] = i * 37 % PAGES;
 	int failed = cmocka_run_group_tests(tests, NULL, NULL);
