@@ -254,7 +254,7 @@ tests_with() { # NAME BUILD ARGUMENTS...
 api_tests() { # NAME BUILD FILES...
 	need_python "$1" || return
 	tests_with "$1" "$2" -n "$jobs" --dist loadfile -m "not alone" "${@:3}"
-	tests_with "$1-alone" "$2" -m alone "${@:3}"
+	! grep -rqF pytest.mark.alone "${@:3}" || tests_with "$1-alone" "$2" -m alone "${@:3}"
 }
 
 suite_includes() {
