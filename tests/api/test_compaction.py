@@ -14,7 +14,8 @@ from wire import Wire
 
 PAGE = 368640  # of SmolLM2-135M in f16
 COMPACT = [{"type": "compaction", "compact_threshold": 700, "max_output_tokens": 64, "keep_turns": 2}]
-MARKS = 24  # tokens of the template around a message, and those that are cut otherwise where texts meet
+ANSWER = 24  # tokens of one
+MARKS = 24 + ANSWER  # of the template around a message; and nonsense may be cut otherwise when it is read again
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +25,7 @@ def daemon():
 
 
 def respond(d, status=200, **body):
-    body = {"max_output_tokens": 24, "temperature": 0, "instructions": "You are brief. The password is heron.", **body}
+    body = {"max_output_tokens": ANSWER, "temperature": 0, "instructions": "You are brief. The password is heron.", **body}
     r = httpx.post(d.url + "/v1/responses", json=body, headers=d.headers, timeout=120 * SLOW)
     assert r.status_code == status, r.text
     return r.json()

@@ -234,6 +234,7 @@ def recalling():
 
 
 @pytest.mark.skipif(DEVICE.startswith("cuda"), reason="GPUs cannot page in, yet")
+@pytest.mark.trained
 def test_what_left_the_window_comes_back_when_it_is_asked_for(recalling):
     key = "The number of the heron is 71432. Remember it: the number of the heron is 71432. "
     text = words(20) + " " + key + words(60, "then ") + "\n\nWhat is the number of the heron? The number of the heron is"
