@@ -163,7 +163,7 @@ template <int dim, int n8> struct split_of<dim, n8, PAGES_BF16> : split_of_eleme
 
 /*
  * blockIdx.y: the KV head and, when an item has more than 8 * n8 queries, which of them. exact: head_dim is dim. tells:
- * some items say what they gave to pages, for which the others have no registers.
+ * some items say what they gave to pages, or keys are of chunks, for which the others have no registers.
  */
 template <int dim, bool exact, int n8, enum kv_form form, bool tells>
 __global__ void __launch_bounds__(32 * PART_WARPS, 2) attend_parts(struct attention_args a)
@@ -205,8 +205,15 @@ __global__ void __launch_bounds__(32 * PART_WARPS, 2) attend_parts(struct attent
 	split_of<dim, n8, form> split;
 	struct page_place page = page_at(0);
 	split.load_keys(page, head_dim, lane);
+	int met = -1;
 	for (int i = 0; i < n_pages; i++) {
 		const struct page_place next = page_at(min(i + 1, n_pages - 1));
+		if (tells && a.turned) {
+			const int keys = keys_of_page(first_page + i, item.first_position, a.chunk_pages);
+			if (keys != met)
+				x.meet(a, keys, head_dim, head_kv * group, group, item.first_row, first, n, lane);
+			met = keys;
+		}
 		struct page_weights<n8> told = {};
 		split.template run<tells>(x, head_dim, lane, (first_page + i) * PAGE_TOKENS, item.first_position, last,
 					  to, page, next, i + 1 < n_pages, told);
@@ -290,8 +297,9 @@ __device__ void tell_whole(const struct attention_args &a, const struct attentio
 }
 
 /*
- * ROWS_TELL: some items say what they gave to pages. ROWS_IN_PARTS: they go on with what the part before has left. Both
- * want registers, so that their weighted values are in memory between splits.
+ * ROWS_TELL: some items say what they gave to pages, or keys are of chunks. ROWS_IN_PARTS: they go on with what the
+ * part before has left; keys may be of chunks as well. Both want registers, so that their weighted values are in memory
+ * between splits.
  */
 enum rows_mode { ROWS_PLAIN, ROWS_TELL, ROWS_IN_PARTS };
 
@@ -405,6 +413,7 @@ __global__ void __launch_bounds__(32 * WHOLE_WARPS, 1) attend_whole(struct atten
 	for (int page = 0; page < WHOLE_STAGES - 1; page++)
 		copy_page(first_page + page);
 
+	int met = -1;
 	for (int page = first_page; page < n_pages; page++) {
 		const int first_token = page * PAGE_TOKENS;
 		cp_async_wait<WHOLE_STAGES - 2>();
@@ -414,6 +423,12 @@ __global__ void __launch_bounds__(32 * WHOLE_WARPS, 1) attend_whole(struct atten
 			continue;
 		if (page > first_page && page % SPLIT_PAGES == 0)
 			fold();
+		if (in_memory && a.turned) {
+			const int keys = keys_of_page(page, item.first_position, a.chunk_pages);
+			if (keys != met)
+				x.meet(a, keys, head_dim, head_kv * group, group, item.first_row, first, n, lane);
+			met = keys;
+		}
 		const auto stage = stages + page % WHOLE_STAGES * 2 * bytes;
 		float s[n8][4];
 		uint32_t p[n8][2];
@@ -536,7 +551,7 @@ static cudaError_t launch(const struct attention_args &a, cudaStream_t stream)
 		constexpr enum rows_mode mode = tells ? ROWS_TELL : ROWS_PLAIN;
 		const size_t shared = WHOLE_STAGES * 2 * head_bytes(a.head_dim);
 		const dim3 grid(static_cast<unsigned>(a.n_whole), heads), block(32 * WHOLE_WARPS);
-		if constexpr (is_plain(form) && !tells) {
+		if constexpr (is_plain(form) && tells) {
 			if (a.in_parts) {
 				GPU_LAUNCH((attend_whole<dim, exact, n8, form, ROWS_IN_PARTS>), grid, block, shared,
 					   stream, a);
@@ -549,8 +564,14 @@ static cudaError_t launch(const struct attention_args &a, cudaStream_t stream)
 	return e;
 }
 
-/* Kernels whose rows tell have no shapes of their own. */
-template <enum kv_form form> cudaError_t attention_that_tells(const struct attention_args &a, cudaStream_t stream)
+/* Whether it takes the kernels with `tells`, or with ROWS_IN_PARTS. */
+static inline bool asks_more(const struct attention_args &a)
+{
+	return a.tells || a.turned || (a.in_parts && a.n_whole);
+}
+
+/* These have no shapes of their own. */
+template <enum kv_form form> cudaError_t attention_that_asks_more(const struct attention_args &a, cudaStream_t stream)
 {
 	return a.head_dim <= 64	   ? launch<64, false, form, true>(a, stream)
 	       : a.head_dim <= 128 ? launch<128, false, form, true>(a, stream)
@@ -560,8 +581,8 @@ template <enum kv_form form> cudaError_t attention_that_tells(const struct atten
 /* Pages that are not in f16 have fewer shapes of their own. */
 template <enum kv_form form> cudaError_t attention_of(const struct attention_args &a, cudaStream_t stream)
 {
-	if (a.tells)
-		return attention_that_tells<form>(a, stream);
+	if (asks_more(a))
+		return attention_that_asks_more<form>(a, stream);
 	switch (a.head_dim) {
 	case 64:
 		return launch<64, true, form>(a, stream);
