@@ -67,3 +67,4 @@ void compare_attention(struct pair *p);
 void compare_choice(struct pair *p);
 void compare_far(struct pair *p);
 void compare_mass(struct pair *p);
+void compare_probe(struct pair *p);
