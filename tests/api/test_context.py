@@ -234,7 +234,7 @@ def recalling():
 
 
 HERON = "The number of the heron is 71432. Remember it: the number of the heron is 71432. "
-RECALLED = words(20) + " " + HERON + words(60, "then ") + "\n\nWhat is the number of the heron? The number of the heron is"
+RECALLED = words(20) + " " + HERON + words(56, "then ") + "\n\nWhat is the number of the heron? The number of the heron is"
 WINDOW = {"policy": "streaming", "max_cache_size": 512}
 
 
