@@ -187,6 +187,12 @@ struct cuda_backend {
 	 */
 	struct growing told, part_weights, whole_weights;
 	size_t told_bytes, told_at, n_masses, tells;
+	/*
+	 * What rows have given to the pages of probes, one sequence's behind the other's, in units of 2^-KV_MASS_BITS;
+	 * offset into the upload. And bounds of such pages.
+	 */
+	struct growing probed, probe_bounds;
+	size_t probed_bytes, probed_at;
 	/* What rope.p has, so that one table serves all layers of a step. */
 	const float *rope_freq;
 	float rope_magnitude;
@@ -307,6 +313,7 @@ enum status page_unpack(struct backend *backend, void *kv, const struct kv_layou
 			const void *host);
 enum status page_bounds(struct backend *backend, const void *kv, const struct kv_layout *l, const int32_t *pages,
 			int32_t n);
+enum status bounds_read(struct backend *backend, const struct kv_layout *l, int32_t page, uint16_t *host);
 enum status page_norms(struct backend *backend, const void *kv, const struct kv_layout *l, const int32_t *pages,
 		       int32_t n, double *sums);
 enum status scan(struct backend *backend, const void *p, size_t bytes, uint64_t *sum);
@@ -323,6 +330,12 @@ enum status attention_part(struct backend *backend, const void *kv, const struct
 /* Waits for what is still being copied. */
 enum status far_settle(struct cuda_backend *b);
 void far_close(struct cuda_backend *b);
+
+/* ---- probe.cu ---- */
+
+/* What the rows of a layer give to the pages of their sequences' probes. scale: of scores. */
+enum status probe_pages(struct cuda_backend *b, const struct kv_layout *l, int32_t layer, const float *q,
+			int32_t n_head, float scale);
 
 /* ---- weights.cu ---- */
 

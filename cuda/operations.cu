@@ -395,6 +395,8 @@ static enum status do_attention(struct cuda_backend *b, const void *kv, const st
 		TRY(choose(b, l, layer, q, n_head));
 		a.chosen = static_cast<const int32_t *>(b->chosen.p);
 	}
+	if (params->window == 0)
+		TRY(probe_pages(b, l, layer, q, n_head, params->scale));
 	a.parts = uploaded<struct attention_item>(b, work->parts);
 	a.n_parts = work->n_parts;
 	a.whole = uploaded<struct attention_item>(b, work->whole);

@@ -144,9 +144,14 @@ enum status step_upload(struct cuda_backend *b, const struct batch *batch)
 	b->plan.made = false;
 	TRY(upload_begin(b));
 	bool far = false;
-	for (size_t i = 0; i < n_seqs; i++)
-		far = far || batch->seq[i].far;
-	b->graphs.fits = !far && b->plan.n_head && batch->n_outputs == batch->n_rows && batch->n_seqs == batch->n_rows;
+	b->probed_bytes = 0;
+	for (size_t i = 0; i < n_seqs; i++) {
+		const struct batch_seq *q = &batch->seq[i];
+		far = far || q->far;
+		b->probed_bytes += q->probe ? static_cast<size_t>(q->probe->n_pages) * sizeof(unsigned long long) : 0;
+	}
+	b->graphs.fits = !far && b->probed_bytes == 0 && b->plan.n_head && batch->n_outputs == batch->n_rows &&
+			 batch->n_seqs == batch->n_rows;
 	if (b->graphs.fits) {
 		b->graphs.key = {};
 		b->graphs.key.n_rows = batch->n_rows;
@@ -159,9 +164,11 @@ enum status step_upload(struct cuda_backend *b, const struct batch *batch)
 		anyone_tells(batch) ? n_pages * sizeof(unsigned long long) + n_seqs * sizeof(struct look_sums) : 0;
 	b->graphs.key.tells = b->told_bytes > 0;
 	TRY(upload_room(b, (4 * n_rows + n_seqs + 2 * n_pages) * sizeof(int32_t) +
-				   n_seqs * sizeof(struct attention_tells) + odd + b->told_bytes + 224));
+				   n_seqs * sizeof(struct attention_tells) + odd + b->told_bytes + b->probed_bytes +
+				   240));
 	TRY(cleared(b, &b->odd, odd));
 	TRY(cleared(b, &b->told, b->told_bytes));
+	TRY(cleared(b, &b->probed, b->probed_bytes));
 	int32_t *token = put<int32_t>(b, n_rows, &b->token);
 	int32_t *position = put<int32_t>(b, n_rows, &b->position);
 	int32_t *place = put<int32_t>(b, n_rows, &b->place);
@@ -174,6 +181,8 @@ enum status step_upload(struct cuda_backend *b, const struct batch *batch)
 	struct attention_tells *to = b->told_bytes ? put<struct attention_tells>(b, n_seqs, &b->tells) : NULL;
 	if (b->told_bytes)
 		put<uint8_t>(b, b->told_bytes, &b->told_at);
+	if (b->probed_bytes)
+		put<uint8_t>(b, b->probed_bytes, &b->probed_at);
 	if (batch->token)
 		memcpy(token, batch->token, n_rows * sizeof *token);
 	memcpy(position, batch->position, n_rows * sizeof *position);
@@ -286,6 +295,17 @@ static void hand_over(const struct cuda_backend *b, const uint8_t *told)
 	}
 }
 
+/* What rows gave to pages elsewhere, likewise. */
+static void hand_over_probes(const struct cuda_backend *b, const uint8_t *probed)
+{
+	const uint64_t *share = reinterpret_cast<const uint64_t *>(probed);
+	for (int32_t i = 0; i < b->batch->n_seqs; i++) {
+		const struct page_probe *probe = b->batch->seq[i].probe;
+		for (int32_t k = 0; probe && k < probe->n_pages; k++)
+			probe->score[k] += *share++;
+	}
+}
+
 static enum status fetch(struct cuda_backend *b, const struct growing *from, size_t at, size_t bytes, const char *what)
 {
 	return bytes ? check(b, cudaMemcpyAsync(b->upload.host + at, from->p, bytes, cudaMemcpyDeviceToHost, b->stream),
@@ -301,6 +321,8 @@ enum status step_finish(struct cuda_backend *b)
 		s = fetch(b, &b->odd, b->odd_at, odd_bytes(b->batch->n_rows), "reading what the step has stored");
 	if (s == STATUS_OK && went_well)
 		s = fetch(b, &b->told, b->told_at, b->told_bytes, "reading how rows attended");
+	if (s == STATUS_OK && went_well)
+		s = fetch(b, &b->probed, b->probed_at, b->probed_bytes, "reading what pages elsewhere are worth");
 	const enum status copied = far_settle(b);
 	enum status settled = settle(b, "computing a step");
 	settled = settled == STATUS_OK ? copied : settled;
@@ -310,6 +332,8 @@ enum status step_finish(struct cuda_backend *b)
 		TRY(take_note(b, reinterpret_cast<const struct odd_values *>(b->upload.host + b->odd_at)));
 	if (b->told_bytes)
 		hand_over(b, b->upload.host + b->told_at);
+	if (b->probed_bytes)
+		hand_over_probes(b, b->upload.host + b->probed_at);
 	return STATUS_OK;
 }
 

@@ -233,27 +233,34 @@ def recalling():
         yield d
 
 
-@pytest.mark.skipif(DEVICE.startswith("cuda"), reason="GPUs cannot page in, yet")
-@pytest.mark.trained
+HERON = "The number of the heron is 71432. Remember it: the number of the heron is 71432. "
+RECALLED = words(20) + " " + HERON + words(56, "then ") + "\n\nWhat is the number of the heron? The number of the heron is"
+WINDOW = {"policy": "streaming", "max_cache_size": 512}
+
+
 def test_what_left_the_window_comes_back_when_it_is_asked_for(recalling):
-    key = "The number of the heron is 71432. Remember it: the number of the heron is 71432. "
-    text = words(20) + " " + key + words(60, "then ") + "\n\nWhat is the number of the heron? The number of the heron is"
-    plain = {"policy": "streaming", "max_cache_size": 512}
-    lost, found = complete(recalling, text, plain, n=8), complete(recalling, text, {**plain, "page_in": True}, n=8)
-    assert "71432" in complete(recalling, text, n=8)["choices"][0]["text"]
-    assert "71432" not in lost["choices"][0]["text"] and "page_in" not in lost["kv_cache"]
+    before = recalling.kv()["page_in"]["back"]
+    lost, found = complete(recalling, RECALLED, WINDOW, n=8), complete(recalling, RECALLED, {**WINDOW, "page_in": True}, n=8)
     kept = found["kv_cache"]
-    assert "71432" in found["choices"][0]["text"], found
+    assert "page_in" not in lost["kv_cache"]
     assert kept["page_in"]["pages"] == 7 and kept["page_in"]["pages_below"] > 20 and kept["page_in"]["pages_lost"] == 0
     assert kept["tokens_resident"] <= 512 and kept["tokens_resident"] + kept["evicted_tokens"] == kept["tokens_logical"]
-    again = complete(recalling, text, {**plain, "page_in": True}, n=8)
+    again = complete(recalling, RECALLED, {**WINDOW, "page_in": True}, n=8)
     assert again["choices"][0]["token_ids"] == found["choices"][0]["token_ids"]
     kv = recalling.kv()
-    assert kv["page_in"]["kept"] >= kept["page_in"]["pages_below"] and kv["page_in"]["back"] == 14 and kv["page_in"]["bounds_bytes"] == 0
-    assert metric(recalling, "kvasir:context_page_in_total", event="back") == 14
+    assert kv["page_in"]["kept"] >= kept["page_in"]["pages_below"] and kv["page_in"]["back"] == before + 14 and kv["page_in"]["bounds_bytes"] == 0
+    assert metric(recalling, "kvasir:context_page_in_total", event="back") == before + 14
     assert kv["drift_pages"] == 0
     # An exact conversation finds nothing of it.
-    assert complete(recalling, text, {}, n=8)["choices"][0]["token_ids"] == complete(recalling, text, n=8)["choices"][0]["token_ids"]
+    assert complete(recalling, RECALLED, {}, n=8)["choices"][0]["token_ids"] == complete(recalling, RECALLED, n=8)["choices"][0]["token_ids"]
+
+
+@pytest.mark.trained
+def test_what_comes_back_is_what_was_asked_for(recalling):
+    lost, found = complete(recalling, RECALLED, WINDOW, n=8), complete(recalling, RECALLED, {**WINDOW, "page_in": True}, n=8)
+    assert "71432" in complete(recalling, RECALLED, n=8)["choices"][0]["text"]
+    assert "71432" not in lost["choices"][0]["text"]
+    assert "71432" in found["choices"][0]["text"], found
 
 
 def test_a_policy_acts_when_pages_run_short(daemon):
