@@ -162,11 +162,6 @@ static enum status streaming(const struct context_bounds *bounds, const struct e
 		status = check_open_triggers(bounds, asked, KV_POLICY_STREAMING, 0, err);
 	if (status != STATUS_OK)
 		return status;
-	if (asked->recall_every > 0 && asked->recall_every < KV_POLICY_PROBE_TOKENS)
-		return error_set_param(err, STATUS_INVALID, "kv_cache.page_in",
-				       "kv_cache.page_in.every is %" PRId32
-				       ", but it takes %d tokens to choose; 0: once an answer",
-				       asked->recall_every, KV_POLICY_PROBE_TOKENS);
 	*out = kv_policy_streaming((int32_t)(start / KV_PAGE_TOKENS), (int32_t)(recent / KV_PAGE_TOKENS),
 				   acts_pages(asked, kept / KV_PAGE_TOKENS));
 	/* Where what is kept takes all of it, positions go on as they do without a policy. */

@@ -951,6 +951,7 @@ struct engine_long_row {
 	int32_t length;
 	int32_t tokens_logical, tokens_resident; /* at the end of the forced answer */
 	uint64_t resident_bytes;
+	int32_t pages_back, tokens_recomputed; /* by page_in */
 	double ttft_s;         /* of the prompt, nothing of which was cached */
 	double tokens_per_s;   /* of the forced answer */
 	/*

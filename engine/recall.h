@@ -31,7 +31,7 @@ void recall_free(struct recall *c);
  * answer begins with, and from there on each kv_policy.choose_tokens. INT32_MAX: never.
  */
 int32_t recall_next(const struct request *r);
-/* Whether the rows at its next positions say what: the KV_POLICY_PROBE_TOKENS before it. */
+/* Whether the rows at its next positions have a say: see KV_POLICY_PROBE_TOKENS. */
 bool recall_probes(const struct request *r);
 /* Whether it waits for pages that are computed again. */
 bool recall_under_way(const struct request *r);

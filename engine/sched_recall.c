@@ -206,9 +206,9 @@ static void collect(struct sched *s, struct request *r)
 	struct recall *c = &r->recall;
 	struct kv_attic *a = r->kv.attic;
 	int32_t n = 0;
-	/* What the index knew was not. */
 	for (; n < c->n_lacking && (a->number[c->lacking[n]] + 1) * KV_PAGE_TOKENS <= c->again.n_tokens; n++) {
 		int32_t i = c->lacking[n], page = c->again.pages[a->number[i] - c->again.n_dropped];
+		/* Else the index knew it. */
 		bool computed = (a->number[i] + 1) * KV_PAGE_TOKENS > c->again_from;
 		kv_pool_ref(s->pool, page, r->kv.holder);
 		welcome(s, r, i, page);

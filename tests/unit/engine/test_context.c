@@ -365,9 +365,6 @@ static void what_left_the_window_comes_back_for_the_answer(void **state)
 	refused(e, (struct engine_context){.policy = "evict", .start_size = -1, .max_cache_size = 128, .page_in = true},
 		"kv_cache.page_in", "streaming");
 	refused(e, recalling(48), "kv_cache.max_cache_size", "64");
-	struct engine_context often = c;
-	often.recall_every = 15;
-	refused(e, often, "kv_cache.page_in", "every");
 	engine_destroy(e);
 	o.kv_ram_bytes = 0;
 	e = start(&o);
