@@ -63,6 +63,9 @@ struct kv_policy {
 	int32_t step_pages;  /* ... for which the first pages move by multiples of this */
 	/* STREAMING: so many at most come back from an attic, beside most_pages; 0: what goes is gone */
 	int32_t back_pages;
+	/* chosen anew for each so many tokens of an answer; 0: at its beginning only */
+	int32_t choose_tokens;
+	int32_t again_tokens; /* rows of a request that may be computed again to have them back */
 	int32_t trained_tokens; /* STREAMING: kv_policy_keep_within() this, once it is known when it acts */
 };
 
@@ -71,6 +74,8 @@ const char *kv_policy_name(enum kv_policy_kind kind);
 /* False when there is none of that name. */
 bool kv_policy_find(const char *name, enum kv_policy_kind *out);
 
+/* Rows that choose what comes back from an attic: the latest since it was chosen before, so many at most. */
+enum { KV_POLICY_PROBE_TOKENS = 16 };
 /* Shortest window that can move and still show a row more than its own page. */
 enum { KV_POLICY_MIN_WINDOW = 2 };
 /*
