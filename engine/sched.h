@@ -73,9 +73,7 @@ struct step_part {
 	int32_t first_output;
 	int32_t n_outputs;
 	bool exact; /* its row is computed without its policy, for its logits only: see drift.h */
-	/*
-	 * its rows are not the next ones of the request but its first ones, at later positions: see kv_policy_moved()
-	 */
+	/* its rows are not the request's next ones but its first ones, at later positions: see kv_policy_moved() */
 	bool moves;
 	bool again; /* they are none of its own: a page that it lacks is computed again, see recall_computed() */
 };

@@ -72,6 +72,9 @@ processor_s() {
 	echo $(((stat[15] + stat[16]) / $(getconf CLK_TCK)))
 }
 skip() { echo "SKIP $1: $2"; tally 0 0 1; }
+# What failed, with the first lines of standard input that say what of it; said once more in the end, where nobody has to look for it.
+failures=''
+note_failure() { failures+="$1"$'\n'$(head -n 20 | sed 's/^/    /')$'\n'; }
 
 # Runs a command as test NAME: one pass or one failure, with the end of its output when it fails.
 check() {
@@ -83,6 +86,7 @@ check() {
 	else
 		echo "FAIL $name"
 		tail -n 40 "$logs/$name.log"
+		note_failure "$name" < <(tail -n 10 "$logs/$name.log")
 		tally 0 1 0
 		return 1
 	fi
@@ -99,8 +103,10 @@ summed() {
 	s=${s:-$(grep -cE '^(skipped:|SKIP )' "$logs/$name.log")}
 	if [ -z "$counts" ] || { [ "$status" -ne 0 ] && [ "${f:-0}" -eq 0 ]; }; then
 		echo "FAIL $name: ended with status $status"
+		note_failure "$name: status $status" < <(tail -n 10 "$logs/$name.log")
 		tally "${p:-0}" 1 "$s"
 	else
+		[ "$f" -eq 0 ] || note_failure "$name" < <(grep -E '^(FAIL|ERROR|not ok|E  )' "$logs/$name.log")
 		tally "$p" "$f" "$s"
 	fi
 }
@@ -196,10 +202,12 @@ unit_tests() {
 	if [ -z "$ok" ]; then
 		echo "FAIL $name: meson test did not finish"
 		tail -n 20 "$log"
+		note_failure "$name" < <(tail -n 10 "$log")
 		tally 0 1 0
 		return
 	fi
 	if [ "$((fail + timeout))" -gt 0 ]; then
+		note_failure "$name" < <(grep -E ' (FAIL|TIMEOUT|ERROR) |\[  (ERROR|FAILED)  |^Error|error: Failure' "$log" | sort -u)
 		sed -n '/=====/,$p' "$log" | head -n 120
 	fi
 	tally "$ok" "$((fail + timeout))" "$skip"
@@ -246,7 +254,7 @@ tests_with() { # NAME BUILD ARGUMENTS...
 api_tests() { # NAME BUILD FILES...
 	need_python "$1" || return
 	tests_with "$1" "$2" -n "$jobs" --dist loadfile -m "not alone" "${@:3}"
-	tests_with "$1-alone" "$2" -m alone "${@:3}"
+	! grep -rqF pytest.mark.alone "${@:3}" || tests_with "$1-alone" "$2" -m alone "${@:3}"
 }
 
 suite_includes() {
@@ -261,6 +269,7 @@ suite_noserver() {
 	check noserver-version build-noserver/server/kvasir version
 	if ldd build-noserver/server/kvasir | grep -E 'libuv|libmicrohttpd|libwebsockets'; then
 		echo "FAIL noserver-libraries: the program needs a network library"
+		note_failure noserver-libraries <<<"the program needs a network library"
 		tally 0 1 0
 	else
 		tally 1 0 0
@@ -545,5 +554,6 @@ if [ -n "$ahead" ]; then
 fi
 printf '\n%-10s %6s %6s\n%s' suite 's' 'cpu s' "$took"
 printf '\nall took %d s, and %d s of processor time; logs are in %s\n' $((SECONDS - start)) "$(processor_s)" "$logs"
+[ -z "$failures" ] || printf '\n==== what failed\n%s\n' "$failures"
 echo "$passed passed, $failed failed, $skipped skipped"
 [ "$failed" -eq 0 ]

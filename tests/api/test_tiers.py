@@ -51,19 +51,28 @@ def push_out(d, rounds=2):
         complete(d, prompt(f"other{i}", 60), n=1)
 
 
+def comes_back(d, kind, text, answer, least):
+    """What was pushed out is found again, at least so many tokens of it: at once, or by and by where the disk is too busy to take
+    all that leaves."""
+    for _ in range(5):
+        push_out(d)
+        assert settled(d, kind)["stored"] > 0
+        again, _, cached = complete(d, text)
+        assert again == answer
+        if cached >= least:
+            return
+    raise AssertionError(f"{cached} of {least} tokens came back: {tier(d, kind)}")
+
+
 @pytest.mark.parametrize("kind", ["ram", "disk"])
 def test_what_left_the_pool_comes_back_with_the_same_answer(disk, kind):
     args = ("--kv-ram", "256M") if kind == "ram" else ("--kv-disk", f"{disk}:256M")
     with Daemon(*POOL, *args) as d:
         text = prompt("mine", 60)
         first, n, _ = complete(d, text)
-        push_out(d)
-        stored = settled(d, kind)
-        assert stored["stored"] > 0 and stored["pays"]
-        again, _, cached = complete(d, text)
-        assert again == first
-        assert cached >= n - 17, "all of it but the last page came back"
+        comes_back(d, kind, text, first, n - 17)  # all of it but the last page
         after = tier(d, kind)
+        assert after["pays"]
         assert after["fetched"] >= n // 16 - 5
         assert after["bytes_used"] <= after["bytes"]
         kv = httpx.get(d.url + "/v1/kv").json()
@@ -113,12 +122,13 @@ def test_the_break_even_chooses_rightly_both_ways(disk, delay_us, pays):
         push_out(d)
         t = settled(d, "disk")
         assert t["io"] == "threads" and t["pays"] is pays
-        again, _, cached = complete(d, text)
-        assert again == first
-        t = tier(d, "disk")
         if pays:
-            assert t["fetched"] > n // 32 and cached > n // 2
+            comes_back(d, "disk", text, first, n // 2)
+            assert tier(d, "disk")["fetched"] > n // 32
         else:
+            again, _, cached = complete(d, text)
+            assert again == first
+            t = tier(d, "disk")
             # Now and then a few pages go down and come up, so that the figures stay true.
             assert t["stored"] <= 4 and t["fetched"] <= 4 and t["dropped"]["unpaid"] > 10
             assert cached < n // 2
@@ -203,6 +213,7 @@ def test_pages_outlive_kill_9(disk):
     text = prompt("mine", 60)
     d = Daemon(*POOL, "--kv-disk", f"{disk}:256M")
     first, n, _ = complete(d, text)
+    comes_back(d, "disk", text, first, n // 2)
     push_out(d)
     settled(d, "disk")
     d.process.kill()
@@ -254,13 +265,13 @@ def test_a_session_tells_where_its_pages_are(disk):
         with Daemon(*POOL, "--session-heartbeat", "200s", *args) as d:
             made = httpx.post(d.url + "/v1/sessions", json={"id": "s"}).json()
             assert made["pages_by_tier"] == {"device": 0, "ram": 0, "disk": 0, "remote": 0, "lost": 0}
-            complete(d, prompt("mine", 60), session_id="s")
+            answer, _, _ = complete(d, prompt("mine", 60), session_id="s")
             n_pages = session(d)["pages"]
             assert n_pages > 40 and places(d)["device"] == n_pages
-            push_out(d)
             if kind != "lost":
-                settled(d, kind)
+                comes_back(d, kind, prompt("mine", 60), answer, 16 * n_pages // 2)
                 assert re.search(rf"^  below it   {kind} 25[56]\.\d MiB$", d.stdout(), re.M)
+            push_out(d)
             left = places(d)
             assert left[kind] > n_pages // 2 and sum(left[k] for k in {"device", kind, "lost"}) == n_pages
             complete(d, prompt("mine", 60), session_id="s")
