@@ -31,7 +31,9 @@ void recall_free(struct recall *c);
  * answer begins with, and from there on each kv_policy.choose_tokens. INT32_MAX: never.
  */
 int32_t recall_next(const struct request *r);
-/* Whether the rows at its next positions have a say: see KV_POLICY_PROBE_TOKENS. */
+/* From which position on rows have a say in that: see KV_POLICY_PROBE_PROMPT. */
+int32_t recall_probes_from(const struct request *r);
+/* Whether those at its next positions have. */
 bool recall_probes(const struct request *r);
 /* Whether it waits for pages that are computed again. */
 bool recall_under_way(const struct request *r);

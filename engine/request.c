@@ -149,7 +149,7 @@ int32_t request_reach(const struct request *r)
 	/* What comes back does so at a position of its own, and only the rows in front of that have a say. */
 	int32_t next = recall_next(r);
 	if (next < INT32_MAX) {
-		int32_t from = next - KV_POLICY_PROBE_TOKENS, stop = at < from ? from : next;
+		int32_t from = recall_probes_from(r), stop = at < from ? from : next;
 		until = at < stop && until > stop - at ? stop - at : until;
 	}
 	/* It is asked for often enough whether pages run short. */

@@ -34,10 +34,15 @@ int32_t recall_next(const struct request *r)
 	return (int32_t)next;
 }
 
+int32_t recall_probes_from(const struct request *r)
+{
+	return recall_next(r) - (r->recall.n_stops > 0 ? KV_POLICY_PROBE_ANSWER : KV_POLICY_PROBE_PROMPT);
+}
+
 bool recall_probes(const struct request *r)
 {
 	int32_t at = r->kv.n_tokens, next = recall_next(r);
-	return next < INT32_MAX && at >= next - KV_POLICY_PROBE_TOKENS && at < next && r->kv.attic && r->kv.attic->n > 0;
+	return next < INT32_MAX && at >= recall_probes_from(r) && at < next && r->kv.attic && r->kv.attic->n > 0;
 }
 
 bool recall_under_way(const struct request *r)
