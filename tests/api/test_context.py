@@ -6,7 +6,7 @@ import os
 import httpx
 import pytest
 
-from daemon import DEVICE, MODEL, SLOW, Daemon
+from daemon import DEVICE, LONG, SLOW, Daemon
 from faults import tiny_model
 
 PAGE = 368640  # of SmolLM2-135M in f16: 30 layers, 3 KV heads of 64
@@ -418,7 +418,7 @@ def processor_s(d):
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-@pytest.mark.skipif(os.environ.get("KVASIR_FULL") != "yes", reason="long; KVASIR_FULL=yes")
+@LONG
 def test_a_conversation_of_32k_tokens_costs_what_its_window_costs():
     """Turns of 900 tokens and answers of 100, past the cap and four times the trained length: what a token takes of memory and time stays."""
     # What an idle session keeps for itself is at most half of the cache.
