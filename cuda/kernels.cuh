@@ -221,6 +221,14 @@ struct look_sums {
 	unsigned long long n, entropy, largest;
 };
 
+/*
+ * A sequence whose first places' logits are raised (batch_seq.plus): where what is added begins in attention_args.plus,
+ * and of how many pages it is. n_pages 0: none is.
+ */
+struct attention_raise {
+	int32_t first, n_pages;
+};
+
 struct attention_args {
 	const uint8_t *kv;
 	struct kv_place place;
@@ -255,7 +263,10 @@ struct attention_args {
 	bool in_parts, goes_on, is_last;
 	const int32_t *part_table;
 	int part_first, part_end;
-	float *state; /* of items of `whole` in parts, and of those that tell: [block][register][thread] */
+	/* of items of `whole` in parts, of those that tell, and with `raises`: [block][register][thread] */
+	float *state;
+	const struct attention_raise *raises; /* [n_seqs]; NULL: nobody's logits are raised */
+	const float *plus;		      /* in powers of two */
 };
 
 /* Rows of one item of `parts` and of `whole` for a model's heads. */

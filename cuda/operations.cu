@@ -324,6 +324,7 @@ enum status attention_args_for(struct cuda_backend *b, struct attention_args *a,
 	a->table = uploaded<int32_t>(b, b->table);
 	a->slots = b->wide ? uploaded<int32_t>(b, b->slots) : NULL;
 	a->partial = static_cast<float *>(b->partial.p);
+	a->state = static_cast<float *>(b->state.p);
 	return STATUS_OK;
 }
 
@@ -355,8 +356,11 @@ static enum status do_attention(struct cuda_backend *b, const void *kv, const st
 	a.n_whole = work->n_whole;
 	a.merges = uploaded<struct merge_item>(b, work->merges);
 	a.n_merges = work->n_merges;
+	if (b->n_raised) {
+		a.raises = uploaded<struct attention_raise>(b, b->raises);
+		a.plus = uploaded<float>(b, b->plus);
+	}
 	if (b->told_bytes) {
-		a.state = static_cast<float *>(b->state.p);
 		a.part_weights = static_cast<struct page_weight *>(b->part_weights.p);
 		a.whole_weights = static_cast<struct page_weight *>(b->whole_weights.p);
 		a.tells = uploaded<struct attention_tells>(b, b->tells);

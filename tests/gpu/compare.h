@@ -67,4 +67,5 @@ void compare_attention(struct pair *p);
 void compare_choice(struct pair *p);
 void compare_far(struct pair *p);
 void compare_mass(struct pair *p);
+void compare_plus(struct pair *p);
 void compare_probe(struct pair *p);
