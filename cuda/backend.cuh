@@ -89,6 +89,7 @@ struct graph_key {
 	int n_rows, n_pages, n_parts[LAYERS_KINDS];
 	int n_choosers, most;
 	int tells; /* whether rows say how they attended */
+	int n_raised;
 };
 
 struct graph_record {
@@ -193,6 +194,8 @@ struct cuda_backend {
 	 */
 	struct growing probed, probe_bounds;
 	size_t probed_bytes, probed_at;
+	/* Pages whose tokens' logits are raised; offsets into the upload of attention_args.raises and plus. */
+	size_t n_raised, raises, plus;
 	/* What rope.p has, so that one table serves all layers of a step. */
 	const float *rope_freq;
 	float rope_magnitude;
@@ -222,6 +225,12 @@ inline bool looks(const struct cuda_backend *b)
  * this call failed, and others may yet work.
  */
 enum status check(struct cuda_backend *b, cudaError_t e, const char *what);
+
+/* Whether attention takes kernels that keep their sums in memory: see asks_more() in attention.cuh. */
+inline bool asks_more(const struct cuda_backend *b)
+{
+	return b->told_bytes || b->n_raised || b->plan.chunk;
+}
 
 /* Memory that graphs point to has moved or gone. */
 void graphs_forget(struct cuda_backend *b);

@@ -350,6 +350,7 @@ static void info(const struct backend *backend, struct backend_info *out)
 	out->weighs_pages = true;
 	out->turns_chunks = true;
 	out->probes_pages = true;
+	out->adds_to_logits = true;
 	memcpy(out->detail, b->detail, sizeof out->detail);
 }
 
