@@ -21,7 +21,7 @@
 #   aarch64   what is built for 64-bit ARM, under QEMU: the CPU backends against the reference, and a tiny model against NumPy
 #             (--full: all tests of the CPU backends)
 #   fuzz      each parser for 5 seconds (--full: for 10 minutes)
-#   tsan      unit and API tests under TSan (slow)
+#   tsan      unit tests, the API and a long run of the engine under TSan (slow: about half an hour)
 #   clients   clients from PyPI as published, the chat page in Chromium, load (slow)
 #
 # KVASIR_TEST_MODEL names the model file (else it is fetched into .cache/), KVASIR_QWEN_MODEL and KVASIR_GEMMA_MODEL two more (fetched with
@@ -341,12 +341,20 @@ suite_sanitize() {
 	unset ASAN_OPTIONS UBSAN_OPTIONS
 }
 
+# What threads do to each other: the unit tests as they are every day, a whole engine at a million operations, and the API with a model of
+# hardly any weights, whose steps are short. Tests that compare times, and those that count on words, would tell nothing.
 suite_tsan() {
+	local full=no model=$cache/models/random-tsan.gguf vocabulary=()
 	build_tsan || return
 	export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1
 	unit_tests tsan-unit build-tsan 8
-	long_soak tsan build-tsan
-	KVASIR_TEST_SLOW=12 api_tests tsan-api build-tsan tests/api
+	KVASIR_SOAK_OPS=1000000 check tsan-engine-soak timeout 1800 build-tsan/tests/unit/test-engine-engine_soak
+	[ -z "$KVASIR_TEST_MODEL" ] || vocabulary=(--vocab-from "$KVASIR_TEST_MODEL")
+	if need_python tsan-api && mkdir -p "$cache/models" && check tsan-model "$cache/venv/bin/python" tests/tools/make_model.py \
+		--preset smollm2-kv "${vocabulary[@]}" "$model"; then
+		KVASIR_TEST_MODEL=$model KVASIR_TEST_SLOW=8 tests_with tsan-api build-tsan -n "$jobs" --dist loadfile \
+			-m "not alone and not trained" tests/api
+	fi
 	unset TSAN_OPTIONS
 }
 

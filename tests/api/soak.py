@@ -266,7 +266,7 @@ def main():
     with (FaultyDaemon if broken else Daemon)("--log-level", "off", "--kv-memory", "128M", "--response-store", "32K",
                                              "--ws-park-after", "50ms") as d:
         start_pages, start_files = d.pages(), d.n_files()
-        warm = until(args.minutes * 60 / 8) if args.minutes else iter(range(max(args.requests // 4, 50)))
+        warm = until(args.minutes * 60 / 8) if args.minutes else iter(range(max(args.requests // 4, 250)))
         asyncio.run(run(d, warm, rng, broken))  # the memory of a warm daemon is the measure
         d.wait_idle()
         rss = d.rss_bytes()
