@@ -217,8 +217,7 @@ struct engine_context {
 	/* streaming: what leaves the window goes to host memory, and what the question would match best comes back */
 	bool page_in;
 	int32_t recall_every; /* that is chosen anew for each so many tokens of an answer; 0: 16; -1: once */
-	/* tokens that may be computed again for an answer, for pages that were lost meanwhile; 0: max_cache_size; -1: none
-	 */
+	/* tokens that an answer may have computed again, for pages that were lost; 0: max_cache_size; -1: none */
 	int32_t recompute_tokens;
 	bool by_share; /* evict, merge: its KV shrinks by shrink_permille, or more where max_cache_size says so */
 	int32_t shrink_permille;

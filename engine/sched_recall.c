@@ -109,15 +109,16 @@ struct price {
 	int32_t spare_pages; /* that the pool has for it */
 };
 
-static struct price price_of(struct sched *s, const struct request *r, struct kv_chain *chain)
+static struct price price_of(struct sched *s, struct request *r)
 {
 	const struct kv_policy *p = &r->policy;
-	int32_t exact = kv_policy_exact_tokens(p), n = r->kv.n_tokens < exact ? r->kv.n_tokens : exact,
-		most = p->again_tokens < r->max_total ? p->again_tokens : r->max_total, pages = kv_pool_n_pages(s->pool);
+	int32_t exact = kv_policy_exact_tokens(p), n = r->kv.n_tokens < exact ? r->kv.n_tokens : exact;
+	int32_t most = p->again_tokens < r->max_total ? p->again_tokens : r->max_total;
+	int32_t pages = kv_pool_n_pages(s->pool);
 	if (pages > r->tenant->max_pages)
 		pages = r->tenant->max_pages;
 	return (struct price){
-		.known = kv_prefix_match(s->prefix, chain, r->tokens.ids, n) * KV_PAGE_TOKENS,
+		.known = kv_prefix_match(s->prefix, &r->chain, r->tokens.ids, n) * KV_PAGE_TOKENS,
 		.left = most - r->recall.spent_tokens,
 		.spare_pages = pages - kv_policy_max_pages(p, r->max_total),
 	};
@@ -134,17 +135,12 @@ static bool can_compute(const struct request *r, const struct price *price, int3
 	       kv_policy_max_pages(&alone, end) + 1 <= price->spare_pages;
 }
 
-/* The page of the attic with the largest score that may come back; of equals the latest. -1: there is none. */
-static int32_t best_page(const struct request *r)
+/* The page of the attic with the largest score; of equals the latest. -1: there is none that has one. */
+static int32_t best_page(const struct page_probe *p)
 {
-	const struct kv_attic *a = r->kv.attic;
-	const struct page_probe *p = &r->recall.probe;
-	int32_t best = -1,
-		reach = r->policy.reach_pages > 0 ? r->policy.reach_pages : r->policy.trained_tokens / KV_PAGE_TOKENS;
-	int32_t nearest =
-		reach > 0 ? kv_pages_for(r->max_total) - reach : 0; /* no row is to look back further than it may */
+	int32_t best = -1;
 	for (int32_t i = 0; i < p->n_pages; i++)
-		if (a->number[i] >= nearest && p->score[i] > 0 && (best < 0 || p->score[i] >= p->score[best]))
+		if (p->score[i] > 0 && (best < 0 || p->score[i] >= p->score[best]))
 			best = i;
 	return best;
 }
@@ -159,16 +155,30 @@ static bool is_among(const int32_t *sorted, int32_t n, int32_t i)
 	return n > 0 && bsearch(&i, sorted, (size_t)n, sizeof *sorted, by_index);
 }
 
+/* Pages that cannot come back have no score any more. */
+static void rule_out(struct sched *s, struct request *r)
+{
+	const struct kv_attic *a = r->kv.attic;
+	struct page_probe *p = &r->recall.probe;
+	struct price price = price_of(s, r);
+	int32_t reach = r->policy.reach_pages > 0 ? r->policy.reach_pages : r->policy.trained_tokens / KV_PAGE_TOKENS;
+	/* No row is to look back further than it may. */
+	int32_t nearest = reach > 0 ? kv_pages_for(r->max_total) - reach : 0;
+	for (int32_t i = 0; i < p->n_pages; i++) {
+		bool there = !a->lost[i] || is_among(a->back, a->n_back, i);
+		if (a->number[i] < nearest || !(there || can_compute(r, &price, a->number[i])))
+			p->score[i] = 0;
+	}
+}
+
 /* Which pages are to be back, at most `most`, ascending: how many. */
 static int32_t pick(struct sched *s, struct request *r, int32_t most, int32_t *chosen)
 {
-	const struct kv_attic *a = r->kv.attic;
-	struct price price = price_of(s, r, &r->chain);
 	int32_t n = 0;
-	for (int32_t i; n < most && (i = best_page(r)) >= 0;) {
+	rule_out(s, r);
+	for (int32_t i; n < most && (i = best_page(&r->recall.probe)) >= 0;) {
 		r->recall.probe.score[i] = 0;
-		if (!a->lost[i] || is_among(a->back, a->n_back, i) || can_compute(r, &price, a->number[i]))
-			chosen[n++] = i;
+		chosen[n++] = i;
 	}
 	qsort(chosen, (size_t)n, sizeof *chosen, by_index);
 	return n;

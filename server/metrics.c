@@ -183,8 +183,8 @@ static void write_context(struct buf *out, const char *model, const struct engin
 	      "Pages of ended generations that were kept in a wider type for a value that their own cannot hold.",
 	      model, "policy", fallback, n);
 	parts(out, "kvasir:context_page_in_total", "counter",
-	      "Pages that left a window and were kept for page_in, that came back, that were lost before that, and that "
-	      "were computed again.",
+	      "Pages that left a window and were kept for page_in, that came back, that were lost before that, and "
+	      "that were computed again.",
 	      model, "event",
 	      PARTS({"kept", (double)s->attic_kept}, {"back", (double)s->attic_back}, {"lost", (double)s->attic_lost},
 		    {"recomputed", (double)s->attic_again}));

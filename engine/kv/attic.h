@@ -4,9 +4,9 @@
  * them a query would match.
  *
  * Like any tier it may drop what it has: such a page is lost, but its bounds stay, so that whoever wants it can have it
- * computed again (engine/sched_recall.c). The bounds of all attics together take at most a KV_ATTIC_SHARE-th of what that
- * tier may, which are those of several times the pages that it holds; beyond that nothing is known of a page, and it is
- * lost for good.
+ * computed again (engine/sched_recall.c). The bounds of all attics together take at most one part in KV_ATTIC_SHARE of
+ * what that tier may, which are those of several times the pages that it holds; beyond that nothing is known of a page,
+ * and it is lost for good.
  */
 #pragma once
 

@@ -407,7 +407,7 @@ static void what_the_tier_lost_is_computed_again(void **state)
 		assert_int_equal(u->pages_back, 5);
 		assert_in_range(u->pages_recomputed, 1, 5);
 		assert_true(u->pages_missing > 0);
-		/* What the index knows, all up to where the policy acted first, is not computed again, if it still does. */
+		/* What the index still knows, at most up to where the policy acted first, is not computed again. */
 		assert_in_range(u->tokens_recomputed, PAGE, N - 48 - (variant == 2 ? 0 : 64));
 		assert_int_equal(u->tokens_recomputed % PAGE, 0);
 		assert_true(u->tokens_resident <= 144);

@@ -13,7 +13,7 @@ struct house {
 	struct fixture f;
 	struct kv_tiers *tiers;
 	struct kv_attics attics;
-	uint32_t first[PAGES_MAX][2 * PAGE]; /* what pages of the conversation were like when they were computed first */
+	uint32_t first[PAGES_MAX][2 * PAGE]; /* what the conversation's pages were like when they were computed first */
 	bool seen[PAGES_MAX];
 	int32_t wanted[8], n_wanted; /* numbers of pages, the best first */
 	int32_t again_rows;          /* that have been computed */
@@ -28,8 +28,8 @@ static void open_house(struct house *h, int32_t n_pages, int32_t n_below)
 	assert_int_equal(kv_pool_add_bounds(h->f.pool), STATUS_OK);
 	const struct kv_tier_device device = {&mem.base, kv_pool_slab(h->f.pool), *kv_pool_layout(h->f.pool)};
 	/* A page takes a unit of 4096 bytes there. */
-	assert_int_equal(kv_tier_ram_create(&device, &now, (uint64_t)n_below * 4096, KV_FORM_F16, &tier[KV_TIER_RAM], NULL),
-			 STATUS_OK);
+	uint64_t bytes = (uint64_t)n_below * 4096;
+	assert_int_equal(kv_tier_ram_create(&device, &now, bytes, KV_FORM_F16, &tier[KV_TIER_RAM], NULL), STATUS_OK);
 	assert_int_equal(kv_tiers_create(h->f.pool, h->f.prefix, tier, &now, &h->tiers), STATUS_OK);
 	assert_true(kv_attics_init(&h->attics, h->tiers, h->f.pool));
 	h->f.sched.attics = &h->attics;
