@@ -231,6 +231,7 @@ void compare_far(struct pair *p)
 		int32_t n_tokens = random_int(p, 300, 1200) * scale, n_rows = i % 2 ? random_int(p, 1, 100) : 1;
 		int32_t parts = random_int(p, 1, (n_tokens - n_rows) / KV_PAGE_TOKENS / part);
 		far(p, KV_FORM_F16, random_int(p, 1, 3), random_int(p, 1, 16), 8 * random_int(p, 1, 32), n_tokens,
-		    n_rows, parts * part, random_int(p, 1, parts) * part, i % 3 == 2 ? random_int(p, 20, 900) : 0, 0, 0);
+		    n_rows, parts * part, random_int(p, 1, parts) * part, i % 3 == 2 ? random_int(p, 20, 900) : 0, 0,
+		    0);
 	}
 }
