@@ -227,7 +227,10 @@ __global__ void __launch_bounds__(32 * PART_WARPS, 2) attend_parts(struct attent
 		: a.part_table ? my_place - a.part_first
 			       : a.seq_table[item.seq] + my_place;
 	const int32_t my_page = a.part_table ? a.part_table[my_entry] : a.table[my_entry];
-	const int32_t my_slot = !is_plain(form) && a.slots ? a.slots[my_entry] : -1;
+	const int32_t my_slot = is_plain(form)	? -1
+				: a.part_table ? part_slot(a, my_entry)
+				: a.slots      ? a.slots[my_entry]
+					       : -1;
 	const auto page_at = [&](int i) {
 		const int32_t slot = is_plain(form) ? -1 : __shfl_sync(ALL, my_slot, i);
 		return place_of<form>(a, head_dim, head_kv, __shfl_sync(ALL, my_page, i), slot);
@@ -235,15 +238,10 @@ __global__ void __launch_bounds__(32 * PART_WARPS, 2) attend_parts(struct attent
 	split_of<dim, n8, form> split;
 	struct page_place page = page_at(0);
 	split.load_keys(page, head_dim, lane);
-	int met = -1;
 	for (int i = 0; i < n_pages; i++) {
 		const struct page_place next = page_at(min(i + 1, n_pages - 1));
-		if (tells && a.turned) {
-			const int keys = keys_of_page(first_page + i, item.first_position, a.chunk_pages);
-			if (keys != met)
-				x.meet(a, keys, head_dim, head_kv * group, group, item.first_row, first, n, lane);
-			met = keys;
-		}
+		if (tells && a.turned && (i == 0 || (first_page + i) % a.chunk_pages == 0))
+			x.meet(a, first_page + i, item, head_dim, head_kv, group, first, n, lane);
 		struct page_weights<n8> told = {};
 		float plus[2];
 		raised.load(first_page + i, lane, plus);
@@ -347,7 +345,7 @@ __global__ void __launch_bounds__(32 * WHOLE_WARPS, 1) attend_whole(struct atten
 	const bool far = in_parts && a.part_table;
 	const int32_t *table = far ? a.part_table : a.table + a.seq_table[item.seq];
 	const int table_from = far ? a.part_first : 0;
-	const int32_t *slots = !is_plain(form) && a.slots ? a.slots + a.seq_table[item.seq] : NULL;
+	const int32_t *slots = !is_plain(form) && !far && a.slots ? a.slots + a.seq_table[item.seq] : NULL;
 	const int n = item.n_rows * group, first = warp * 8 * n8;
 	const int last = item.first_position + item.n_rows - 1;
 	const int n_pages = in_parts ? min(last / PAGE_TOKENS + 1, a.part_end) : last / PAGE_TOKENS + 1;
@@ -424,11 +422,13 @@ __global__ void __launch_bounds__(32 * WHOLE_WARPS, 1) attend_whole(struct atten
 		x.clear();
 	};
 
-	const auto is_wide = [&](int page) { return is_plain(form) || (slots && slots[page] >= 0); };
+	const auto slot_of = [&](int page) {
+		return !is_plain(form) && far ? part_slot(a, page - table_from) : slots ? slots[page] : -1;
+	};
 	const auto copy_page = [&](int page) {
 		if (page < n_pages) {
-			const struct page_place from = place_of<form>(a, head_dim, head_kv, table[page - table_from],
-								      slots ? slots[page] : -1);
+			const struct page_place from =
+				place_of<form>(a, head_dim, head_kv, table[page - table_from], slot_of(page));
 			const auto to = stages + page % WHOLE_STAGES * 2 * bytes;
 			if (from.wide) {
 				for (int i = threadIdx.x * 16; i < bytes; i += 32 * WHOLE_WARPS * 16) {
@@ -446,7 +446,6 @@ __global__ void __launch_bounds__(32 * WHOLE_WARPS, 1) attend_whole(struct atten
 	for (int page = 0; page < WHOLE_STAGES - 1; page++)
 		copy_page(first_page + page);
 
-	int met = -1;
 	for (int page = first_page; page < n_pages; page++) {
 		const int first_token = page * PAGE_TOKENS;
 		cp_async_wait<WHOLE_STAGES - 2>();
@@ -456,18 +455,14 @@ __global__ void __launch_bounds__(32 * WHOLE_WARPS, 1) attend_whole(struct atten
 			continue;
 		if (page > first_page && page % SPLIT_PAGES == 0)
 			fold();
-		if (in_memory && a.turned) {
-			const int keys = keys_of_page(page, item.first_position, a.chunk_pages);
-			if (keys != met)
-				x.meet(a, keys, head_dim, head_kv * group, group, item.first_row, first, n, lane);
-			met = keys;
-		}
+		if (in_memory && a.turned && (page == first_page || page % a.chunk_pages == 0))
+			x.meet(a, page, item, head_dim, head_kv, group, first, n, lane);
 		const auto stage = stages + page % WHOLE_STAGES * 2 * bytes;
 		float s[n8][4];
 		uint32_t p[n8][2];
 		struct page_weights<n8> told = {};
 		struct value_scales scales = {{1.0f, 1.0f}, {}};
-		const bool wide = is_wide(page);
+		const bool wide = is_plain(form) || slot_of(page) >= 0;
 		if (wide) {
 			x.scores(s, [&](int block) {
 				return halves_of<form>(load_key(block, head_dim, lane, load_shared{stage}));
@@ -586,7 +581,7 @@ static cudaError_t launch(const struct attention_args &a, cudaStream_t stream)
 		constexpr enum rows_mode mode = tells ? ROWS_TELL : ROWS_PLAIN;
 		const size_t shared = WHOLE_STAGES * 2 * head_bytes(a.head_dim);
 		const dim3 grid(static_cast<unsigned>(a.n_whole), heads), block(32 * WHOLE_WARPS);
-		if constexpr (is_plain(form) && tells) {
+		if constexpr (tells) {
 			if (a.in_parts) {
 				GPU_LAUNCH((attend_whole<dim, exact, n8, form, ROWS_IN_PARTS>), grid, block, shared,
 					   stream, a);

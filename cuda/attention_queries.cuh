@@ -43,15 +43,6 @@ __device__ __forceinline__ int first_seen(int position, const struct attention_p
 	return p.window > 0 ? max(position + 1 - p.window, 0) : 0;
 }
 
-/*
- * Of rows of one chunk, how they meet the keys of a page (enum rope_chunk). first_position: of one of the rows.
- */
-__device__ __forceinline__ int keys_of_page(int page, int first_position, int chunk_pages)
-{
-	const int apart = first_position / PAGE_TOKENS / chunk_pages - page / chunk_pages;
-	return min(apart, static_cast<int>(ROPE_CHUNKS_FAR));
-}
-
 /* 2^n for an integer n <= 0. */
 __device__ __forceinline__ float power_of_two(float n)
 {
@@ -179,17 +170,23 @@ template <int dim, int n8> struct queries {
 		clear();
 	}
 
-	/* Goes over to the queries that keys of a kind meet: struct attention_args.turned. The rest stays. */
-	__device__ __forceinline__ void meet(const struct attention_args &a, int keys, int head_dim, int first_head,
-					     int group, int first_row, int first, int n, int lane)
+	/*
+	 * Goes over to the queries that a page's keys meet: struct attention_args.turned. The item's rows are of one
+	 * chunk, the page is of that or of one before. The rest stays.
+	 */
+	__device__ __forceinline__ void meet(const struct attention_args &a, int page,
+					     const struct attention_item &item, int head_dim, int head_kv, int group,
+					     int first, int n, int lane)
 	{
 		const int g = lane / 4, t = lane % 4;
+		const int apart = item.first_position / PAGE_TOKENS / a.chunk_pages - page / a.chunk_pages;
+		const int keys = min(apart, static_cast<int>(ROPE_CHUNKS_FAR));
 #pragma unroll
 		for (int k = 0; k < n8; k++) {
 			const int i = first + 8 * k + g;
-			const size_t row = first_row + i / group;
-			const __half *x = a.turned + ((row * CHUNK_KINDS + keys) * a.n_head + first_head + i % group) *
-							     head_dim;
+			const size_t row = item.first_row + i / group;
+			const int head = head_kv * group + i % group;
+			const __half *x = a.turned + ((row * CHUNK_KINDS + keys) * a.n_head + head) * head_dim;
 #pragma unroll
 			for (int b = 0; b < dim / 32; b++) {
 				const int d = 32 * b + 8 * t;

@@ -126,6 +126,7 @@ struct far_plan {
 };
 
 enum { FAR_STAGES = 3, FAR_STAGE_PAGES = 128 };
+static_assert(FAR_STAGE_PAGES == 128, "attention_args.part_wide has a bit for each");
 
 struct far_stages {
 	struct far_plan *plans; /* [n_plans] of this step, room for cap_plans */

@@ -6,8 +6,9 @@
  *
  * A part comes through one of a few stages by a stream of its own, which runs as far ahead as there are free stages:
  * the host queues a whole step without waiting, so the first pages of the next layer are on their way while this one is
- * computed.
+ * computed. Wide copies of narrow pages stand behind the pages of a stage, each where its page is among these.
  */
+#include "cuda/kv_page.cuh"
 #include "cuda/operations.cuh"
 
 #include <stdlib.h>
@@ -33,8 +34,6 @@ enum status page_layers(struct backend *backend, const void *kv, const struct kv
 {
 	struct cuda_backend *b = self(backend);
 	const size_t n_layer = static_cast<size_t>(l->n_layer), piece = l->page_bytes / n_layer;
-	if (l->form != KV_FORM_F16)
-		return STATUS_INVALID;
 	TRY(catch_up(b));
 	for (int32_t i = 0; i < n; i++)
 		TRY(check(b,
@@ -92,16 +91,52 @@ void far_close(struct cuda_backend *b)
 	*f = {};
 }
 
+/* What a page of a layer takes in a stage, and its wide copy, if pages may have some. */
+struct far_sizes {
+	size_t page, wide;
+};
+
+static struct far_sizes sizes_of(const struct kv_layout *l)
+{
+	const size_t wide = 2 * static_cast<size_t>(l->n_head_kv) * head_bytes(l->head_dim);
+	return {l->page_bytes / static_cast<size_t>(l->n_layer), l->form == KV_FORM_F16 ? 0 : wide};
+}
+
+/* Sends the wide copies that some of n pages have; which, says a->part_wide. */
+static enum status send_wide(struct cuda_backend *b, const struct kv_wide *w, const uint8_t *kv, const int32_t *pages,
+			     int n, struct attention_args *a)
+{
+	const uint8_t *slab = w->slab ? static_cast<const uint8_t *>(w->slab) : kv;
+	uint8_t *to = const_cast<uint8_t *>(a->kv) + a->place.wide_offset;
+	for (int i = 0; i < n; i++) {
+		const int32_t slot = w->slot[pages[i]];
+		if (slot < 0)
+			continue;
+		TRY(check(b,
+			  cudaMemcpyAsync(to + static_cast<size_t>(i) * a->place.wide_stride,
+					  slab + w->offset + static_cast<size_t>(slot) * w->stride,
+					  a->place.wide_stride, cudaMemcpyHostToDevice, b->far.stream),
+			  "reading pages beyond the pool"));
+		a->part_wide[i / 64] |= UINT64_C(1) << i % 64;
+	}
+	return STATUS_OK;
+}
+
 /*
- * Sends n pages of one layer to a stage once what was there has been read; pages that follow each other in memory go
- * together.
+ * Sends n pages of one layer to a stage, where a->kv is, once what was there has been read; pages that follow each
+ * other in memory go together.
  */
-static enum status fill_stage(struct cuda_backend *b, int stage, uint8_t *to, const uint8_t *kv, size_t page_bytes,
-			      const int32_t *pages, int n)
+static enum status fill_stage(struct cuda_backend *b, int stage, const uint8_t *kv, const struct kv_wide *wide,
+			      const int32_t *pages, int n, struct attention_args *a)
 {
 	struct far_stages *f = &b->far;
+	const size_t page_bytes = a->place.page_stride;
+	uint8_t *to = const_cast<uint8_t *>(a->kv);
 	if (f->was_used[stage])
 		TRY(check(b, cudaStreamWaitEvent(f->stream, f->used[stage], 0), "waiting for a stage"));
+	a->part_wide[0] = a->part_wide[1] = 0;
+	if (wide)
+		TRY(send_wide(b, wide, kv, pages, n, a));
 	for (int i = 0; i < n;) {
 		int some = 1;
 		while (i + some < n && pages[i + some] == pages[i] + some)
@@ -156,32 +191,35 @@ enum status attention_part(struct backend *backend, const void *kv, const struct
 {
 	struct cuda_backend *b = self(backend);
 	struct far_stages *f = &b->far;
-	const size_t page_bytes = l->page_bytes / static_cast<size_t>(l->n_layer);
-	if (part->first_page % KV_PART_PAGES != 0 || l->form != KV_FORM_F16)
+	const struct far_sizes bytes = sizes_of(l);
+	const size_t stage_bytes = FAR_STAGE_PAGES * (bytes.page + bytes.wide);
+	struct kv_layout layout = *l;
+	if (part->first_page % KV_PART_PAGES != 0 || l->form != b->layout.form)
 		return latch(b, STATUS_INVALID);
 	TRY(catch_up(b));
 	if (part->first)
 		TRY(turn_for_chunks(b, q, n_head, l->head_dim, params));
 	struct attention_args a;
-	TRY(attention_args_for(b, &a, kv, l, layer, q, n_head, params, out));
+	layout.wide = b->wide; /* those of a stage are not looked up */
+	TRY(attention_args_for(b, &a, kv, part->last ? l : &layout, layer, q, n_head, params, out));
 	const struct far_plan *plan = plan_of(b, part->seq);
 	if (!plan)
 		return latch(b, STATUS_INVALID);
 	if (part->last)
 		return run_part(b, plan, a, part->first_page, INT32_MAX, part->first, true);
-	TRY(latch(b, open_stages(b, page_bytes * FAR_STAGE_PAGES)));
+	TRY(latch(b, open_stages(b, stage_bytes)));
 	a.part_table = uploaded<int32_t>(b, f->in_order);
+	a.place.page_stride = bytes.page;
+	a.place.layer_offset = a.place.wide_layer_offset = 0;
+	a.place.wide_offset = FAR_STAGE_PAGES * bytes.page;
+	a.place.wide_stride = bytes.wide;
 	for (int at = 0, n; at < part->n_pages; at += n) {
 		const int stage = f->next, page = part->first_page + at;
-		uint8_t *memory =
-			static_cast<uint8_t *>(f->memory.p) + static_cast<size_t>(stage) * FAR_STAGE_PAGES * page_bytes;
 		n = FAR_STAGE_PAGES - page % FAR_STAGE_PAGES;
 		n = n < part->n_pages - at ? n : part->n_pages - at;
-		TRY(latch(b, fill_stage(b, stage, memory, static_cast<const uint8_t *>(kv), page_bytes,
-					part->block_table + at, n)));
-		a.kv = memory;
-		a.place.page_stride = page_bytes;
-		a.place.layer_offset = 0;
+		a.kv = static_cast<const uint8_t *>(f->memory.p) + static_cast<size_t>(stage) * stage_bytes;
+		TRY(latch(b, fill_stage(b, stage, static_cast<const uint8_t *>(kv), l->wide, part->block_table + at, n,
+					&a)));
 		TRY(run_part(b, plan, a, page, page + n, part->first && at == 0, false));
 		TRY(latch(b, check(b, cudaEventRecord(f->used[stage], b->stream),
 				   "computing with pages beyond the pool")));

@@ -291,6 +291,11 @@ struct attention_args {
 	bool in_parts, goes_on, is_last;
 	const int32_t *part_table;
 	int part_first, part_end;
+	/*
+	 * Beside part_table, of narrow pages: bit i of these 128 says whether page part_first + i has a wide copy,
+	 * which is the i-th.
+	 */
+	uint64_t part_wide[2];
 	/* of items of `whole` in parts, of those that tell, and with `turned` or `raises`: [block][register][thread] */
 	float *state;
 	/*

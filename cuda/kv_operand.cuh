@@ -35,6 +35,13 @@ __device__ __forceinline__ struct page_place place_of(const struct attention_arg
 		layer + head_offset(a.n_head_kv, head_dim, 1, head_kv), true};
 }
 
+/* Where the wide copy is that a narrow page of attention_args.part_table has, or -1. place: in that table. */
+__device__ __forceinline__ int part_slot(const struct attention_args &a, int place)
+{
+	const uint64_t wide = place < 64 ? a.part_wide[0] : a.part_wide[1];
+	return wide >> place % 64 & 1 ? place : -1;
+}
+
 /* What a function of load_key() and so on needs for memory. */
 struct load_global {
 	const uint8_t *from;

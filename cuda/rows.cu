@@ -213,8 +213,8 @@ __device__ __forceinline__ void turn(double turns, double *c, double *s)
 }
 
 /*
- * further: a row has angles for keys of the chunk before its own, then for those of others. In double, as the CPU does: a float has no bits
- * left for the angle of a late position.
+ * further: a row has angles for keys of the chunk before its own, then for those of others. In double, as the CPU does:
+ * a float has no bits left for the angle of a late position.
  */
 template <bool further>
 __global__ void make_rope_table(struct rope_frequencies f, float magnitude, int pairs, struct rope_chunks chunks,

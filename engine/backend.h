@@ -505,8 +505,9 @@ struct backend_ops {
 	 * that is `last`, each behind the one before it, with no other sequence's in between. Softmax over each is
 	 * merged into what was before by maxima and sums of weights; the last one fills the rows of out. That is
 	 * attention() over all of them, to the bit where the backend can go on with a sum that it has interrupted (all
-	 * but the reference), or to within rounding. kv is what kv_far's get() gave, host memory, or for the last part
-	 * the pool. On GPUs layouts that are not narrow. NULL where the backend has none.
+	 * but the reference), or to within rounding. kv is what kv_far's get() gave, host memory, and the layout that
+	 * of a layer, with the wide copies that it gave; or for the last part both are the pool's. NULL where the
+	 * backend has none.
 	 */
 	enum status (*attention_part)(struct backend *b, const void *kv, const struct kv_layout *layout, int32_t layer,
 	                              const float *q, int32_t n_head, const struct attention_params *params,
@@ -549,7 +550,7 @@ struct backend_ops {
 	enum status (*page_unpack)(struct backend *b, void *kv, const struct kv_layout *layout, int32_t page,
 	                           enum kv_form form, const void *host);
 	/*
-	 * Copies n whole pages of an exact layout to host memory, by layers: layer l of the i-th to host + l *
+	 * Copies n whole pages, without wide copies, to host memory, by layers: layer l of the i-th to host + l *
 	 * layer_stride + i * page_bytes / n_layer. Waits. NULL where pages are in host memory.
 	 */
 	enum status (*page_layers)(struct backend *b, const void *kv, const struct kv_layout *layout,

@@ -312,19 +312,19 @@ static bool copy_group(struct kv_overflow *o, const struct kv_pool *pool, const 
 	return true;
 }
 
-/* Keeps the wide copy of page p of a group, if the pool's page has one. */
-static void keep_wide(struct kv_overflow *o, int32_t slot, int32_t p, const char *slab, int32_t page)
+/* Keeps the wide copy of page p of a group, if the pool's page has one. False: it could not be read. */
+static bool keep_wide(struct kv_overflow *o, int32_t slot, int32_t p, const char *slab, int32_t page)
 {
 	const struct kv_wide *w = o->layout.wide;
 	if (!o->wide_slot || !w || w->slot[page] < 0)
-		return;
+		return true;
 	if (o->n_free_wide == 0) {
 		o->stats.wide_refused++;
-		return;
+		return true;
 	}
 	int32_t to = wide_of(o, slot)[p] = o->free_wide[--o->n_free_wide];
-	memcpy((char *)o->wide.slab + (size_t)to * o->wide.stride, slab + w->offset + (size_t)w->slot[page] * w->stride,
-	       w->bytes);
+	return o->backend->ops->mem_read(o->backend, (char *)o->wide.slab + (size_t)to * o->wide.stride,
+					 slab + w->offset + (size_t)w->slot[page] * w->stride, w->bytes) == STATUS_OK;
 }
 
 bool kv_overflow_spill(struct kv_overflow *o, struct kv_spill *s, struct kv_seq *seq, struct kv_pool *pool)
@@ -340,8 +340,8 @@ bool kv_overflow_spill(struct kv_overflow *o, struct kv_spill *s, struct kv_seq 
 	bool copied = copy_group(o, pool, seq->pages + first, slot, buffer);
 	if (buffer)
 		overflow_disk_end_write(o->disk, slot - o->plan.ram_groups);
-	for (int32_t p = 0; p < o->plan.group_pages; p++)
-		keep_wide(o, slot, p, kv_pool_slab(pool), seq->pages[first + p]);
+	for (int32_t p = 0; copied && p < o->plan.group_pages; p++)
+		copied = keep_wide(o, slot, p, kv_pool_slab(pool), seq->pages[first + p]);
 	o->stats.n_sequences += s->n_groups == 0;
 	s->groups[s->n_groups++] = (struct kv_spill_group){slot, -1};
 	s->far = (struct kv_far){s->n_groups * o->plan.group_pages, get};
@@ -357,18 +357,13 @@ bool kv_overflow_spill(struct kv_overflow *o, struct kv_spill *s, struct kv_seq 
 
 /* ---- Life ---- */
 
-static enum status supported(const struct backend *b, const struct kv_layout *l, struct error *err)
+static enum status supported(const struct backend *b, struct error *err)
 {
 	struct backend_info info;
 	b->ops->info(b, &info);
 	if (!b->ops->attention_part || !(info.host_memory || (b->ops->host_alloc && b->ops->page_layers)))
 		return error_set(err, STATUS_UNSUPPORTED,
 		                 "the device %s cannot compute conversations larger than its KV cache", info.name);
-	if (!info.host_memory && l->form != KV_FORM_F16)
-		return error_set(
-			err, STATUS_UNSUPPORTED,
-			"on the device %s conversations larger than the KV cache need one of f16 or bf16, not %s",
-			info.name, kv_form_name(l->form));
 	return STATUS_OK;
 }
 
@@ -460,7 +455,7 @@ enum status kv_overflow_create(struct backend *b, struct kv_pool *pool, const st
 {
 	const struct kv_layout *l = kv_pool_layout(pool);
 	struct kv_overflow *o = NULL;
-	enum status st = supported(b, l, err);
+	enum status st = supported(b, err);
 	if (st != STATUS_OK)
 		return st;
 	o = calloc(1, sizeof *o);

@@ -35,9 +35,9 @@
  * in the log. Sequences that have something there are lost (kv_spill.lost) and their requests fail with a sentence;
  * their rows of the step at hand mean nothing, those of others are what they were. What is in host memory goes on.
  *
- * Where it is possible: on devices that have attention_part(), on GPUs with pages that are not narrow. Of a device
- * whose memory is its own, what lies in host memory is copied to it part by part, the next ones while it computes
- * (backend.h, page_layers() and host_alloc()). One thread, the device's worker, calls this.
+ * Where it is possible: on devices that have attention_part(). Of a device whose memory is its own, what lies in host
+ * memory is copied to it part by part, the next ones while it computes (backend.h, page_layers() and host_alloc()). One
+ * thread, the device's worker, calls this.
  */
 #pragma once
 
@@ -78,7 +78,7 @@ struct kv_overflow_options {
 };
 
 /*
- * Takes memory and disk at once. UNSUPPORTED: not with this device or these pages. A disk that cannot be used is left
+ * Takes memory and disk at once. UNSUPPORTED: not with this device. A disk that cannot be used is left
  * out, with a line in the log, unless nothing remains (IO). NOMEM, INVALID as the plan.
  */
 enum status kv_overflow_create(struct backend *b, struct kv_pool *pool, const struct kv_overflow_options *o,

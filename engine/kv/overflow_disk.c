@@ -294,10 +294,12 @@ void overflow_disk_forget(struct overflow_disk *d, int32_t slot)
 
 /*
  * Asks for the blocks from `item` on for which there are buffers; one that is being read for a block that was left out
- * is waited for later.
+ * is waited for later. A step that is run again begins with blocks that are no more in their buffers.
  */
 static void ask_from(struct overflow_disk *d, uint64_t item)
 {
+	if (item < d->next_item && d->read[item % N_READ].item != item)
+		d->next_item = item;
 	uint64_t end = d->first_item + (uint64_t)d->n_order * (uint64_t)d->n_layer;
 	uint64_t i = item > d->next_item ? item : d->next_item;
 	for (; i < end && i < item + N_READ; i++) {

@@ -109,13 +109,14 @@ def test_chunks_reach_as_far(tiny):
     assert said["rope_scaling"] == "dca" and said["rope_chunk"] == said["rope_original_context"] * 3 // 4 // 64 * 64
 
 
-def test_chunks_of_a_conversation_beyond_the_pool(tiny):
+@pytest.mark.parametrize("dtype", ["auto", "int8"])
+def test_chunks_of_a_conversation_beyond_the_pool(tiny, dtype):
     """The same answer where most of its KV is elsewhere, and read in parts."""
-    prompt, choice = [4 + i * 31 % 200 for i in range(1200)], ("--rope-scaling", "dca:16,chunk=64")
+    prompt, choice = [4 + i * 31 % 200 for i in range(1200)], ("--rope-scaling", "dca:16,chunk=64", "--kv-dtype", dtype)
     with Daemon(*choice, model=tiny / "plain.gguf") as d:
         page = d.kv()["pool"]["page_bytes"]
         whole = complete(d, prompt, n=8)["choices"][0]["token_ids"]
-    with Daemon(*choice, "--kv-memory", 40 * page, "--kv-overflow", "16M", model=tiny / "plain.gguf") as d:
+    with Daemon(*choice, "--kv-memory", 48 * page, "--kv-overflow", "16M", model=tiny / "plain.gguf") as d:
         answer = complete(d, prompt, n=8)
         assert answer["choices"][0]["token_ids"] == whole and answer["kv_cache"]["pages_by_tier"]["ram"] > 0
 

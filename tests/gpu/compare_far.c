@@ -13,6 +13,9 @@ struct below {
 	void *memory;
 	size_t bytes;
 	int32_t n_pages, *table;
+	/* of a narrow cache: of one layer, all copies in memory of their own; else wide.slab is NULL */
+	struct kv_wide wide;
+	size_t wide_bytes;
 	struct kv_far far; /* says that there is something; nobody asks it */
 };
 
@@ -24,6 +27,31 @@ static void *host_memory(struct backend *b, size_t bytes)
 	else
 		must(b->ops->mem_alloc(b, bytes, &p), "mem_alloc");
 	return p;
+}
+
+/* The wide copies of these pages, which become 0, 1, .. */
+static void move_wide(struct cache *c, struct below *to, const int32_t *pages, int32_t n)
+{
+	struct backend *b = c->p->device;
+	const struct kv_wide *w = &c->wide;
+	to->wide_bytes = (size_t)n * w->bytes;
+	to->wide = (struct kv_wide){.slab = host_memory(b, to->wide_bytes),
+				    .slot = malloc((size_t)n * sizeof *to->wide.slot),
+				    .offset = LAYER * (w->bytes / LAYERS),
+				    .stride = w->bytes,
+				    .bytes = w->bytes};
+	if (!to->wide.slot)
+		give_up("no memory");
+	memset(to->wide.slab, 0xFF, to->wide_bytes);
+	for (int32_t i = 0; i < n; i++) {
+		to->wide.slot[i] = w->slot[pages[i]] < 0 ? -1 : n - 1 - i;
+		if (to->wide.slot[i] < 0)
+			continue;
+		must(b->ops->mem_read(b, (char *)to->wide.slab + (size_t)to->wide.slot[i] * w->bytes,
+				      (char *)c->device + w->offset + (size_t)w->slot[pages[i]] * w->stride, w->bytes),
+		     "mem_read");
+	}
+	to->layout.wide = &to->wide;
 }
 
 static void move_away(struct cache *c, struct below *to, int32_t n)
@@ -53,17 +81,26 @@ static void move_away(struct cache *c, struct below *to, int32_t n)
 			       page + (size_t)layer * piece, piece);
 		must(b->ops->mem_write(b, page, junk, l->page_bytes), "mem_write");
 	}
+	if (l->form != KV_FORM_F16)
+		move_wide(c, to, pages, n);
 	free(pages);
 	free(junk);
 }
 
+static void free_host(struct backend *b, void *p, size_t bytes)
+{
+	if (b->ops->host_free)
+		b->ops->host_free(b, p, bytes);
+	else
+		b->ops->mem_free(b, p, bytes);
+}
+
 static void forget(struct cache *c, struct below *b)
 {
-	const struct backend_ops *ops = c->p->device->ops;
-	if (ops->host_free)
-		ops->host_free(c->p->device, b->memory, b->bytes);
-	else
-		ops->mem_free(c->p->device, b->memory, b->bytes);
+	free_host(c->p->device, b->memory, b->bytes);
+	if (b->wide.slab)
+		free_host(c->p->device, b->wide.slab, b->wide_bytes);
+	free(b->wide.slot);
 	free(b->table);
 }
 
@@ -101,16 +138,17 @@ static void attend(struct cache *c, int32_t s, const struct below *below, int32_
 }
 
 /* n_tokens of a conversation, the last n_rows of them rows, and one row of others on either side. */
-static void far(struct pair *p, int32_t n_head_kv, int32_t group, int32_t dim, int32_t n_tokens, int32_t n_rows,
-		int32_t n_far, int32_t most, int32_t window, float cap, int32_t chunk)
+static void far(struct pair *p, enum kv_form form, int32_t n_head_kv, int32_t group, int32_t dim, int32_t n_tokens,
+		int32_t n_rows, int32_t n_far, int32_t most, int32_t window, float cap, int32_t chunk)
 {
-	char name[64];
-	snprintf(name, sizeof name, "far %dx%d of %d, %d rows, %d/%d%s", n_head_kv, group, dim, n_rows, n_far, most,
+	char name[96];
+	snprintf(name, sizeof name, "far %dx%d of %d, %d rows, %d/%d%s%s%s", n_head_kv, group, dim, n_rows, n_far, most,
+		 form == KV_FORM_F16 ? "" : ", ", form == KV_FORM_F16 ? "" : kv_form_name(form),
 		 window  ? ", window"
 		 : chunk ? ", chunks"
 			 : "");
 	row_begin(name);
-	struct cache *c = cache_new(p, KV_FORM_F16, n_head_kv, group, dim, n_tokens);
+	struct cache *c = cache_new(p, form, n_head_kv, group, dim, n_tokens);
 	struct below below;
 	const int32_t length[] = {n_tokens, 70, 33};
 	size_t width = (size_t)(n_head_kv * dim), n = (size_t)(n_rows + 2) * width * (size_t)group;
@@ -171,19 +209,29 @@ void compare_far(struct pair *p)
 	if (!ops->attention_part || strcmp(info.name, "cpu-reference") == 0)
 		return;
 	const int32_t scale = p->large ? 6 : 1, part = KV_PART_PAGES;
-	far(p, 2, 3, 64, 1500 * scale, 1, 9 * part * scale, part, 0, 0, 0);
-	far(p, 1, 4, 128, 700 * scale, 60, 4 * part * scale, 3 * part, 0, 0, 0);
-	far(p, 3, 1, 64, 900 * scale, 7, 6 * part * scale, 1000 * part, 0, 2, 0);
-	far(p, 1, 8, 80, 700 * scale, 40, 4 * part * scale, 2 * part, 300, 0, 0);
-	far(p, 1, 2, 256, 600 * scale, 50, 3 * part * scale, part, 0, 0, 0);
-	far(p, 2, 4, 64, 900 * scale, 1, 5 * part * scale, 2 * part, 0, 0, 448);
-	far(p, 1, 3, 128, 800 * scale, 70, 5 * part * scale, part, 0, 0, 192);
+	far(p, KV_FORM_F16, 2, 3, 64, 1500 * scale, 1, 9 * part * scale, part, 0, 0, 0);
+	far(p, KV_FORM_F16, 1, 4, 128, 700 * scale, 60, 4 * part * scale, 3 * part, 0, 0, 0);
+	far(p, KV_FORM_F16, 3, 1, 64, 900 * scale, 7, 6 * part * scale, 1000 * part, 0, 2, 0);
+	far(p, KV_FORM_F16, 1, 8, 80, 700 * scale, 40, 4 * part * scale, 2 * part, 300, 0, 0);
+	far(p, KV_FORM_F16, 1, 2, 256, 600 * scale, 50, 3 * part * scale, part, 0, 0, 0);
+	far(p, KV_FORM_F16, 2, 4, 64, 900 * scale, 1, 5 * part * scale, 2 * part, 0, 0, 448);
+	far(p, KV_FORM_F16, 1, 3, 128, 800 * scale, 70, 5 * part * scale, part, 0, 0, 192);
+	for (int f = KV_FORM_F16 + 1; f < KV_N_FORMS; f++) {
+		const enum kv_form form = (enum kv_form)f;
+		far(p, form, 2, 3, 64, 600 * scale, 1, 4 * part * scale, part, 0, 0, 0);
+		far(p, form, 1, 4, 128, 400 * scale, 30, 2 * part * scale, 1000 * part, 0, 0, 0);
+		far(p, form, 1, 2, 8 * random_int(p, 1, 32), 500 * scale, 40, 3 * part * scale, 2 * part, 0, 2, 0);
+		far(p, form, 1, 3, 8 * random_int(p, 1, 32), 500 * scale, random_int(p, 1, 60), 3 * part * scale,
+		    2 * part, 200, 0, 0);
+		far(p, form, 1, 4, 64, 500 * scale, 40, 3 * part * scale, 2 * part, 0, 0, 128);
+	}
 	if (p->large)
-		far(p, 8, 4, 128, 30000, 1, 200 * part, 1000 * part, 0, 0, 0);
+		far(p, KV_FORM_F16, 8, 4, 128, 30000, 1, 200 * part, 1000 * part, 0, 0, 0);
 	for (int i = 0; i < (p->large ? 6 : 2); i++) {
 		int32_t n_tokens = random_int(p, 300, 1200) * scale, n_rows = i % 2 ? random_int(p, 1, 100) : 1;
 		int32_t parts = random_int(p, 1, (n_tokens - n_rows) / KV_PAGE_TOKENS / part);
-		far(p, random_int(p, 1, 3), random_int(p, 1, 16), 8 * random_int(p, 1, 32), n_tokens, n_rows,
-		    parts * part, random_int(p, 1, parts) * part, i % 3 == 2 ? random_int(p, 20, 900) : 0, 0, 0);
+		far(p, KV_FORM_F16, random_int(p, 1, 3), random_int(p, 1, 16), 8 * random_int(p, 1, 32), n_tokens,
+		    n_rows, parts * part, random_int(p, 1, parts) * part, i % 3 == 2 ? random_int(p, 20, 900) : 0, 0,
+		    0);
 	}
 }

@@ -116,7 +116,9 @@ static void read_all(struct kv_overflow *over, struct conversation *all, int n, 
 	for (int i = 0; i < n; i++)
 		spills[i] = &all[i].spill;
 	kv_overflow_step(over, spills, n);
-	for (int32_t layer = 0; layer < LAYERS; layer++) {
+	/* A step may be run again, as where pages have got wide copies since. */
+	for (int32_t pass = 0; pass < 2 * LAYERS; pass++) {
+		int32_t layer = pass % LAYERS;
 		for (int i = 0; i < n; i++) {
 			struct kv_far *far = &all[i].spill.far;
 			struct kv_far_run run;
