@@ -321,8 +321,8 @@ __device__ void tell_whole(const struct attention_args &a, const struct attentio
 }
 
 /*
- * ROWS_TELL: some items say what they gave to pages, or have their logits raised. ROWS_IN_PARTS: they go on with what the part before has left. Both
- * want registers, so that their weighted values are in memory between splits.
+ * ROWS_TELL: some items say what they gave to pages, or have their logits raised. ROWS_IN_PARTS: they go on with what
+ * the part before has left. Both want registers, so that their weighted values are in memory between splits.
  */
 enum rows_mode { ROWS_PLAIN, ROWS_TELL, ROWS_IN_PARTS };
 
