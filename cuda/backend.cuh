@@ -194,6 +194,7 @@ struct cuda_backend {
 	 * offset into the upload. And bounds of such pages.
 	 */
 	struct growing probed, probe_bounds;
+	struct growing spot_turns; /* angles by which keys are turned that are merged */
 	size_t probed_bytes, probed_at;
 	/* Pages whose tokens' logits are raised; offsets into the upload of attention_args.raises and plus. */
 	size_t n_raised, raises, plus;
@@ -274,6 +275,8 @@ inline size_t odd_bytes(int32_t n_rows)
 /* Room for halves of n_rows rows of dim. */
 enum status grow_halves(struct cuda_backend *b, int64_t n_rows, int64_t dim);
 void upload_free(struct upload *u);
+/* Begins it anew. If waiting for the last one has failed, the device may not have read it yet. */
+enum status upload_begin(struct cuda_backend *b);
 /* Room for `bytes` more. What is there already moves along, offsets stay, and all of it is sent again. */
 enum status upload_room(struct cuda_backend *b, size_t bytes);
 /* What was put there since the last time goes to the device. */
@@ -346,6 +349,17 @@ void far_close(struct cuda_backend *b);
 /* What the rows of a layer give to the pages of their sequences' probes. scale: of scores. */
 enum status probe_pages(struct cuda_backend *b, const struct kv_layout *l, int32_t layer, const float *q,
 			int32_t n_head, float scale);
+
+/* ---- spots.cu: what backend.h has for merging ---- */
+
+enum status spots_sound(struct backend *backend, const void *kv, const struct kv_layout *l, const struct kv_spot *spots,
+			int32_t n, bool *sound);
+enum status spots_apart(struct backend *backend, const void *kv, const struct kv_layout *l,
+			const struct rope_params *const *rope, const struct kv_pair *pairs, int32_t n, float *apart);
+enum status spots_join(struct backend *backend, void *kv, const struct kv_layout *l,
+		       const struct rope_params *const *rope, const struct kv_pair *pairs, int32_t n);
+enum status spots_move(struct backend *backend, void *kv, const struct kv_layout *l, const struct kv_move *moves,
+		       int32_t n);
 
 /* ---- weights.cu ---- */
 

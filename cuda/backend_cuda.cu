@@ -384,6 +384,7 @@ static void destroy(struct backend *backend)
 	cudaFree(b->chosen.p);
 	cudaFree(b->probed.p);
 	cudaFree(b->probe_bounds.p);
+	cudaFree(b->spot_turns.p);
 	cudaFree(b->rope.p);
 	cudaFree(b->turned.p);
 	cudaFree(b->turns.p);
@@ -439,6 +440,10 @@ static struct backend_ops make_ops()
 	o.bounds_read = bounds_read;
 	o.page_layers = page_layers;
 	o.page_norms = page_norms;
+	o.spots_sound = spots_sound;
+	o.spots_apart = spots_apart;
+	o.spots_join = spots_join;
+	o.spots_move = spots_move;
 	o.sync = sync;
 	o.scan = scan;
 	o.last_failure = last_failure;

@@ -138,6 +138,9 @@ struct chunk_args {
 };
 cudaError_t turn_queries(const struct chunk_args &a, cudaStream_t stream);
 
+/* table[n][pairs] = cosine and sine of by[n] * inv_freq[pairs]; by is on the device, in positions. */
+cudaError_t turn_table(const float *inv_freq, int pairs, const double *by, int n, float2 *table, cudaStream_t stream);
+
 struct rope_args {
 	float *q; /* [n_rows][n_head][head_dim], or NULL */
 	float *k; /* [n_rows][n_head_kv][head_dim], or NULL */

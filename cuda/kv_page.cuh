@@ -61,6 +61,17 @@ __device__ __forceinline__ int value_offset(int head_dim, int token, int d)
 	return 2 * (block * 16 * PAGE_TOKENS + lane * (eight ? 4 : 8) + element);
 }
 
+/* Any element of a key or of a value. */
+__device__ __forceinline__ int element_offset(bool is_value, int head_dim, int token, int d)
+{
+	return is_value ? value_offset(head_dim, token, d) : key_offset(head_dim, token, d / 8 * 8) + d % 8 * 2;
+}
+
+__device__ __forceinline__ float element_of(uint16_t bits, bool bf16)
+{
+	return bf16 ? __uint_as_float(static_cast<uint32_t>(bits) << 16) : __half2float(__ushort_as_half(bits));
+}
+
 /* ---- Narrow ---- */
 
 /* Bytes of a head's block in a layer of a narrow page. */

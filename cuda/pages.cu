@@ -33,16 +33,6 @@ cudaError_t copy_pages(uint8_t *kv, size_t page_bytes, const struct page_list &l
 /* A block has the 16 vectors of one layer, keys or values, and head, 16 lanes each. */
 enum { VECTOR_LANES = PAGE_THREADS / PAGE_TOKENS };
 
-__device__ __forceinline__ int element_offset(bool is_value, int head_dim, int token, int d)
-{
-	return is_value ? value_offset(head_dim, token, d) : key_offset(head_dim, token, d / 8 * 8) + d % 8 * 2;
-}
-
-__device__ __forceinline__ float element_of(uint16_t bits, bool bf16)
-{
-	return bf16 ? __uint_as_float(static_cast<uint32_t>(bits) << 16) : __half2float(__ushort_as_half(bits));
-}
-
 template <enum kv_form form>
 __global__ void __launch_bounds__(PAGE_THREADS) pack_vectors(const uint8_t *page, bool bf16, int n_head_kv,
                                                              int head_dim, float *scales, uint8_t *codes, uint32_t *odd)

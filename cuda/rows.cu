@@ -454,4 +454,27 @@ cudaError_t gather_rows(const float *x, int dim, const int32_t *rows, int n, flo
 	return cudaSuccess;
 }
 
+/* ---- Turns by any distance ---- */
+
+__global__ void __launch_bounds__(ROW_THREADS)
+	make_turn_table(struct rope_frequencies f, int pairs, const double *by, int n, float2 *table)
+{
+	const int64_t i = static_cast<int64_t>(blockIdx.x) * ROW_THREADS + threadIdx.x;
+	double c, s;
+	if (i >= static_cast<int64_t>(n) * pairs)
+		return;
+	turn(by[i / pairs] * static_cast<double>(f.inv_freq[i % pairs]) * 0.15915494309189535, &c, &s);
+	table[i] = {static_cast<float>(c), static_cast<float>(s)};
+}
+
+cudaError_t turn_table(const float *inv_freq, int pairs, const double *by, int n, float2 *table, cudaStream_t stream)
+{
+	struct rope_frequencies f = {};
+	memcpy(f.inv_freq, inv_freq, static_cast<size_t>(pairs) * sizeof *inv_freq);
+	const int64_t all = static_cast<int64_t>(n) * pairs;
+	GPU_LAUNCH(make_turn_table, dim3(static_cast<unsigned>((all + ROW_THREADS - 1) / ROW_THREADS)),
+		   dim3(ROW_THREADS), 0, stream, f, pairs, by, n, table);
+	return cudaGetLastError();
+}
+
 } // namespace GPU_NS

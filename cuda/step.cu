@@ -58,8 +58,7 @@ enum status settle(struct cuda_backend *b, const char *what)
 	return s;
 }
 
-/* Begins it anew. If waiting for the last one has failed, the device may not have read it yet. */
-static enum status upload_begin(struct cuda_backend *b)
+enum status upload_begin(struct cuda_backend *b)
 {
 	if (b->upload.in_flight)
 		TRY(settle(b, "waiting for the step before"));

@@ -260,6 +260,24 @@ struct kv_arrival {
 	bool (*wait)(struct kv_arrival *arrival, int32_t layer);
 };
 
+/* What has KV in a page: a token, or several that share it (kv/merge.h). */
+struct kv_spot {
+	int32_t page, token; /* where it is */
+	double position;     /* that its key is rotated to */
+};
+
+/* Two of them that join: how many tokens each is, and the position that what they become is rotated to. */
+struct kv_pair {
+	struct kv_spot a, b;
+	int32_t n_a, n_b;
+	double position;
+};
+
+/* from.page below 0: nothing, keys and values of zeros. */
+struct kv_move {
+	struct kv_spot from, to;
+};
+
 /* One step: decode rows and prefill chunks of many sequences together. */
 struct batch {
 	int32_t n_rows;
@@ -561,6 +579,24 @@ struct backend_ops {
 	 */
 	enum status (*page_norms)(struct backend *b, const void *kv, const struct kv_layout *layout,
 				  const int32_t *pages, int32_t n, double *sums);
+	/*
+	 * Merging (kv/merge.h), of n >= 1 spots or pairs in pages of an exact layout, all layers, between steps. rope:
+	 * [n_layer] how each layer's keys are rotated. NULL where the host reads pages as well as the device does.
+	 *
+	 * sound[n], host memory: whether all values of a spot are finite. Waits.
+	 */
+	enum status (*spots_sound)(struct backend *b, const void *kv, const struct kv_layout *layout,
+				   const struct kv_spot *spots, int32_t n, bool *sound);
+	/* apart[n], host memory: see struct kv_merger. Waits. */
+	enum status (*spots_apart)(struct backend *b, const void *kv, const struct kv_layout *layout,
+				   const struct rope_params *const *rope, const struct kv_pair *pairs, int32_t n,
+				   float *apart);
+	/* No spot is in two pairs. */
+	enum status (*spots_join)(struct backend *b, void *kv, const struct kv_layout *layout,
+				  const struct rope_params *const *rope, const struct kv_pair *pairs, int32_t n);
+	/* As if one was done after the other; none goes where a later one comes from. */
+	enum status (*spots_move)(struct backend *b, void *kv, const struct kv_layout *layout,
+				  const struct kv_move *moves, int32_t n);
 	enum status (*sync)(struct backend *b);
 	/*
 	 * Reads device memory [p, p + bytes) once, as fast as the device can, and sums its 64-bit words: what a

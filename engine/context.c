@@ -201,8 +201,8 @@ static enum status check_merge(const struct context_bounds *bounds, const struct
 				       "worth; \"evict\" has use for that");
 	if (!bounds->can_merge)
 		return error_set_param(err, STATUS_INVALID, "kv_cache.policy",
-				       "the policy \"merge\" needs KV in f16 or bf16 (--kv-dtype), on a CPU: \"evict\" "
-				       "and \"streaming\" are possible");
+				       "the policy \"merge\" needs KV in f16 or bf16 (--kv-dtype): \"evict\" and "
+				       "\"streaming\" are possible");
 	return STATUS_OK;
 }
 

@@ -27,36 +27,86 @@ static int by_cost(const void *a, const void *b)
 	return x->first < y->first ? -1 : x->first > y->first;
 }
 
-/* Lists what stands for something in pages [first, first + n); returns how many entries there are. */
-static int32_t list_entries(struct kv_merger *m, struct kv_seq *s, int32_t first, int32_t n, const bool *keep,
-			    struct entry *out, int32_t *n_unsound)
+/* What a merger is asked, and what it answers; room for as many as there are places. */
+struct lists {
+	struct entry *entry;
+	struct pair *order;
+	struct kv_spot *spots;
+	struct kv_pair *pairs;
+	struct kv_move *moves;
+	int32_t *at; /* entries that are asked about */
+	float *apart;
+	bool *sound;
+};
+
+static void free_lists(struct lists *l)
+{
+	free(l->entry);
+	free(l->order);
+	free(l->spots);
+	free(l->pairs);
+	free(l->moves);
+	free(l->at);
+	free(l->apart);
+	free(l->sound);
+}
+
+static bool make_lists(struct lists *l, size_t n)
+{
+	*l = (struct lists){
+		malloc(n * sizeof *l->entry), malloc(n * sizeof *l->order), malloc(n * sizeof *l->spots),
+		malloc(n * sizeof *l->pairs), malloc(n * sizeof *l->moves), malloc(n * sizeof *l->at),
+		malloc(n * sizeof *l->apart), malloc(n * sizeof *l->sound),
+	};
+	return l->entry && l->order && l->spots && l->pairs && l->moves && l->at && l->apart && l->sound;
+}
+
+/* Lists what stands for something in pages [first, first + n), and whether all of it is sound: buckets are. */
+static int32_t list_places(const struct kv_seq *s, int32_t first, int32_t n, const bool *keep, struct lists *l,
+			   int32_t *n_new)
 {
 	int32_t n_out = 0, n_dropped = s->n_dropped * KV_PAGE_TOKENS;
-	*n_unsound = 0;
+	*n_new = 0;
 	for (int32_t i = 0; i < n * KV_PAGE_TOKENS; i++) {
 		int32_t place = first * KV_PAGE_TOKENS + i;
-		struct entry *e = &out[n_out];
-		bool is_new = place >= s->n_buckets;
+		struct entry *e = &l->entry[n_out];
 		*e = (struct entry){
 			.spot = {s->pages[place / KV_PAGE_TOKENS], place % KV_PAGE_TOKENS, place + n_dropped}};
-		if (!is_new) {
+		if (place < s->n_buckets) {
 			e->b = s->buckets[place];
 			e->spot.position = e->b.position;
 		} else {
 			e->b = (struct kv_bucket){
 				.n = 1, .position = e->spot.position, .apart = -1, .keep = keep[i / KV_PAGE_TOKENS]};
+			l->at[*n_new] = n_out;
+			l->spots[(*n_new)++] = e->spot;
 		}
-		if (e->b.n == 0)
-			continue;
-		if (is_new && !m->is_sound(m, &e->spot)) {
-			++*n_unsound;
-			if (n_out > 0)
-				out[n_out - 1].b.apart = -1;
-			continue;
-		}
-		n_out++;
+		n_out += e->b.n > 0;
 	}
 	return n_out;
+}
+
+/* The same without tokens that have a value which is no number. */
+static enum status list_entries(struct kv_merger *m, const struct kv_seq *s, int32_t first, int32_t n, const bool *keep,
+				struct lists *l, int32_t *n_entries, int32_t *n_unsound)
+{
+	int32_t n_new, n_out = 0, next = 0, n_places = list_places(s, first, n, keep, l, &n_new);
+	enum status st = n_new > 0 ? m->are_sound(m, l->spots, n_new, l->sound) : STATUS_OK;
+	if (st != STATUS_OK)
+		return st;
+	*n_unsound = 0;
+	for (int32_t i = 0; i < n_places; i++) {
+		bool is_new = next < n_new && l->at[next] == i;
+		if (is_new && !l->sound[next++]) {
+			++*n_unsound;
+			if (n_out > 0)
+				l->entry[n_out - 1].b.apart = -1;
+			continue;
+		}
+		l->entry[n_out++] = l->entry[i];
+	}
+	*n_entries = n_out;
+	return STATUS_OK;
 }
 
 /*
@@ -65,74 +115,93 @@ static int32_t list_entries(struct kv_merger *m, struct kv_seq *s, int32_t first
  */
 static const double KEEP = 1e12;
 
-static void find_pairs(struct kv_merger *m, struct entry *e, int32_t n, struct pair *out)
+static enum status find_pairs(struct kv_merger *m, struct lists *l, int32_t n)
 {
+	struct entry *e = l->entry;
+	int32_t n_unknown = 0;
 	for (int32_t i = 0; i + 1 < n; i++) {
-		struct kv_bucket *a = &e[i].b, *b = &e[i + 1].b;
-		if (a->apart < 0)
-			a->apart = m->apart(m, &e[i].spot, &e[i + 1].spot);
-		out[i] = (struct pair){(double)a->n * b->n / ((double)a->n + b->n) * (double)a->apart, i};
-		if (a->keep || b->keep)
-			out[i].cost += KEEP;
+		if (e[i].b.apart >= 0)
+			continue;
+		l->at[n_unknown] = i;
+		l->pairs[n_unknown++] = (struct kv_pair){e[i].spot, e[i + 1].spot, e[i].b.n, e[i + 1].b.n, 0};
 	}
+	enum status st = n_unknown > 0 ? m->apart(m, l->pairs, n_unknown, l->apart) : STATUS_OK;
+	if (st != STATUS_OK)
+		return st;
+	for (int32_t i = 0; i < n_unknown; i++)
+		e[l->at[i]].b.apart = l->apart[i];
+	for (int32_t i = 0; i + 1 < n; i++) {
+		const struct kv_bucket *a = &e[i].b, *b = &e[i + 1].b;
+		l->order[i] = (struct pair){(double)a->n * b->n / ((double)a->n + b->n) * (double)a->apart, i};
+		if (a->keep || b->keep)
+			l->order[i].cost += KEEP;
+	}
+	return STATUS_OK;
 }
 
-static void join(struct kv_merger *m, struct entry *e, const struct entry *more)
+/* What two entries become, in the first one's place. */
+static struct kv_pair join(struct entry *e, const struct entry *more)
 {
 	int32_t n = e->b.n + more->b.n;
 	double position = (e->b.position * e->b.n + more->b.position * more->b.n) / n;
-	m->join(m, &e->spot, e->b.n, &more->spot, more->b.n, position);
+	struct kv_pair pair = {e->spot, more->spot, e->b.n, more->b.n, position};
 	e->spot.position = position;
 	e->b = (struct kv_bucket){.n = n, .position = position, .apart = -1, .keep = e->b.keep || more->b.keep};
+	return pair;
 }
 
 /*
  * Of the `most` cheapest pairs, those join that have no member in common with a cheaper one: the next round knows
- * better what joins them. What is to be kept, only where nothing else does.
+ * better what joins them. What is to be kept, only where nothing else does. *n: of entries.
  */
-static int32_t join_cheapest(struct kv_merger *m, struct entry *e, int32_t n, int32_t most, struct pair *pairs)
+static enum status join_cheapest(struct kv_merger *m, struct lists *l, int32_t *n, int32_t most)
 {
-	int32_t n_out = 0;
-	bool any = false;
-	find_pairs(m, e, n, pairs);
-	qsort(pairs, (size_t)n - 1, sizeof *pairs, by_cost);
-	for (int32_t i = 0; i < n - 1 && i < most && (!any || pairs[i].cost < KEEP); i++) {
-		struct entry *a = &e[pairs[i].first], *b = a + 1;
+	struct entry *e = l->entry;
+	int32_t n_out = 0, n_joined = 0;
+	enum status st = find_pairs(m, l, *n);
+	if (st != STATUS_OK)
+		return st;
+	qsort(l->order, (size_t)*n - 1, sizeof *l->order, by_cost);
+	for (int32_t i = 0; i < *n - 1 && i < most && (n_joined == 0 || l->order[i].cost < KEEP); i++) {
+		struct entry *a = &e[l->order[i].first], *b = a + 1;
 		if (a->joined || b->joined)
 			continue;
-		join(m, a, b);
+		l->pairs[n_joined++] = join(a, b);
 		a->joined = b->joined = true;
 		b->b.n = 0;
 		if (a > e)
 			a[-1].b.apart = -1;
-		any = true;
 	}
-	for (int32_t i = 0; i < n; i++) {
+	for (int32_t i = 0; i < *n; i++) {
 		if (e[i].b.n == 0)
 			continue;
 		e[n_out] = e[i];
 		e[n_out++].joined = false;
 	}
-	return n_out;
+	*n = n_out;
+	return m->join(m, l->pairs, n_joined);
 }
 
 /*
  * Puts the entries one after the other from page `first` on, and nothing into the places that are left of `left` pages.
  */
-static void put(struct kv_merger *m, struct kv_seq *s, struct entry *e, int32_t n, int32_t first, int32_t left)
+static enum status put(struct kv_merger *m, struct kv_seq *s, struct lists *l, int32_t n, int32_t first, int32_t left)
 {
+	const struct entry *e = l->entry;
+	int32_t n_moves = 0;
 	for (int32_t i = 0; i < left * KV_PAGE_TOKENS; i++) {
 		int32_t place = first * KV_PAGE_TOKENS + i;
 		struct kv_spot to = {s->pages[place / KV_PAGE_TOKENS], place % KV_PAGE_TOKENS, 0};
 		s->buckets[place] = i < n ? e[i].b : (struct kv_bucket){.apart = -1};
 		s->plus[place] = i < n ? logf((float)e[i].b.n) : KV_MERGE_NOTHING;
 		if (i >= n)
-			m->clear(m, &to);
+			l->moves[n_moves++] = (struct kv_move){{KV_NO_PAGE, 0, 0}, to};
 		else if (e[i].spot.page != to.page || e[i].spot.token != to.token)
-			m->move(m, &e[i].spot, &to); /* forwards: nothing stands there any more */
+			l->moves[n_moves++] = (struct kv_move){e[i].spot, to}; /* forwards: nothing stands there now */
 	}
 	if (n > 0)
 		s->buckets[first * KV_PAGE_TOKENS + n - 1].apart = -1;
+	return n_moves > 0 ? m->move(m, l->moves, n_moves) : STATUS_OK;
 }
 
 /* Room for n_places buckets, with those of the first pages, which are tokens. False without memory. */
@@ -158,31 +227,32 @@ static bool reserve_buckets(struct kv_seq *s, int32_t n_places, int32_t n_first)
 enum status kv_merge(struct kv_merger *m, struct kv_pool *pool, struct kv_seq *s, int32_t first, int32_t n,
 		     int32_t left, const bool *keep)
 {
-	int32_t n_places = (first + left) * KV_PAGE_TOKENS, room = left * KV_PAGE_TOKENS, n_unsound;
+	int32_t n_places = (first + left) * KV_PAGE_TOKENS, room = left * KV_PAGE_TOKENS, n_entries, n_unsound;
+	struct lists l;
 	enum status st = STATUS_NOMEM;
-	struct entry *e = malloc((size_t)n * KV_PAGE_TOKENS * sizeof *e);
-	struct pair *pairs = malloc((size_t)n * KV_PAGE_TOKENS * sizeof *pairs);
-	if (!e || !pairs)
+	if (!make_lists(&l, (size_t)n * KV_PAGE_TOKENS) || !reserve_buckets(s, n_places, first * KV_PAGE_TOKENS))
 		goto out;
-	int32_t n_entries = list_entries(m, s, first, n, keep, e, &n_unsound);
-	if (!reserve_buckets(s, n_places, first * KV_PAGE_TOKENS))
+	st = list_entries(m, s, first, n, keep, &l, &n_entries, &n_unsound);
+	if (st != STATUS_OK)
 		goto out;
 	for (int32_t i = 0; i < n; i++)
 		kv_pool_unbound(pool, s->pages[first + i]);
 	while (n_entries > room) {
 		int32_t more = n_entries - room, most = n_entries / 4 < 1 ? 1 : n_entries / 4;
-		n_entries = join_cheapest(m, e, n_entries, more < most ? more : most, pairs);
+		st = join_cheapest(m, &l, &n_entries, more < most ? more : most);
+		if (st != STATUS_OK)
+			goto out;
 	}
-	put(m, s, e, n_entries, first, left);
+	st = put(m, s, &l, n_entries, first, left);
+	if (st != STATUS_OK)
+		goto out;
 	s->n_buckets = n_places;
 	s->n_unsound += n_unsound;
 	kv_seq_drop(pool, s, first + left, n - left);
 	/* Of what the tokens alone would give, it has the first pages. */
 	s->n_leading = s->n_leading < first ? s->n_leading : first;
-	st = STATUS_OK;
 out:
-	free(e);
-	free(pairs);
+	free_lists(&l);
 	return st;
 }
 

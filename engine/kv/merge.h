@@ -23,24 +23,19 @@
 #include "engine/kv/pool.h"
 #include "engine/kv/seq.h"
 
-/* What has KV: a token or a bucket. */
-struct kv_spot {
-	int32_t page, token; /* where it is */
-	double position;     /* that its key is rotated to */
-};
-
-/* What is done to KV where it lies; merge_pages.c has it for pages of memory that the host can read. */
+/*
+ * What is done to KV where it lies, to many places at a time: n >= 1. Failures are the backend's; then what the places
+ * have means nothing any more.
+ */
 struct kv_merger {
-	/* Whether all of its values are finite. */
-	bool (*is_sound)(struct kv_merger *m, const struct kv_spot *a);
-	/* 1 - cosine between two keys, were they at one position. */
-	float (*apart)(struct kv_merger *m, const struct kv_spot *a, const struct kv_spot *b);
-	/* Puts the means of a (`n_a` times) and b (`n_b` times) in a's place, rotated to `position`. */
-	void (*join)(struct kv_merger *m, const struct kv_spot *a, int32_t n_a, const struct kv_spot *b, int32_t n_b,
-		     double position);
-	void (*move)(struct kv_merger *m, const struct kv_spot *from, const struct kv_spot *to);
-	/* Keys and values of zeros. */
-	void (*clear)(struct kv_merger *m, const struct kv_spot *a);
+	/* sound[i]: whether all values of a place are finite. */
+	enum status (*are_sound)(struct kv_merger *m, const struct kv_spot *spots, int32_t n, bool *sound);
+	/* apart[i]: 1 - cosine between two keys, were they at one position; a mean over all layers and heads. */
+	enum status (*apart)(struct kv_merger *m, const struct kv_pair *pairs, int32_t n, float *apart);
+	/* Puts the means of a (n_a times) and b (n_b times) in a's place, rotated to `position`. Each has one pair. */
+	enum status (*join)(struct kv_merger *m, const struct kv_pair *pairs, int32_t n);
+	/* One after the other; none goes where a later one comes from. */
+	enum status (*move)(struct kv_merger *m, const struct kv_move *moves, int32_t n);
 };
 
 /*
@@ -52,7 +47,8 @@ struct kv_merger {
 /*
  * Makes `left` pages (1 or more) of the n that stand from page `first` on in the block table of s, which are full and
  * its own (kv_seq_own()), and gives the others back. keep[i], i < n: the tokens of the i-th are to be kept as they are
- * for as long as others are left. NOMEM, and nothing has changed.
+ * for as long as others are left. NOMEM, or what the merger reports: then what the pages have may mean nothing any
+ * more, and s is to be released.
  */
 enum status kv_merge(struct kv_merger *m, struct kv_pool *pool, struct kv_seq *s, int32_t first, int32_t n,
 		     int32_t left, const bool *keep);
@@ -69,9 +65,9 @@ size_t kv_merge_bytes(const struct kv_seq *s);
 struct kv_page_merger;
 
 /*
- * For the pages of a pool on b; rope_of(arg, layer): how that layer's keys are rotated, valid as long as the merger is
- * used. UNSUPPORTED: the pages are narrow, or the host cannot read them, or attention on b adds nothing to logits.
- * NOMEM.
+ * For the pages of a pool on b, by the host where it can read them, else by the backend; rope_of(arg, layer): how that
+ * layer's keys are rotated, valid as long as the merger is used. UNSUPPORTED: the pages are narrow, or neither can do
+ * it, or attention on b adds nothing to logits. NOMEM.
  */
 enum status kv_page_merger_create(struct backend *b, const struct kv_pool *pool,
 				  const struct rope_params *(*rope_of)(const void *arg, int32_t layer), const void *arg,

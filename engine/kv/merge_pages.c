@@ -1,4 +1,7 @@
-/* Merging where the KV lies: vectors of pages in memory, of every inner order. */
+/*
+ * Merging where the KV lies: vectors of pages in memory that the host can read, of every inner order, or by what the
+ * backend has for it (spots_sound() and so on).
+ */
 #include <float.h>
 #include <math.h>
 #include <stdlib.h>
@@ -18,6 +21,7 @@ struct turn {
 
 struct kv_page_merger {
 	struct kv_merger ops;
+	struct backend *backend;
 	char *slab;
 	struct kv_layout layout;
 	bool pairs;			 /* see struct kv_order */
@@ -79,9 +83,8 @@ static void store(const struct kv_page_merger *m, const struct kv_spot *s, int32
 		block[at[d]] = element(m, from[d]);
 }
 
-static bool is_sound(struct kv_merger *ops, const struct kv_spot *s)
+static bool is_sound(const struct kv_page_merger *m, const struct kv_spot *s)
 {
-	const struct kv_page_merger *m = self(ops);
 	const struct kv_layout *l = &m->layout;
 	const uint16_t exponent = l->type == QUANT_BF16 ? 0x7F80 : 0x7C00;
 	bool sound = true;
@@ -129,9 +132,8 @@ static const struct turn *turn_by(struct kv_page_merger *m, int which, int32_t l
 	return t;
 }
 
-static float apart(struct kv_merger *ops, const struct kv_spot *a, const struct kv_spot *b)
+static float apart(struct kv_page_merger *m, const struct kv_spot *a, const struct kv_spot *b)
 {
-	struct kv_page_merger *m = self(ops);
 	const struct kv_layout *l = &m->layout;
 	double sum = 0;
 	for (int32_t layer = 0; layer < l->n_layer; layer++) {
@@ -153,15 +155,14 @@ static float apart(struct kv_merger *ops, const struct kv_spot *a, const struct 
 	return (float)(1 - sum / ((double)l->n_layer * l->n_head_kv));
 }
 
-static void join(struct kv_merger *ops, const struct kv_spot *a, int32_t n_a, const struct kv_spot *b, int32_t n_b,
-		 double position)
+static void join(struct kv_page_merger *m, const struct kv_pair *p)
 {
-	struct kv_page_merger *m = self(ops);
+	const struct kv_spot *a = &p->a, *b = &p->b;
 	const struct kv_layout *l = &m->layout;
-	float part = (float)((double)n_a / ((double)n_a + n_b));
+	float part = (float)((double)p->n_a / ((double)p->n_a + p->n_b));
 	for (int32_t layer = 0; layer < l->n_layer; layer++) {
-		const struct turn *turn_a = turn_by(m, 0, layer, position - a->position),
-				  *turn_b = turn_by(m, 1, layer, position - b->position);
+		const struct turn *turn_a = turn_by(m, 0, layer, p->position - a->position),
+				  *turn_b = turn_by(m, 1, layer, p->position - b->position);
 		for (int32_t head = 0; head < l->n_head_kv; head++)
 			for (int what = KEY; what <= VALUE; what++) {
 				load(m, a, layer, head, what, m->a);
@@ -177,9 +178,8 @@ static void join(struct kv_merger *ops, const struct kv_spot *a, int32_t n_a, co
 	}
 }
 
-static void move(struct kv_merger *ops, const struct kv_spot *from, const struct kv_spot *to)
+static void move(struct kv_page_merger *m, const struct kv_spot *from, const struct kv_spot *to)
 {
-	struct kv_page_merger *m = self(ops);
 	const struct kv_layout *l = &m->layout;
 	for (int32_t layer = 0; layer < l->n_layer; layer++)
 		for (int32_t head = 0; head < l->n_head_kv; head++)
@@ -192,9 +192,8 @@ static void move(struct kv_merger *ops, const struct kv_spot *from, const struct
 			}
 }
 
-static void clear(struct kv_merger *ops, const struct kv_spot *s)
+static void clear(struct kv_page_merger *m, const struct kv_spot *s)
 {
-	struct kv_page_merger *m = self(ops);
 	for (int32_t d = 0; d < m->layout.head_dim; d++)
 		m->a[d] = 0;
 	for (int32_t layer = 0; layer < m->layout.n_layer; layer++)
@@ -202,6 +201,68 @@ static void clear(struct kv_merger *ops, const struct kv_spot *s)
 			for (int what = KEY; what <= VALUE; what++)
 				store(m, s, layer, head, what, m->a);
 }
+
+/* ---- By the host ---- */
+
+static enum status host_are_sound(struct kv_merger *m, const struct kv_spot *spots, int32_t n, bool *sound)
+{
+	for (int32_t i = 0; i < n; i++)
+		sound[i] = is_sound(self(m), &spots[i]);
+	return STATUS_OK;
+}
+
+static enum status host_apart(struct kv_merger *m, const struct kv_pair *pairs, int32_t n, float *to)
+{
+	for (int32_t i = 0; i < n; i++)
+		to[i] = apart(self(m), &pairs[i].a, &pairs[i].b);
+	return STATUS_OK;
+}
+
+static enum status host_join(struct kv_merger *m, const struct kv_pair *pairs, int32_t n)
+{
+	for (int32_t i = 0; i < n; i++)
+		join(self(m), &pairs[i]);
+	return STATUS_OK;
+}
+
+static enum status host_move(struct kv_merger *m, const struct kv_move *moves, int32_t n)
+{
+	for (int32_t i = 0; i < n; i++) {
+		if (moves[i].from.page < 0)
+			clear(self(m), &moves[i].to);
+		else
+			move(self(m), &moves[i].from, &moves[i].to);
+	}
+	return STATUS_OK;
+}
+
+/* ---- By the backend ---- */
+
+static enum status device_are_sound(struct kv_merger *ops, const struct kv_spot *spots, int32_t n, bool *sound)
+{
+	struct kv_page_merger *m = self(ops);
+	return m->backend->ops->spots_sound(m->backend, m->slab, &m->layout, spots, n, sound);
+}
+
+static enum status device_apart(struct kv_merger *ops, const struct kv_pair *pairs, int32_t n, float *to)
+{
+	struct kv_page_merger *m = self(ops);
+	return m->backend->ops->spots_apart(m->backend, m->slab, &m->layout, m->rope, pairs, n, to);
+}
+
+static enum status device_join(struct kv_merger *ops, const struct kv_pair *pairs, int32_t n)
+{
+	struct kv_page_merger *m = self(ops);
+	return m->backend->ops->spots_join(m->backend, m->slab, &m->layout, m->rope, pairs, n);
+}
+
+static enum status device_move(struct kv_merger *ops, const struct kv_move *moves, int32_t n)
+{
+	struct kv_page_merger *m = self(ops);
+	return m->backend->ops->spots_move(m->backend, m->slab, &m->layout, moves, n);
+}
+
+/* ---- Life ---- */
 
 static int32_t *make_places(enum kv_block_order order, int32_t dim)
 {
@@ -217,16 +278,20 @@ enum status kv_page_merger_create(struct backend *b, const struct kv_pool *pool,
 				  struct kv_page_merger **out)
 {
 	const struct kv_layout *l = kv_pool_layout(pool);
+	static const struct kv_merger by_hand = {host_are_sound, host_apart, host_join, host_move};
+	static const struct kv_merger by_backend = {device_are_sound, device_apart, device_join, device_move};
 	struct backend_info info;
 	b->ops->info(b, &info);
-	if (!info.kv_order.known || !info.host_memory || !info.adds_to_logits || l->form != KV_FORM_F16)
+	const bool by_host = info.host_memory && info.kv_order.known, by_device = b->ops->spots_join;
+	if (!(by_host || by_device) || !info.adds_to_logits || l->form != KV_FORM_F16)
 		return STATUS_UNSUPPORTED;
 	struct kv_page_merger *m = calloc(1, sizeof *m);
 	if (!m)
 		return STATUS_NOMEM;
 	size_t dim = (size_t)l->head_dim;
 	*m = (struct kv_page_merger){
-		.ops = {is_sound, apart, join, move, clear},
+		.ops = by_host ? by_hand : by_backend,
+		.backend = b,
 		.slab = kv_pool_slab(pool),
 		.layout = *l,
 		.pairs = info.kv_order.pairs,

@@ -54,6 +54,8 @@ static void compare(const char *kv_type, const struct engine_context *context)
 	assert_int_equal(a.context.tokens_read, b.context.tokens_read);
 	assert_int_equal(a.context.pages_back, b.context.pages_back);
 	assert_int_equal(a.context.pages_below, b.context.pages_below);
+	assert_int_equal(a.context.merged_tokens, b.context.merged_tokens);
+	assert_int_equal(a.context.merged_tokens, c.context.merged_tokens);
 	if (is_full()) {
 		struct answer again = ask_in_context(cuda, prompt, context), full = ask(cuda, prompt, 20, 0);
 		assert_same(&a, &again);
@@ -103,13 +105,32 @@ static void rows_read_the_pages_that_promise_most(void **state)
 	}
 }
 
+static const char *const exact[] = {"bf16", "f16"};
+
+static void neighbours_come_to_share_their_kv(void **state)
+{
+	(void)state;
+	const struct engine_context context = {
+		.policy = "merge", .start_size = -1, .recent_size = 32, .max_cache_size = 96};
+	for (size_t i = 0; i < (is_full() ? 2 : 1); i++) { /* narrow pages are not merged */
+		host_cuda_reset();
+		compare(exact[i], &context);
+		assert_true(host_cuda_calls("cudaGraphLaunch") > 20);
+	}
+	struct engine *e = start_bounded("cuda-host", 128, "f16");
+	char prompt[PROMPT_MAX];
+	long_prompt(prompt);
+	struct answer a = ask_in_context(e, prompt, &context);
+	assert_true(a.context.merged_tokens > 0 && a.context.evicted_tokens == 0);
+	engine_destroy(e);
+}
+
 static void what_left_the_window_comes_back(void **state)
 {
 	(void)state;
-	static const char *const exact[] = {"bf16", "f16"}; /* narrow pages do not come back */
 	const struct engine_context context = {
 		.policy = "streaming", .start_size = 4, .max_cache_size = 112, .page_in = true};
-	for (size_t i = 0; i < (is_full() ? 2 : 1); i++)
+	for (size_t i = 0; i < (is_full() ? 2 : 1); i++) /* narrow pages do not come back */
 		compare(exact[i], &context);
 	struct engine *e = start_bounded("cuda-host", 128, "f16");
 	char prompt[PROMPT_MAX];
@@ -140,6 +161,7 @@ int main(void)
 		cmocka_unit_test_teardown(pages_go_by_their_norms, forget_failures),
 		cmocka_unit_test_teardown(pages_go_by_the_attention_they_got, forget_failures),
 		cmocka_unit_test_teardown(rows_read_the_pages_that_promise_most, forget_failures),
+		cmocka_unit_test_teardown(neighbours_come_to_share_their_kv, forget_failures),
 		cmocka_unit_test_teardown(what_left_the_window_comes_back, forget_failures),
 		cmocka_unit_test_teardown(rows_tell_how_they_attended, forget_failures),
 	};

@@ -38,31 +38,43 @@ struct pretended_merger {
 static struct pretended_merger merger;
 
 static inline int32_t *spot_cell(struct kv_merger *m, const struct kv_spot *s);
-static inline bool pretend_sound(struct kv_merger *m, const struct kv_spot *a)
+static inline enum status pretend_sound(struct kv_merger *m, const struct kv_spot *spots, int32_t n, bool *sound)
 {
 	(void)m;
-	(void)a;
-	return true;
+	(void)spots;
+	memset(sound, true, (size_t)n);
+	return STATUS_OK;
 }
 
-static inline float pretend_apart(struct kv_merger *m, const struct kv_spot *a, const struct kv_spot *b)
+static inline enum status pretend_apart(struct kv_merger *m, const struct kv_pair *pairs, int32_t n, float *apart)
 {
-	return (float)((spot_cell(m, a)[0] * 31 + spot_cell(m, b)[0]) & 15) / 16;
+	for (int32_t i = 0; i < n; i++)
+		apart[i] = (float)((spot_cell(m, &pairs[i].a)[0] * 31 + spot_cell(m, &pairs[i].b)[0]) & 15) / 16;
+	return STATUS_OK;
 }
 
-static inline void pretend_join(struct kv_merger *m, const struct kv_spot *a, int32_t n_a, const struct kv_spot *b,
-				int32_t n_b, double position)
+static inline enum status pretend_join(struct kv_merger *m, const struct kv_pair *pairs, int32_t n)
 {
-	assert_true(n_a > 0 && n_b > 0 && position > a->position && position < b->position);
-	assert_int_equal(kv_pool_refs(((struct pretended_merger *)m)->pool, a->page), 1);
-	spot_cell(m, a)[1] |= 1 << 24;
+	for (int32_t i = 0; i < n; i++) {
+		const struct kv_pair *p = &pairs[i];
+		assert_true(p->n_a > 0 && p->n_b > 0 && p->position > p->a.position && p->position < p->b.position);
+		assert_int_equal(kv_pool_refs(((struct pretended_merger *)m)->pool, p->a.page), 1);
+		spot_cell(m, &p->a)[1] |= 1 << 24;
+	}
+	return STATUS_OK;
 }
 
-static inline void pretend_move(struct kv_merger *m, const struct kv_spot *from, const struct kv_spot *to)
+/* All of its tokens are sound, so no place is left over. */
+static inline enum status pretend_move(struct kv_merger *m, const struct kv_move *moves, int32_t n)
 {
-	assert_int_equal(kv_pool_refs(((struct pretended_merger *)m)->pool, to->page), 1);
-	spot_cell(m, to)[0] = spot_cell(m, from)[0];
-	spot_cell(m, to)[1] = spot_cell(m, from)[1] | 1 << 24;
+	for (int32_t i = 0; i < n; i++) {
+		const struct kv_spot *from = &moves[i].from, *to = &moves[i].to;
+		assert_true(from->page >= 0);
+		assert_int_equal(kv_pool_refs(((struct pretended_merger *)m)->pool, to->page), 1);
+		spot_cell(m, to)[0] = spot_cell(m, from)[0];
+		spot_cell(m, to)[1] = spot_cell(m, from)[1] | 1 << 24;
+	}
+	return STATUS_OK;
 }
 
 static inline void setup(struct fixture *f, int32_t n_pages)
@@ -79,7 +91,7 @@ static inline void setup(struct fixture *f, int32_t n_pages)
 	assert_int_equal(
 		sched_init(&f->sched, f->pool, f->prefix, &f->sessions, &now, MAX_RUNNING, STEP, MAX_RUNNING + 8),
 		STATUS_OK);
-	merger = (struct pretended_merger){{pretend_sound, pretend_apart, pretend_join, pretend_move, NULL}, f->pool};
+	merger = (struct pretended_merger){{pretend_sound, pretend_apart, pretend_join, pretend_move}, f->pool};
 	f->sched.merger = &merger.base;
 	assert_int_equal(census_init(&f->census, f->pool, &f->sched, &f->sessions, &f->tenants), STATUS_OK);
 }

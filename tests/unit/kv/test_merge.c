@@ -454,6 +454,67 @@ static void what_others_have_as_well_stays_as_it_is(void **state)
 	everywhere(check_shared);
 }
 
+/* A merger whose call number `left` fails. */
+struct failing {
+	struct kv_merger ops, *to;
+	int left;
+};
+
+static enum status fail_in_time(struct failing *f)
+{
+	return f->left-- == 0 ? STATUS_INTERNAL : STATUS_OK;
+}
+
+static enum status fail_sound(struct kv_merger *m, const struct kv_spot *spots, int32_t n, bool *sound)
+{
+	struct failing *f = (struct failing *)m;
+	enum status st = fail_in_time(f);
+	return st == STATUS_OK ? f->to->are_sound(f->to, spots, n, sound) : st;
+}
+
+static enum status fail_apart(struct kv_merger *m, const struct kv_pair *pairs, int32_t n, float *apart)
+{
+	struct failing *f = (struct failing *)m;
+	enum status st = fail_in_time(f);
+	return st == STATUS_OK ? f->to->apart(f->to, pairs, n, apart) : st;
+}
+
+static enum status fail_join(struct kv_merger *m, const struct kv_pair *pairs, int32_t n)
+{
+	struct failing *f = (struct failing *)m;
+	enum status st = fail_in_time(f);
+	return st == STATUS_OK ? f->to->join(f->to, pairs, n) : st;
+}
+
+static enum status fail_move(struct kv_merger *m, const struct kv_move *moves, int32_t n)
+{
+	struct failing *f = (struct failing *)m;
+	enum status st = fail_in_time(f);
+	return st == STATUS_OK ? f->to->move(f->to, moves, n) : st;
+}
+
+/* Whichever call fails, it is told, and the pages can be given back. */
+static void what_fails_is_told(void **state)
+{
+	(void)state;
+	const bool keep[PAGES] = {false};
+	enum status st = STATUS_INTERNAL;
+	int nth = 0;
+	for (; st != STATUS_OK; nth++) {
+		uint64_t seed = 19;
+		struct talk *t = open_talk("cpu-reference", "f16", &ropes[0]);
+		struct failing f = {{fail_sound, fail_apart, fail_join, fail_move}, kv_page_merger_ops(t->merger), nth};
+		while (t->n < 8 * PAGE)
+			say(t, -1, &seed);
+		compute(t);
+		assert_int_equal(kv_seq_own(t->pool, &t->seq, 1, 6), STATUS_OK);
+		st = kv_merge(&f.ops, t->pool, &t->seq, 1, 6, 2, keep);
+		assert_true(st == STATUS_OK || (st == STATUS_INTERNAL && t->seq.n_pages == 8 && t->seq.n_buckets == 0));
+		close_talk(t);
+	}
+	assert_true(nth > 8); /* a round is two calls */
+}
+
 static void narrow_pages_are_refused(void **state)
 {
 	(void)state;
@@ -475,4 +536,5 @@ UNIT_MAIN(cmocka_unit_test(a_bucket_has_the_means_of_a_run_and_stands_in_its_mid
 	  cmocka_unit_test(a_bucket_weighs_what_its_tokens_weighed), cmocka_unit_test(the_largest_numbers_stay_numbers),
 	  cmocka_unit_test(what_is_no_number_is_left_out),
 	  cmocka_unit_test(buckets_grow_and_what_is_to_be_kept_joins_last),
-	  cmocka_unit_test(what_others_have_as_well_stays_as_it_is), cmocka_unit_test(narrow_pages_are_refused))
+	  cmocka_unit_test(what_others_have_as_well_stays_as_it_is), cmocka_unit_test(what_fails_is_told),
+	  cmocka_unit_test(narrow_pages_are_refused))
