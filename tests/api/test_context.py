@@ -6,7 +6,7 @@ import os
 import httpx
 import pytest
 
-from daemon import LONG, MODEL, SLOW, Daemon
+from daemon import LONG, SLOW, Daemon
 from faults import tiny_model
 
 PAGE = 368640  # of SmolLM2-135M in f16: 30 layers, 3 KV heads of 64
