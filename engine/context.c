@@ -326,8 +326,8 @@ enum status context_resolve(const struct context_bounds *bounds, const struct en
 				       kv_policy_name(kind));
 	if (asked->page_in && !bounds->can_recall)
 		return error_set_param(err, STATUS_INVALID, "kv_cache.page_in",
-				       "kv_cache.page_in needs a server with --kv-ram and --kv-bounds, on a CPU, whose "
-				       "KV is not narrow");
+				       "kv_cache.page_in needs a server with --kv-ram and --kv-bounds, whose KV is not "
+				       "narrow");
 	if (kind == KV_POLICY_FULL)
 		return no_sizes(asked, kv_policy_name(kind), err);
 	if (bounds->by_chunks)

@@ -438,7 +438,7 @@ static enum status start(struct worker *w, struct error *err)
 	if (merges == STATUS_NOMEM)
 		return error_set(err, merges, "no memory to merge pages");
 	w->sched.merger = merges == STATUS_OK ? kv_page_merger_ops(w->merger) : NULL;
-	bool recalls = e->backend_info.probes_pages && e->backend_info.host_memory && e->layout.form == KV_FORM_F16 &&
+	bool recalls = e->backend_info.probes_pages && e->layout.form == KV_FORM_F16 &&
 		       kv_attics_init(&w->attics, e->tiers, e->pool);
 	w->sched.attics = recalls ? &w->attics : NULL;
 	w->context = context_bounds_of(o, (struct context_bounds){

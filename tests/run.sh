@@ -15,11 +15,12 @@
 #   sanitize  unit tests under ASan and UBSan, and the API tests of what parses, moves and frees memory (--full: all of them, the emulated
 #             GPU's as well, and a million random operations on the KV cache)
 #   clang     clang builds it all, warnings are errors (--full: optimised, and its unit tests)
-#   cuda      the kernels by nvcc for two GPUs (--full: for all), with gates on what it made of them; the API on the emulated GPU, and
-#             while it fails (--full: at every call of the CUDA runtime; and all of tests/gpu/check.sh)
+#   cuda      the kernels by nvcc for one GPU, with gates on what it made of them, and for the oldest without optimising (--full: as they
+#             are, for all GPUs); the API on the emulated GPU, and while it fails (--full: at every call of the CUDA runtime; and all of
+#             tests/gpu/check.sh)
 #   aarch64   what is built for 64-bit ARM, under QEMU: the CPU backends against the reference, and a tiny model against NumPy
 #             (--full: all tests of the CPU backends)
-#   fuzz      each parser for 15 seconds (--full: for 10 minutes)
+#   fuzz      each parser for 5 seconds (--full: for 10 minutes)
 #   tsan      unit and API tests under TSan (slow)
 #   clients   clients from PyPI as published, the chat page in Chromium, load (slow)
 #
@@ -158,8 +159,8 @@ build_cuda() {
 	if [ "$full" = yes ]; then # as the image's build stage does it
 		read -ra flags <<<"$(sed -nE '/ AS build-cuda$/,/^FROM/s/^RUN meson setup (.*) \/build \/src && .*/\1/p' Dockerfile)"
 		[ ${#flags[@]} -gt 0 ] && build build-cuda "${flags[@]}"
-	else # the oldest, and the one with instructions of its own
-		build build-cuda-two -Dserver=disabled -Dtests=disabled -Dcuda=enabled -Dgpu_arch=75,90a
+	else # the one with instructions of its own
+		build build-cuda-one -Dserver=disabled -Dtests=disabled -Dcuda=enabled -Dgpu_arch=90a
 	fi
 }
 build_fuzz() {
@@ -190,11 +191,12 @@ build_ahead() {
 	set +m
 }
 
-# The unit tests of a build; one count per test program.
+# The unit tests of a build, with --full also those that are long; one count per test program.
 unit_tests() {
-	local name=$1 dir=$2 log
+	local name=$1 dir=$2 log suites=(--suite unit)
+	[ "$full" = no ] || suites+=(--suite long)
 	log=$logs/$name.log
-	KVASIR_FULL=$full meson test -C "$dir" --suite unit --num-processes "$jobs" --print-errorlogs --timeout-multiplier "${3:-1}" >"$log" 2>&1
+	KVASIR_FULL=$full meson test -C "$dir" "${suites[@]}" --num-processes "$jobs" --print-errorlogs --timeout-multiplier "${3:-1}" >"$log" 2>&1
 	grep -E ' (FAIL|TIMEOUT|ERROR) ' "$log" | sed -E 's/^ *[0-9]+\/[0-9]+ +/FAIL /'
 	number() { sed -nE "s/^$1: *([0-9]+).*/\1/p" "$log" | tail -n 1; }
 	local ok fail timeout skip
@@ -381,7 +383,7 @@ suite_clang() {
 
 # What nvcc compiles runs on no GPU here, and must say so; what runs here is the same source on the CPU. Without nvcc only that.
 suite_cuda() {
-	local model=$cache/models/random-cuda.gguf dir=build-cuda-two files=(tests/api/test_{device,errors,kv_dtype,openai,websocket}.py)
+	local model=$cache/models/random-cuda.gguf dir=build-cuda-one files=(tests/api/test_{device,errors,kv_dtype,openai,websocket}.py)
 	if [ "$full" = yes ]; then
 		dir=build-cuda files=(tests/api/test_{openai,device,errors,kv,kv_dtype,quirks,sessions,websocket}.py)
 	fi
@@ -391,6 +393,7 @@ suite_cuda() {
 			summed cuda-resources python3 tests/cuda/check_resources.py "$dir"/cuda/*.resources
 			summed cuda-sass python3 tests/cuda/check_sass.py "${KVASIR_CUOBJDUMP:-cuobjdump}" "$dir/cuda/product.o" \
 				"$dir"/cuda/attention{,_bf16,_int8,_fp8}.o
+			[ "$full" = yes ] || check cuda-oldest compiles_for 75
 			check cuda-no-gpu no_gpu "$dir/server/kvasir"
 			if [ "$full" = yes ]; then
 				check cuda-dockerfile runs_in_the_image "$dir/server/kvasir"
@@ -414,6 +417,13 @@ suite_cuda() {
 	KVASIR_TEST_MODEL=$model KVASIR_TEST_DEVICE=cuda-host KVASIR_TEST_SLOW=6 tests_with cuda-api build -n "$jobs" --dist loadfile \
 		-m "not trained" "${files[@]}"
 	[ "$full" = no ] || KVASIR_CUDA_SWEEP=1 check cuda-every-failure build/tests/unit/test-cuda-failures
+}
+
+# Whether nvcc takes each source for a GPU, and the assembler what it makes of it; without optimisation, which is what takes the time.
+compiles_for() { # ARCH
+	local how=(-cubin -o /dev/null "-arch=sm_$1" -Xcicc -O0 -Xptxas -O0 -std=c++17 -I. --expt-relaxed-constexpr -Werror all-warnings
+		-Xcudafe --diag_suppress=177)
+	printf '%s\n' cuda/*.cu | xargs -P "$jobs" -n 1 "$(find_nvcc)" "${how[@]}"
 }
 
 # A device that fails in the middle of the comparison: the check ends there, and its table has what went well.
@@ -518,7 +528,7 @@ suite_aarch64() {
 
 suite_fuzz() {
 	need_clang fuzz || return
-	local seconds=15
+	local seconds=5
 	[ "$full" = no ] || seconds=600
 	build_fuzz # what is wrong with it is said below
 	KVASIR_JOBS=$jobs summed fuzz tests/fuzz/run.sh "$seconds"

@@ -85,13 +85,11 @@ static bool grow(struct kv_attic *a)
 
 static void copy_bounds(struct kv_attic *a, int32_t page)
 {
-	const struct kv_layout *l = kv_pool_layout(a->of->pool);
-	size_t of_head = 2 * (size_t)l->head_dim;
-	uint16_t *to = a->bounds + (size_t)a->n * bounds_elements(l);
-	for (int32_t layer = 0; layer < l->n_layer; layer++)
-		for (int32_t head = 0; head < l->n_head_kv; head++, to += of_head)
-			memcpy(to, (const char *)l->bounds->slab + kv_bounds_offset(l, layer, head, page),
-			       of_head * sizeof *to);
+	const size_t n = bounds_elements(kv_pool_layout(a->of->pool));
+	uint16_t *to = a->bounds + (size_t)a->n * n;
+	/* What is no number gets nothing of a row. */
+	if (kv_pool_read_bounds(a->of->pool, page, to) != STATUS_OK)
+		memset(to, 0xFF, n * sizeof *to);
 }
 
 /* Whether the tier has it no more. */

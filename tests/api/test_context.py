@@ -6,7 +6,7 @@ import os
 import httpx
 import pytest
 
-from daemon import DEVICE, MODEL, SLOW, Daemon
+from daemon import DEVICE, LONG, SLOW, Daemon
 from faults import tiny_model
 
 PAGE = 368640  # of SmolLM2-135M in f16: 30 layers, 3 KV heads of 64
@@ -233,36 +233,44 @@ def recalling():
         yield d
 
 
-@pytest.mark.skipif(DEVICE.startswith("cuda"), reason="GPUs cannot page in, yet")
+HERON = "The number of the heron is 71432. Remember it: the number of the heron is 71432. "
+RECALLED = words(20) + " " + HERON + words(56, "then ") + "\n\nWhat is the number of the heron? The number of the heron is"
+WINDOW = {"policy": "streaming", "max_cache_size": 512}
+
+
 def test_what_left_the_window_comes_back_when_it_is_asked_for(recalling):
-    key = "The number of the heron is 71432. Remember it: the number of the heron is 71432. "
-    text = words(20) + " " + key + words(60, "then ") + "\n\nWhat is the number of the heron? The number of the heron is"
-    plain = {"policy": "streaming", "max_cache_size": 512}
-    lost, found = complete(recalling, text, plain, n=8), complete(recalling, text, {**plain, "page_in": True}, n=8)
-    assert "71432" in complete(recalling, text, n=8)["choices"][0]["text"]
-    assert "71432" not in lost["choices"][0]["text"] and "page_in" not in lost["kv_cache"]
+    was = recalling.kv()["page_in"]
+    lost, found = complete(recalling, RECALLED, WINDOW, n=8), complete(recalling, RECALLED, {**WINDOW, "page_in": True}, n=8)
     kept = found["kv_cache"]
-    assert "71432" in found["choices"][0]["text"], found
+    assert "page_in" not in lost["kv_cache"]
     assert kept["page_in"].pop("pages_below") > 20
     assert kept["page_in"] == {"pages": 7, "pages_lost": 0, "choices": 1, "pages_recomputed": 0, "tokens_recomputed": 0}
     assert kept["tokens_resident"] <= 512 and kept["tokens_resident"] + kept["evicted_tokens"] == kept["tokens_logical"]
-    again = complete(recalling, text, {**plain, "page_in": True}, n=8)
+    again = complete(recalling, RECALLED, {**WINDOW, "page_in": True}, n=8)
     assert again["choices"][0]["token_ids"] == found["choices"][0]["token_ids"]
     kv = recalling.kv()
-    assert kv["page_in"]["kept"] > 40 and kv["page_in"]["back"] == 14 and kv["page_in"]["bounds_bytes"] == 0
-    assert metric(recalling, "kvasir:context_page_in_total", event="back") == 14
+    assert kv["page_in"]["kept"] > 40 and kv["page_in"]["back"] == was["back"] + 14 and kv["page_in"]["bounds_bytes"] == 0
+    assert metric(recalling, "kvasir:context_page_in_total", event="back") == was["back"] + 14
     assert kv["drift_pages"] == 0
-    assert kv["page_in"]["choices"] == 2 == metric(recalling, "kvasir:context_page_in_choices_total")
+    assert kv["page_in"]["choices"] == was["choices"] + 2 == metric(recalling, "kvasir:context_page_in_choices_total")
     # Of a longer answer it is chosen anew every 16 tokens, or as often as was asked for.
     for every, choices in (None, 3), (10, 4), (0, 1):
         how = True if every is None else {"every": every}
-        told = complete(recalling, text, {**plain, "page_in": how}, n=40)["kv_cache"]["page_in"]
+        told = complete(recalling, RECALLED, {**WINDOW, "page_in": how}, n=40)["kv_cache"]["page_in"]
         assert told["choices"] == choices and told["pages"] == 7
     # An exact conversation finds nothing of it.
-    assert complete(recalling, text, {}, n=8)["choices"][0]["token_ids"] == complete(recalling, text, n=8)["choices"][0]["token_ids"]
+    assert complete(recalling, RECALLED, {}, n=8)["choices"][0]["token_ids"] == complete(recalling, RECALLED, n=8)["choices"][0]["token_ids"]
 
 
-@pytest.mark.skipif(DEVICE.startswith("cuda"), reason="GPUs cannot page in, yet")
+@pytest.mark.trained
+def test_what_comes_back_is_what_was_asked_for(recalling):
+    lost, found = complete(recalling, RECALLED, WINDOW, n=8), complete(recalling, RECALLED, {**WINDOW, "page_in": True}, n=8)
+    assert "71432" in complete(recalling, RECALLED, n=8)["choices"][0]["text"]
+    assert "71432" not in lost["choices"][0]["text"]
+    assert "71432" in found["choices"][0]["text"], found
+
+
+@pytest.mark.trained  # and its sizes
 def test_what_host_memory_lost_is_computed_again(recalling):
     key = "The number of the heron is 71432. Remember it: the number of the heron is 71432. "
     question = "\n\nWhat is the number of the heron? The number of the heron is"
@@ -412,7 +420,7 @@ def processor_s(d):
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-@pytest.mark.skipif(os.environ.get("KVASIR_FULL") != "yes", reason="long; KVASIR_FULL=yes")
+@LONG
 def test_a_conversation_of_32k_tokens_costs_what_its_window_costs():
     """Turns of 900 tokens and answers of 100, past the cap and four times the trained length: what a token takes of memory and time stays."""
     # What an idle session keeps for itself is at most half of the cache.
