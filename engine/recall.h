@@ -28,7 +28,7 @@ struct recall {
 void recall_free(struct recall *c);
 /*
  * The position in front of which it is chosen next what comes back: that of the last token of its prompt, which its
- * answer begins with, and from there on each kv_policy.choose_tokens. INT32_MAX: never.
+ * answer begins with, and from there on each kv_policy.choose_tokens. INT32_MAX: never, as where there is no answer.
  */
 int32_t recall_next(const struct request *r);
 /* From which position on rows have a say in that: see KV_POLICY_PROBE_PROMPT. */

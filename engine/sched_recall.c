@@ -29,7 +29,8 @@ int32_t recall_next(const struct request *r)
 {
 	const struct recall *c = &r->recall;
 	int64_t next = (int64_t)r->n_prompt - 1 + (int64_t)c->n_stops * r->policy.choose_tokens;
-	if (r->policy.back_pages == 0 || (c->n_stops > 0 && r->policy.choose_tokens == 0) || next > INT32_MAX)
+	if (r->policy.back_pages == 0 || r->max_total <= r->n_prompt || next > INT32_MAX ||
+	    (c->n_stops > 0 && r->policy.choose_tokens == 0))
 		return INT32_MAX;
 	return (int32_t)next;
 }

@@ -276,12 +276,13 @@ def test_what_host_memory_lost_is_computed_again(recalling):
     question = "\n\nWhat is the number of the heron? The number of the heron is"
     text = words(30) + " " + key + words(50, "then ") + question
     kv = {"policy": "streaming", "max_cache_size": 256, "page_in": {"every": 0, "recompute": 1000}}
-    whole = complete(recalling, text, kv, n=8)
+    whole = complete(recalling, text, kv, n=8, logprobs=1)
     assert whole["kv_cache"]["page_in"]["pages_lost"] == 0
     with Daemon("--kv-bounds", "--kv-memory", 100 * (PAGE + PAGE // 16), "--kv-ram", 16 * PAGE, "--context", 1500) as d:
-        again = complete(d, text, kv, n=8)
+        again = complete(d, text, kv, n=8, logprobs=1)
         told = again["kv_cache"]["page_in"]
         assert again["choices"][0]["token_ids"] == whole["choices"][0]["token_ids"]
+        assert again["choices"][0]["logprobs"] == whole["choices"][0]["logprobs"]
         assert told["pages"] == whole["kv_cache"]["page_in"]["pages"]
         assert told["pages_lost"] > 10 and 0 < told["pages_recomputed"] <= told["pages"]
         assert 0 < told["tokens_recomputed"] <= 1000 and told["tokens_recomputed"] % 16 == 0

@@ -332,6 +332,8 @@ static void what_left_the_window_comes_back_for_the_answer(void **state)
 	again = run_and_drop_text(e, r);
 	assert_int_equal(again.usage.cached_tokens, 300);
 	assert_true(again.usage.context.pages_back == 2);
+	/* A turn without an answer has use for nothing. */
+	same_tokens(&again, &a);
 	uint64_t id = engine_next_id(e);
 	engine_session_delete(e, id, 0, "s");
 	engine_event_free(reply(e, id));
@@ -416,6 +418,20 @@ static void what_the_tier_lost_is_computed_again(void **state)
 		assert_int_equal(s.attic_again, u->pages_recomputed);
 		assert_int_equal(s.attic_again_tokens, u->tokens_recomputed);
 		assert_int_equal(s.attic_choices, 1);
+		assert_at_rest(e);
+		/* So it is for a session's turn, whose pages left while another one was read. */
+		make_session(e, "s");
+		for (int32_t n = N - 60; n <= N; n += 60) {
+			struct engine_request *r = ask(e, n, n == N ? ANSWER : 0, &c);
+			strcpy(r->session, "s");
+			a = run_and_drop_text(e, r);
+		}
+		same_tokens(&a, &whole);
+		assert_int_equal(a.usage.cached_tokens, N - 60);
+		assert_true(u->pages_recomputed > 0);
+		uint64_t id = engine_next_id(e);
+		engine_session_delete(e, id, 0, "s");
+		engine_event_free(reply(e, id));
 		assert_at_rest(e);
 		/* Nobody else finds anything of it: what is exact comes out as ever. */
 		struct answer exact = run_and_drop_text(e, ask(e, 200, 20, NULL));
