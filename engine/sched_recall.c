@@ -275,7 +275,7 @@ bool recall_go_on(struct sched *s, struct request *r)
 	return sched_make_room(s, r, again, recall_reach(r));
 }
 
-/* ---- ---- */
+/* ---- At its position ---- */
 
 /* The best pages of its attic stand in its block table from now on. As sched_find_page(). */
 static bool choose(struct sched *s, struct request *r)
