@@ -208,13 +208,13 @@ template <int dim, int n8> struct queries {
 
 	/*
 	 * Weights of a page's tokens: s[k][c] for token g (c < 2) or g + 8 and query 2t + c % 2 becomes the right
-	 * operand of P V. scaled: weights are multiplied by rest[0] of token g, rest[1] of g + 8. tells: `told` gets
-	 * what they were.
+	 * operand of P V. scaled: weights are multiplied by rest[0] of token g, rest[1] of g + 8. more: `told` gets what
+	 * they were, and logits are raised by plus[0] of token g, plus[1] of g + 8.
 	 */
-	template <bool scaled, bool tells>
+	template <bool scaled, bool more>
 	__device__ __forceinline__ void weigh(float (&s)[n8][4], int first_token, int lane, const struct bounds &to,
 					      uint32_t (&p)[n8][2], const float (&rest)[2],
-					      struct page_weights<n8> &told)
+					      const float (&plus)[2], struct page_weights<n8> &told)
 	{
 		const int g = lane / 4, t = lane % 4;
 		float factor[n8][2];
@@ -226,6 +226,10 @@ template <int dim, int n8> struct queries {
 				if (to.cap > 0) {
 					s[k][c] = softcapped(s[k][c], to);
 					s[k][c + 2] = softcapped(s[k][c + 2], to);
+				}
+				if constexpr (more) {
+					s[k][c] += plus[0];
+					s[k][c + 2] += plus[1];
 				}
 				/* How far before the query the token stands. */
 				const int back = position[k][c] - first_token - g;
@@ -263,7 +267,7 @@ template <int dim, int n8> struct queries {
 				const float below = s[k][c] - m[k][c % 2];
 				s[k][c] = exp2f(below);
 				l[k][c % 2] += s[k][c];
-				if constexpr (tells) {
+				if constexpr (more) {
 					const float product = s[k][c] > 0 ? __fmul_rn(s[k][c], below) : 0.0f;
 					told.sum[k][c % 2] = c < 2 ? s[k][c] : told.sum[k][c % 2] + s[k][c];
 					told.product[k][c % 2] =

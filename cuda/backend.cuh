@@ -89,6 +89,7 @@ struct graph_key {
 	int n_rows, n_pages, n_parts[LAYERS_KINDS];
 	int n_choosers, most;
 	int tells; /* whether rows say how they attended */
+	int n_raised;
 };
 
 struct graph_record {
@@ -188,6 +189,14 @@ struct cuda_backend {
 	 */
 	struct growing told, part_weights, whole_weights;
 	size_t told_bytes, told_at, n_masses, tells;
+	/*
+	 * What rows have given to the pages of probes, one sequence's behind the other's, in units of 2^-KV_MASS_BITS;
+	 * offset into the upload. And bounds of such pages.
+	 */
+	struct growing probed, probe_bounds;
+	size_t probed_bytes, probed_at;
+	/* Pages whose tokens' logits are raised; offsets into the upload of attention_args.raises and plus. */
+	size_t n_raised, raises, plus;
 	/* What rope.p has, so that one table serves all layers of a step. */
 	const float *rope_freq;
 	float rope_magnitude;
@@ -217,6 +226,12 @@ inline bool looks(const struct cuda_backend *b)
  * this call failed, and others may yet work.
  */
 enum status check(struct cuda_backend *b, cudaError_t e, const char *what);
+
+/* Whether attention takes kernels that keep their sums in memory: see asks_more() in attention.cuh. */
+inline bool asks_more(const struct cuda_backend *b)
+{
+	return b->told_bytes || b->n_raised || b->plan.chunk;
+}
 
 /* Memory that graphs point to has moved or gone. */
 void graphs_forget(struct cuda_backend *b);
@@ -308,6 +323,7 @@ enum status page_unpack(struct backend *backend, void *kv, const struct kv_layou
 			const void *host);
 enum status page_bounds(struct backend *backend, const void *kv, const struct kv_layout *l, const int32_t *pages,
 			int32_t n);
+enum status bounds_read(struct backend *backend, const struct kv_layout *l, int32_t page, uint16_t *host);
 enum status page_norms(struct backend *backend, const void *kv, const struct kv_layout *l, const int32_t *pages,
 		       int32_t n, double *sums);
 enum status scan(struct backend *backend, const void *p, size_t bytes, uint64_t *sum);
@@ -324,6 +340,12 @@ enum status attention_part(struct backend *backend, const void *kv, const struct
 /* Waits for what is still being copied. */
 enum status far_settle(struct cuda_backend *b);
 void far_close(struct cuda_backend *b);
+
+/* ---- probe.cu ---- */
+
+/* What the rows of a layer give to the pages of their sequences' probes. scale: of scores. */
+enum status probe_pages(struct cuda_backend *b, const struct kv_layout *l, int32_t layer, const float *q,
+			int32_t n_head, float scale);
 
 /* ---- weights.cu ---- */
 

@@ -349,6 +349,8 @@ static void info(const struct backend *backend, struct backend_info *out)
 	out->chooses_pages = true;
 	out->weighs_pages = true;
 	out->turns_chunks = true;
+	out->probes_pages = true;
+	out->adds_to_logits = true;
 	memcpy(out->detail, b->detail, sizeof out->detail);
 }
 
@@ -380,6 +382,8 @@ static void destroy(struct backend *backend)
 	cudaFree(b->part_weights.p);
 	cudaFree(b->whole_weights.p);
 	cudaFree(b->chosen.p);
+	cudaFree(b->probed.p);
+	cudaFree(b->probe_bounds.p);
 	cudaFree(b->rope.p);
 	cudaFree(b->turned.p);
 	cudaFree(b->turns.p);
@@ -432,6 +436,7 @@ static struct backend_ops make_ops()
 	o.page_pack = page_pack;
 	o.page_unpack = page_unpack;
 	o.page_bounds = page_bounds;
+	o.bounds_read = bounds_read;
 	o.page_layers = page_layers;
 	o.page_norms = page_norms;
 	o.sync = sync;

@@ -249,6 +249,14 @@ struct look_sums {
 	unsigned long long n, entropy, largest;
 };
 
+/*
+ * A sequence whose first places' logits are raised (batch_seq.plus): where what is added begins in attention_args.plus,
+ * and of how many pages it is. n_pages 0: none is.
+ */
+struct attention_raise {
+	int32_t first, n_pages;
+};
+
 struct attention_args {
 	const uint8_t *kv;
 	struct kv_place place;
@@ -288,7 +296,7 @@ struct attention_args {
 	 * which is the i-th.
 	 */
 	uint64_t part_wide[2];
-	/* of items of `whole` in parts, of those that tell, and with `turned`: [block][register][thread] */
+	/* of items of `whole` in parts, of those that tell, and with `turned` or `raises`: [block][register][thread] */
 	float *state;
 	/*
 	 * NULL, or the queries that keys of chunks meet, times the scale, in powers of two: [n_rows][CHUNK_KINDS]
@@ -297,6 +305,8 @@ struct attention_args {
 	 */
 	const __half *turned;
 	int chunk_pages;
+	const struct attention_raise *raises; /* [n_seqs]; NULL: nobody's logits are raised */
+	const float *plus;		      /* in powers of two */
 };
 
 /* Rows of one item of `parts` and of `whole` for a model's heads. */

@@ -395,12 +395,18 @@ static enum status do_attention(struct cuda_backend *b, const void *kv, const st
 		TRY(choose(b, l, layer, q, n_head));
 		a.chosen = static_cast<const int32_t *>(b->chosen.p);
 	}
+	if (params->window == 0)
+		TRY(probe_pages(b, l, layer, q, n_head, params->scale));
 	a.parts = uploaded<struct attention_item>(b, work->parts);
 	a.n_parts = work->n_parts;
 	a.whole = uploaded<struct attention_item>(b, work->whole);
 	a.n_whole = work->n_whole;
 	a.merges = uploaded<struct merge_item>(b, work->merges);
 	a.n_merges = work->n_merges;
+	if (b->n_raised) {
+		a.raises = uploaded<struct attention_raise>(b, b->raises);
+		a.plus = uploaded<float>(b, b->plus);
+	}
 	if (b->told_bytes) {
 		a.part_weights = static_cast<struct page_weight *>(b->part_weights.p);
 		a.whole_weights = static_cast<struct page_weight *>(b->whole_weights.p);

@@ -345,7 +345,7 @@ enum status put_plan(struct cuda_backend *b)
 	b->graphs.key.most = plan->n_choosers ? plan->most : 0;
 	TRY(upload_room(b, bytes));
 	TRY(grow_for(b, slots, weights, &d[LAYERS_ALL]));
-	for (int i = 0; (b->told_bytes || plan->chunk) && i < kinds; i++)
+	for (int i = 0; asks_more(b) && i < kinds; i++)
 		TRY(grow_state(b, d[i].n_whole));
 	for (int i = 0; i < kinds; i++)
 		put_division(b, i, &d[i], n_parts[i]);

@@ -144,7 +144,7 @@ if [ -x "$sanitizer" ]; then
 			"$tools/compare-model" "$work/tiny-Q4_K.gguf" "$device" "$reference" 130 3
 	done
 	# What only context policies, positions in chunks, and conversations larger than the pool ask of a device.
-	for only in choice mass chunks far; do
+	for only in choice mass plus probe chunks far; do
 		for tool in memcheck racecheck; do
 			part "compute-sanitizer $tool, $only" 40 "$sanitizer" --tool "$tool" --error-exitcode 1 \
 				"$tools/compare-ops" "$device" --only "$only"

@@ -68,3 +68,5 @@ void compare_choice(struct pair *p);
 void compare_chunks(struct pair *p);
 void compare_far(struct pair *p);
 void compare_mass(struct pair *p);
+void compare_plus(struct pair *p);
+void compare_probe(struct pair *p);
