@@ -191,7 +191,8 @@ template <int dim, int n8> struct split_of<dim, n8, PAGES_BF16> : split_of_eleme
 
 /*
  * blockIdx.y: the KV head and, when an item has more than 8 * n8 queries, which of them. exact: head_dim is dim. tells:
- * some items say what they gave to pages, or have their logits raised, for which the others have no registers.
+ * some items say what they gave to pages, have their logits raised, or have keys of chunks, for which the others have no
+ * registers.
  */
 template <int dim, bool exact, int n8, enum kv_form form, bool tells>
 __global__ void __launch_bounds__(32 * PART_WARPS, 2) attend_parts(struct attention_args a)
@@ -234,8 +235,15 @@ __global__ void __launch_bounds__(32 * PART_WARPS, 2) attend_parts(struct attent
 	split_of<dim, n8, form> split;
 	struct page_place page = page_at(0);
 	split.load_keys(page, head_dim, lane);
+	int met = -1;
 	for (int i = 0; i < n_pages; i++) {
 		const struct page_place next = page_at(min(i + 1, n_pages - 1));
+		if (tells && a.turned) {
+			const int keys = keys_of_page(first_page + i, item.first_position, a.chunk_pages);
+			if (keys != met)
+				x.meet(a, keys, head_dim, head_kv * group, group, item.first_row, first, n, lane);
+			met = keys;
+		}
 		struct page_weights<n8> told = {};
 		float plus[2];
 		raised.load(first_page + i, lane, plus);
@@ -321,8 +329,9 @@ __device__ void tell_whole(const struct attention_args &a, const struct attentio
 }
 
 /*
- * ROWS_TELL: some items say what they gave to pages, or have their logits raised. ROWS_IN_PARTS: they go on with what
- * the part before has left. Both want registers, so that their weighted values are in memory between splits.
+ * ROWS_TELL: some items say what they gave to pages, have their logits raised, or have keys of chunks. ROWS_IN_PARTS:
+ * they go on with what the part before has left; keys may be of chunks as well. Both want registers, so that their
+ * weighted values are in memory between splits.
  */
 enum rows_mode { ROWS_PLAIN, ROWS_TELL, ROWS_IN_PARTS };
 
@@ -437,6 +446,7 @@ __global__ void __launch_bounds__(32 * WHOLE_WARPS, 1) attend_whole(struct atten
 	for (int page = 0; page < WHOLE_STAGES - 1; page++)
 		copy_page(first_page + page);
 
+	int met = -1;
 	for (int page = first_page; page < n_pages; page++) {
 		const int first_token = page * PAGE_TOKENS;
 		cp_async_wait<WHOLE_STAGES - 2>();
@@ -446,6 +456,12 @@ __global__ void __launch_bounds__(32 * WHOLE_WARPS, 1) attend_whole(struct atten
 			continue;
 		if (page > first_page && page % SPLIT_PAGES == 0)
 			fold();
+		if (in_memory && a.turned) {
+			const int keys = keys_of_page(page, item.first_position, a.chunk_pages);
+			if (keys != met)
+				x.meet(a, keys, head_dim, head_kv * group, group, item.first_row, first, n, lane);
+			met = keys;
+		}
 		const auto stage = stages + page % WHOLE_STAGES * 2 * bytes;
 		float s[n8][4];
 		uint32_t p[n8][2];
@@ -570,7 +586,7 @@ static cudaError_t launch(const struct attention_args &a, cudaStream_t stream)
 		constexpr enum rows_mode mode = tells ? ROWS_TELL : ROWS_PLAIN;
 		const size_t shared = WHOLE_STAGES * 2 * head_bytes(a.head_dim);
 		const dim3 grid(static_cast<unsigned>(a.n_whole), heads), block(32 * WHOLE_WARPS);
-		if constexpr (is_plain(form) && !tells) {
+		if constexpr (is_plain(form) && tells) {
 			if (a.in_parts) {
 				GPU_LAUNCH((attend_whole<dim, exact, n8, form, ROWS_IN_PARTS>), grid, block, shared,
 					   stream, a);
@@ -583,10 +599,10 @@ static cudaError_t launch(const struct attention_args &a, cudaStream_t stream)
 	return e;
 }
 
-/* Whether it takes the kernels with `tells`. */
+/* Whether it takes the kernels with `tells`, or with ROWS_IN_PARTS. */
 static inline bool asks_more(const struct attention_args &a)
 {
-	return a.tells || a.raises;
+	return a.tells || a.turned || a.raises || (a.in_parts && a.n_whole);
 }
 
 /* These have no shapes of their own. */

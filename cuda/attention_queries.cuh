@@ -10,7 +10,7 @@
 namespace GPU_NS
 {
 
-static constexpr float NO_SCORE = -1e30f, LOG2_E = 1.44269504f;
+static constexpr float NO_SCORE = -1e30f;
 enum {
 	SPLIT_PAGES = SPLIT_TOKENS / PAGE_TOKENS,
 	PART_WARPS = 4,
@@ -41,6 +41,15 @@ __device__ __forceinline__ float softcapped(float score, const struct bounds &to
 __device__ __forceinline__ int first_seen(int position, const struct attention_params &p)
 {
 	return p.window > 0 ? max(position + 1 - p.window, 0) : 0;
+}
+
+/*
+ * Of rows of one chunk, how they meet the keys of a page (enum rope_chunk). first_position: of one of the rows.
+ */
+__device__ __forceinline__ int keys_of_page(int page, int first_position, int chunk_pages)
+{
+	const int apart = first_position / PAGE_TOKENS / chunk_pages - page / chunk_pages;
+	return min(apart, static_cast<int>(ROPE_CHUNKS_FAR));
 }
 
 /* 2^n for an integer n <= 0. */
@@ -168,6 +177,31 @@ template <int dim, int n8> struct queries {
 			}
 		}
 		clear();
+	}
+
+	/* Goes over to the queries that keys of a kind meet: struct attention_args.turned. The rest stays. */
+	__device__ __forceinline__ void meet(const struct attention_args &a, int keys, int head_dim, int first_head,
+					     int group, int first_row, int first, int n, int lane)
+	{
+		const int g = lane / 4, t = lane % 4;
+#pragma unroll
+		for (int k = 0; k < n8; k++) {
+			const int i = first + 8 * k + g;
+			const size_t row = first_row + i / group;
+			const __half *x = a.turned + ((row * CHUNK_KINDS + keys) * a.n_head + first_head + i % group) *
+							     head_dim;
+#pragma unroll
+			for (int b = 0; b < dim / 32; b++) {
+				const int d = 32 * b + 8 * t;
+				uint4 v = {0, 0, 0, 0};
+				if (i < n && d < head_dim)
+					v = ldg<uint4>(x + d);
+				q[k][b][0] = v.x;
+				q[k][b][1] = v.y;
+				q[k][b][2] = v.z;
+				q[k][b][3] = v.w;
+			}
+		}
 	}
 
 	__device__ __forceinline__ void clear()

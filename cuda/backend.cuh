@@ -71,6 +71,7 @@ struct attention_division {
 struct attention_plan {
 	bool made;
 	int n_head, n_head_kv, head_dim;
+	int chunk; /* tokens of a chunk (struct rope_chunks), of which an item's rows are all of one; 0: any */
 	struct attention_division of[LAYERS_KINDS];
 	size_t choosers;
 	int n_choosers;
@@ -165,6 +166,7 @@ struct cuda_backend {
 	struct attention_plan plan;
 	struct growing halves_x, halves_scale, partial, rope, scores, chosen;
 	struct growing state; /* of blocks that take rows through all their keys, where it is not in registers */
+	struct growing turned, turns; /* attention_args.turned, and chunk_table() */
 	int halves_rows, halves_stride;
 	/* Whose halves halves_x has: made beside the floats by whatever wrote them. NULL: nobody's. */
 	const float *halves_of;
@@ -199,6 +201,8 @@ struct cuda_backend {
 	const float *rope_freq;
 	float rope_magnitude;
 	int rope_pairs;
+	int rope_chunk;
+	const struct rope_params *turns_of; /* what turns.p has */
 	/* rope() waits for kv_write(), so that one launch does both. */
 	bool rope_waits;
 	struct rope_args rope_args;
@@ -226,7 +230,7 @@ enum status check(struct cuda_backend *b, cudaError_t e, const char *what);
 /* Whether attention takes kernels that keep their sums in memory: see asks_more() in attention.cuh. */
 inline bool asks_more(const struct cuda_backend *b)
 {
-	return b->told_bytes || b->n_raised;
+	return b->told_bytes || b->n_raised || b->plan.chunk;
 }
 
 /* Memory that graphs point to has moved or gone. */
@@ -235,6 +239,13 @@ void graphs_forget(struct cuda_backend *b);
 inline int ceil_div(int a, int b)
 {
 	return (a + b - 1) / b;
+}
+
+/* The angles are those of another step, or were never made. */
+inline void forget_angles(struct cuda_backend *b)
+{
+	b->rope_freq = NULL;
+	b->turns_of = NULL;
 }
 
 inline int min_int(int a, int b)
@@ -280,8 +291,11 @@ enum status step_finish(struct cuda_backend *b);
 
 /* For the heads that the plan names. It is not sent. */
 enum status put_plan(struct cuda_backend *b);
-/* The plan for these heads, made and sent if step_upload() has not. */
-enum status plan_attention(struct cuda_backend *b, int n_head, int n_head_kv, int head_dim);
+/*
+ * The plan for these heads, made and sent if step_upload() has not. chunk: where keys are of chunks, their size; else
+ * 0, for which any plan will do.
+ */
+enum status plan_attention(struct cuda_backend *b, int n_head, int n_head_kv, int head_dim, int chunk);
 
 /* The `sample` of backend.h. */
 enum status step_sample(struct cuda_backend *b, float *logits, int32_t n_vocab, int32_t stride,

@@ -91,6 +91,9 @@ void worker_finish_request(struct worker *w, struct request *r, enum engine_fini
 		r->usage.queue_ns = now - r->submitted_ns;
 	context_describe(&r->policy, &r->kv, w->e->pool, &r->usage.context);
 	describe_spill(w, r, &r->usage.context);
+	r->usage.context.recalls = r->recall.n_choices;
+	r->usage.context.pages_recomputed = r->recall.again_pages;
+	r->usage.context.tokens_recomputed = r->recall.again_tokens;
 	describe_diagnostics(r, &r->usage.context.diagnostics);
 	context_describe_trigger(&r->spec->context, &r->trigger, &r->policy, &r->kv, &r->usage.context);
 	w->stats.context_triggered[r->usage.context.trigger] += r->usage.context.trigger_asked;

@@ -46,6 +46,7 @@ def test_every_way_to_ask_ends_with_the_right_status(args, status, word):
         assert len(r.stderr.splitlines()) == 1 and r.stdout == ""
 
 
+@pytest.mark.trained
 def test_inspect_tells_what_is_in_the_file():
     text = kvasir("inspect", MODEL).stdout
     for word in ("llama", "49,152", "Q4_1", "chat template"):
@@ -54,6 +55,7 @@ def test_inspect_tells_what_is_in_the_file():
     assert "llama" in json.dumps(facts)
 
 
+@pytest.mark.trained
 def test_bench_measures_each_test_against_the_memory():
     args = ["bench", "--model", MODEL, "--prefill", "16", "--decode", 2, "--depth", "40,0", "--batch", "1,3", "--runs", 1, "--random-kv"]
     r = json.loads(kvasir(*args, "--json").stdout)
@@ -73,6 +75,7 @@ def test_bench_measures_each_test_against_the_memory():
     assert [line.split()[0] for line in table[2:]] == [x["test"] for x in rows]
 
 
+@pytest.mark.trained
 def test_generate_streams_text_and_repeats_itself():
     args = ["generate", "--model", MODEL, "--prompt", "The capital of France is", "--max-tokens", 8, "--temperature", 0]
     first = kvasir(*args)
@@ -82,6 +85,7 @@ def test_generate_streams_text_and_repeats_itself():
     assert kvasir(*args[:4], "-", *args[5:], stdin="The capital of France is").stdout == first.stdout
 
 
+@pytest.mark.trained
 def test_generate_applies_the_chat_template():
     r = kvasir("generate", "--model", MODEL, "--prompt", "Hi", "--chat", "--max-tokens", 8, "--temperature", 0)
     assert r.stdout.startswith("Hello")

@@ -23,7 +23,7 @@ def serve(model, *args):
 def test_the_block_at_the_start_names_what_runs(daemon):
     text = daemon.stdout()
     assert f"http://127.0.0.1:{daemon.port}" in text
-    for word in ("ready", "model", "SmolLM2", "llama", "context", "8192", "threads" if os.cpu_count() > 1 else "thread", "KV cache"):
+    for word in ("ready", "model", os.path.basename(MODEL), "llama", "context", "8192", "threads" if os.cpu_count() > 1 else "thread", "KV cache"):
         assert word in text, word
 
 

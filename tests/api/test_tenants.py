@@ -290,9 +290,11 @@ def test_a_key_with_a_long_queue_does_not_hold_up_another(tmp_path):
         for t in crowd:
             t.start()
         eventually(lambda: key_row(d, "alice")["waiting"] >= 6, 10, "the crowd waits")
+        late = threading.Thread(target=ask, args=(bob, "bob", 0))
+        late.start()
+        eventually(lambda: key_row(d, "bob")["waiting"] + key_row(d, "bob")["running"] or "bob" in order, 10, "bob's is there")
         done = len(order)
-        ask(bob, "bob", 0)
-        for t in crowd:
+        for t in [*crowd, late]:
             t.join()
     assert order.index("bob") <= done + 2, order  # those that were done already, the one that ran, and one more
 

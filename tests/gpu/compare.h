@@ -65,6 +65,7 @@ void compare_products(struct pair *p);
 void compare_rows(struct pair *p);
 void compare_attention(struct pair *p);
 void compare_choice(struct pair *p);
+void compare_chunks(struct pair *p);
 void compare_far(struct pair *p);
 void compare_mass(struct pair *p);
 void compare_merge(struct pair *p);

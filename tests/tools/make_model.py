@@ -38,6 +38,9 @@ by token, until the end of the answer or the limit of the context is reached. Th
 PRESETS = {
     "llama-1b": {"arch": "llama", "layers": 16, "embd": 2048, "ff": 8192, "heads": 32, "kv_heads": 8, "head_dim": 64,
                  "vocab": 49152, "ctx": 8192, "tied": True},
+    # A token has as much KV as with SmolLM2-135M, on which tests of the server count, and hardly any weights.
+    "smollm2-kv": {"arch": "llama", "type": "Q4_0", "layers": 30, "embd": 64, "ff": 64, "heads": 3, "kv_heads": 3, "head_dim": 64,
+                   "ctx": 8192, "tied": True, "chat_template": "chatml"},
 }
 
 
