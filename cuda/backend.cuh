@@ -128,6 +128,16 @@ struct far_plan {
 enum { FAR_STAGES = 3, FAR_STAGE_PAGES = 128 };
 static_assert(FAR_STAGE_PAGES == 128, "attention_args.part_wide has a bit for each");
 
+/* Bounds of the pages of a probe, whole, on the device: [n][n_layer][n_head_kv][least, greatest][head_dim]. */
+struct known_bounds {
+	uint64_t name; /* 0: the place is free */
+	struct growing memory;
+	int32_t n;
+	uint64_t last_used;
+};
+
+enum { KNOWN_MAX = 16 };
+
 struct far_stages {
 	struct far_plan *plans; /* [n_plans] of this step, room for cap_plans */
 	int n_plans, cap_plans;
@@ -194,6 +204,8 @@ struct cuda_backend {
 	 * offset into the upload. And bounds of such pages.
 	 */
 	struct growing probed, probe_bounds;
+	struct known_bounds known[KNOWN_MAX];
+	uint64_t known_clock;
 	struct growing spot_turns; /* angles by which keys are turned that are merged */
 	size_t probed_bytes, probed_at;
 	/* Pages whose tokens' logits are raised; offsets into the upload of attention_args.raises and plus. */
@@ -349,6 +361,8 @@ void far_close(struct cuda_backend *b);
 /* What the rows of a layer give to the pages of their sequences' probes. scale: of scores. */
 enum status probe_pages(struct cuda_backend *b, const struct kv_layout *l, int32_t layer, const float *q,
 			int32_t n_head, float scale);
+/* The bounds that are known are others' from now on. */
+void probe_forget(struct cuda_backend *b);
 
 /* ---- spots.cu: what backend.h has for merging ---- */
 

@@ -141,6 +141,7 @@ static enum status reserve(struct backend *backend, int32_t max_rows, int32_t ma
 		return STATUS_UNSUPPORTED;
 	}
 	stage_free(b);
+	probe_forget(b);
 	if (b->wide != layout->wide || b->watch != layout->watch)
 		graphs_forget(b); /* the uploaded arrays lie otherwise with wide copies */
 	b->layout = *layout;
@@ -371,6 +372,7 @@ static void destroy(struct backend *backend)
 		stage_free(b);
 	}
 	graphs_forget(b);
+	probe_forget(b);
 	far_close(b);
 	upload_free(&b->upload);
 	cudaFree(b->halves_x.p);

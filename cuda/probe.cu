@@ -1,8 +1,8 @@
 /*
- * Rows that score pages which they do not see (struct page_probe of backend.h). The bounds of these are in host memory;
- * layer by layer, and so many pages at a time, they come to the device where the rows are, and what their bounds
- * promise becomes shares that are added up there until the step ends. The host decides what is copied, so a step with a
- * probe is no graph.
+ * Rows that score pages which they do not see (struct page_probe of backend.h). The bounds of these are in host memory,
+ * and come to the device where the rows are: those of probes with a name once, to be known there for later steps, as
+ * far as there is room for that; else layer by layer, and so many pages at a time. What they promise becomes shares
+ * that are added up until the step ends. The host decides what is copied, so a step with a probe is no graph.
  */
 #include "cuda/operations.cuh"
 #include "cuda/promise.cuh"
@@ -11,18 +11,19 @@ namespace GPU_NS
 {
 
 /*
- * Pages whose bounds are on the device at a time, and scores that rows leave there; on the execution model few, so that
- * tests take turns.
+ * Pages whose bounds are on the device at a time, scores that rows leave there, and bytes of bounds that are known; on
+ * the execution model few, so that tests take turns.
  */
 #ifdef KVASIR_HOST_CUDA
-enum { PROBE_PAGES = 5, PROBE_SCORES = 64 };
+enum { PROBE_PAGES = 5, PROBE_SCORES = 64, KNOWN_BYTES = 48 << 10 };
 #else
-enum { PROBE_PAGES = 4096, PROBE_SCORES = 8 << 20 };
+enum { PROBE_PAGES = 4096, PROBE_SCORES = 8 << 20, KNOWN_BYTES = 256 << 20 };
 #endif
 
 /* Some rows of a sequence in one layer. */
 struct probe_args {
-	const uint16_t *bounds; /* of n pages from `first` on: [n][n_head_kv][least, greatest][head_dim] */
+	const uint16_t *bounds; /* of n pages from `first` on, [n_head_kv][least, greatest][head_dim] of each */
+	size_t apart;           /* elements from one page's to the next one's */
 	bool bf16;
 	int first, n;
 	int n_pages; /* of the probe */
@@ -38,7 +39,7 @@ __global__ void __launch_bounds__(SCORE_THREADS) score_elsewhere(struct probe_ar
 {
 	const int row = blockIdx.x / a.n_head_kv, head_kv = blockIdx.x % a.n_head_kv, group = a.n_head / a.n_head_kv;
 	const size_t of_head = 2 * static_cast<size_t>(a.head_dim);
-	score_run({a.bounds + head_kv * of_head, a.n_head_kv * of_head, a.bf16},
+	score_run({a.bounds + head_kv * of_head, a.apart, a.bf16},
 		  {a.q + (static_cast<size_t>(row) * a.n_head + head_kv * group) * a.head_dim, group, a.head_dim}, 0,
 		  a.n, a.scores + static_cast<size_t>(blockIdx.x) * a.n_pages + a.first, [](int i) { return i; });
 }
@@ -75,6 +76,93 @@ __global__ void __launch_bounds__(WEIGH_THREADS) weigh_elsewhere(struct probe_ar
 	}
 }
 
+/* ---- Bounds that are known ---- */
+
+static void forget(struct cuda_backend *b, struct known_bounds *k)
+{
+	if (k->memory.p) { /* rows may be reading it */
+		cudaStreamSynchronize(b->stream);
+		cudaFree(k->memory.p);
+	}
+	*k = {};
+}
+
+void probe_forget(struct cuda_backend *b)
+{
+	for (int i = 0; i < KNOWN_MAX; i++)
+		forget(b, &b->known[i]);
+}
+
+/* Room for so many bytes in a place, which has lost what it had; those unused for longest make room. */
+static bool make_room(struct cuda_backend *b, struct known_bounds *k, size_t bytes)
+{
+	size_t all = 0;
+	const uint64_t name = k->name, now = k->last_used;
+	forget(b, k);
+	for (int i = 0; i < KNOWN_MAX; i++)
+		all += b->known[i].memory.bytes;
+	while (all + bytes > KNOWN_BYTES) {
+		struct known_bounds *oldest = NULL;
+		for (int i = 0; i < KNOWN_MAX; i++)
+			if (b->known[i].memory.p && (!oldest || b->known[i].last_used < oldest->last_used))
+				oldest = &b->known[i];
+		if (!oldest)
+			return false;
+		all -= oldest->memory.bytes;
+		forget(b, oldest);
+	}
+	if (cudaMalloc(&k->memory.p, bytes) != cudaSuccess) {
+		cudaGetLastError(); /* it goes without */
+		k->memory.p = NULL;
+		return false;
+	}
+	k->memory.bytes = bytes;
+	k->name = name;
+	k->last_used = now;
+	return true;
+}
+
+/* The place of a name, or the one unused for longest. */
+static struct known_bounds *place_of(struct cuda_backend *b, uint64_t name)
+{
+	struct known_bounds *oldest = &b->known[0];
+	for (int i = 0; i < KNOWN_MAX; i++) {
+		struct known_bounds *k = &b->known[i];
+		if (k->name == name)
+			return k;
+		oldest = k->last_used < oldest->last_used ? k : oldest;
+	}
+	forget(b, oldest);
+	oldest->name = name;
+	return oldest;
+}
+
+/* *out: the bounds of all pages of a probe on the device, or NULL: it has no name, or there is no room. */
+static enum status know(struct cuda_backend *b, const struct page_probe *probe, size_t of_page, const uint16_t **out)
+{
+	const size_t bytes = of_page * sizeof *probe->bounds, n = static_cast<size_t>(probe->n_pages);
+	*out = NULL;
+	if (probe->name == 0 || n > KNOWN_BYTES / bytes)
+		return STATUS_OK;
+	struct known_bounds *k = place_of(b, probe->name);
+	k->last_used = ++b->known_clock;
+	/* More of them come by and by. */
+	if (n * bytes > k->memory.bytes && !make_room(b, k, (n + n / 4) * bytes) && !make_room(b, k, n * bytes))
+		return STATUS_OK;
+	const size_t known = static_cast<size_t>(k->n);
+	if (known < n)
+		TRY(latch(b, check(b,
+				   cudaMemcpyAsync(static_cast<uint8_t *>(k->memory.p) + known * bytes,
+						   probe->bounds + known * of_page, (n - known) * bytes,
+						   cudaMemcpyHostToDevice, b->stream),
+				   "bringing bounds of pages")));
+	k->n = k->n > probe->n_pages ? k->n : probe->n_pages;
+	*out = static_cast<const uint16_t *>(k->memory.p);
+	return STATUS_OK;
+}
+
+/* ---- Scores ---- */
+
 /* The bounds of a layer in n pages from a.first on go to the device. */
 static enum status bring_bounds(struct cuda_backend *b, const struct page_probe *probe, const struct kv_layout *l,
 				int32_t layer, const struct probe_args &a)
@@ -96,21 +184,28 @@ static enum status probe_rows(struct cuda_backend *b, const struct batch_seq *se
 	const struct page_probe *probe = seq->probe;
 	const size_t lists = static_cast<size_t>(l->n_head_kv) * static_cast<size_t>(probe->n_pages);
 	const int at_once = PROBE_SCORES / lists > 1 ? static_cast<int>(PROBE_SCORES / lists) : 1;
+	const size_t of_layer = 2 * static_cast<size_t>(l->n_head_kv * l->head_dim),
+		     of_page = of_layer * static_cast<size_t>(l->n_layer);
 	const float *q = a.q;
+	const uint16_t *known;
+	TRY(know(b, probe, of_page, &known));
 	TRY(latch(b, grow(b, &b->scores, static_cast<size_t>(min_int(at_once, seq->n_rows)) * lists * sizeof(float))));
-	TRY(latch(b, grow(b, &b->probe_bounds,
-			  static_cast<size_t>(min_int(PROBE_PAGES, probe->n_pages)) * 2 *
-				  static_cast<size_t>(l->n_head_kv * l->head_dim) * sizeof(uint16_t))));
-	a.bounds = static_cast<const uint16_t *>(b->probe_bounds.p);
+	const int pages_at_once = known ? probe->n_pages : min_int(PROBE_PAGES, probe->n_pages);
+	if (!known)
+		TRY(latch(b, grow(b, &b->probe_bounds,
+				  static_cast<size_t>(pages_at_once) * of_layer * sizeof(uint16_t))));
+	a.bounds = known ? known + static_cast<size_t>(layer) * of_layer
+			 : static_cast<const uint16_t *>(b->probe_bounds.p);
+	a.apart = known ? of_page : of_layer;
 	a.scores = static_cast<float *>(b->scores.p);
 	a.n_pages = probe->n_pages;
 	for (int row = 0; row < seq->n_rows; row += at_once) {
 		const unsigned heads =
 			static_cast<unsigned>(min_int(at_once, seq->n_rows - row)) * static_cast<unsigned>(a.n_head_kv);
 		a.q = q + static_cast<size_t>(seq->first_row + row) * static_cast<size_t>(a.n_head * a.head_dim);
-		for (a.first = 0; a.first < a.n_pages; a.first += PROBE_PAGES) {
-			a.n = min_int(PROBE_PAGES, a.n_pages - a.first);
-			if (row == 0 || a.n < a.n_pages)
+		for (a.first = 0; a.first < a.n_pages; a.first += pages_at_once) {
+			a.n = min_int(pages_at_once, a.n_pages - a.first);
+			if (!known && (row == 0 || a.n < a.n_pages))
 				TRY(bring_bounds(b, probe, l, layer, a));
 			GPU_LAUNCH(score_elsewhere, dim3(heads, score_runs(a.n)), dim3(SCORE_THREADS), 0, b->stream, a);
 			TRY(latch(b, check(b, cudaGetLastError(), "scoring pages elsewhere")));

@@ -201,6 +201,11 @@ struct page_probe {
 	/* [n_pages][n_layer][n_head_kv][least, greatest][head_dim] host memory, elements as in struct kv_bounds */
 	const uint16_t *bounds;
 	uint64_t *score;        /* [n_pages] in units of 2^-KV_MASS_BITS */
+	/*
+	 * 0, or a name by which the backend may know them again: between two reserve()s, pages of one name only come
+	 * behind those that there were.
+	 */
+	uint64_t name;
 };
 
 /*

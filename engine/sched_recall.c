@@ -92,6 +92,7 @@ static void prepare_probe(struct request *r)
 	struct page_probe *p = &c->probe;
 	const struct kv_attic *a = r->kv.attic;
 	p->bounds = a->bounds;
+	p->name = a->serial;
 	if (c->cap_probe < a->n) {
 		uint64_t *score = realloc(p->score, (size_t)a->n * sizeof *score);
 		if (!score)

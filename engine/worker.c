@@ -434,7 +434,8 @@ static enum status start(struct worker *w, struct error *err)
 	if (st == STATUS_NOMEM)
 		return error_set(err, st, "no memory to look at pages");
 	w->sched.scorer = st == STATUS_OK ? &w->scorer : NULL;
-	enum status merges = kv_page_merger_create(e->backend, e->pool, rope_of, e->model, &w->merger);
+	enum status merges = kv_page_merger_create(e->backend, kv_pool_slab(e->pool), &e->layout, rope_of, e->model,
+						    &w->merger);
 	if (merges == STATUS_NOMEM)
 		return error_set(err, merges, "no memory to merge pages");
 	w->sched.merger = merges == STATUS_OK ? kv_page_merger_ops(w->merger) : NULL;

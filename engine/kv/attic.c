@@ -33,6 +33,7 @@ struct kv_attic *kv_attic_create(struct kv_attics *of)
 		return NULL;
 	name_page(&nobodys, ++of->serial, &name);
 	a->of = of;
+	a->serial = of->serial;
 	a->base = name.key;
 	return a;
 }

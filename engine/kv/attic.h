@@ -32,6 +32,7 @@ struct kv_attics {
 /* Pages of one sequence; it moves with it. */
 struct kv_attic {
 	struct kv_attics *of;
+	uint64_t serial; /* nobody else's, above 0 */
 	struct kv_key base;
 	int32_t n, cap;
 	int32_t *number;  /* [n] of pages in the conversation, ascending */

@@ -65,11 +65,11 @@ size_t kv_merge_bytes(const struct kv_seq *s);
 struct kv_page_merger;
 
 /*
- * For the pages of a pool on b, by the host where it can read them, else by the backend; rope_of(arg, layer): how that
- * layer's keys are rotated, valid as long as the merger is used. UNSUPPORTED: the pages are narrow, or neither can do
- * it, or attention on b adds nothing to logits. NOMEM.
+ * For pages of that layout in device memory of b, by the host where it can read them, else by the backend;
+ * rope_of(arg, layer): how that layer's keys are rotated, valid as long as the merger is used. UNSUPPORTED: the pages
+ * are narrow, or neither can do it, or attention on b adds nothing to logits. NOMEM.
  */
-enum status kv_page_merger_create(struct backend *b, const struct kv_pool *pool,
+enum status kv_page_merger_create(struct backend *b, void *slab, const struct kv_layout *layout,
 				  const struct rope_params *(*rope_of)(const void *arg, int32_t layer), const void *arg,
 				  struct kv_page_merger **out);
 void kv_page_merger_destroy(struct kv_page_merger *m); /* NULL is allowed */

@@ -273,11 +273,10 @@ static int32_t *make_places(enum kv_block_order order, int32_t dim)
 	return at;
 }
 
-enum status kv_page_merger_create(struct backend *b, const struct kv_pool *pool,
+enum status kv_page_merger_create(struct backend *b, void *slab, const struct kv_layout *l,
 				  const struct rope_params *(*rope_of)(const void *arg, int32_t layer), const void *arg,
 				  struct kv_page_merger **out)
 {
-	const struct kv_layout *l = kv_pool_layout(pool);
 	static const struct kv_merger by_hand = {host_are_sound, host_apart, host_join, host_move};
 	static const struct kv_merger by_backend = {device_are_sound, device_apart, device_join, device_move};
 	struct backend_info info;
@@ -292,7 +291,7 @@ enum status kv_page_merger_create(struct backend *b, const struct kv_pool *pool,
 	*m = (struct kv_page_merger){
 		.ops = by_host ? by_hand : by_backend,
 		.backend = b,
-		.slab = kv_pool_slab(pool),
+		.slab = slab,
 		.layout = *l,
 		.pairs = info.kv_order.pairs,
 		.rope = malloc((size_t)l->n_layer * sizeof(struct rope_params *)),

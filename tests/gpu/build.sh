@@ -21,7 +21,7 @@ done
 	bf16="$avx512 -mavx512vbmi -mavx512bf16"
 	amx='-mamx-tile -mamx-bf16'
 	gcc $amx -E -x c /dev/null >/dev/null 2>&1 || amx= # without them the source has no kernels
-	for f in engine/backend.c engine/base/*.c engine/model/*.c engine/sample/*.c engine/cpu/*.c; do
+	for f in engine/backend.c engine/base/*.c engine/model/*.c engine/sample/*.c engine/cpu/*.c engine/kv/{merge_pages,tier_codec}.c; do
 		extra=''
 		case $f:$(uname -m) in
 		*/sha256_arm.c:* | */sha256_x86.c:* | */sha256.c:* | */hmac.c:*) continue ;; # only the KV index and what moves sessions hash

@@ -9,16 +9,14 @@
 
 enum { LAYERS = 3, PAGES = 9, USED = 6, PLACES = USED * KV_PAGE_TOKENS };
 
-static const struct kv_holder me = {KV_HOLDER_OTHER, 1};
-
 /* The same pages on one of the devices. */
 struct side {
 	struct backend *b;
 	struct kv_layout layout;
 	struct kv_order order;
-	struct kv_pool *pool;
+	void *slab;
 	struct kv_page_merger *merger;
-	int32_t page[USED];
+	int32_t page[USED]; /* some of the slab's, in no order */
 	uint16_t *image; /* of the slab */
 };
 
@@ -65,12 +63,12 @@ static double number_at(const struct side *s, int32_t place, int32_t layer, int3
 
 static void write_image(struct side *s)
 {
-	must(s->b->ops->mem_write(s->b, kv_pool_slab(s->pool), s->image, slab_bytes(s)), "mem_write");
+	must(s->b->ops->mem_write(s->b, s->slab, s->image, slab_bytes(s)), "mem_write");
 }
 
 static void read_image(struct side *s)
 {
-	must(s->b->ops->mem_read(s->b, s->image, kv_pool_slab(s->pool), slab_bytes(s)), "mem_read");
+	must(s->b->ops->mem_read(s->b, s->image, s->slab, slab_bytes(s)), "mem_read");
 }
 
 static void open_side(struct table *t, struct side *s, struct backend *b, int32_t n_head_kv, int32_t dim)
@@ -80,24 +78,20 @@ static void open_side(struct table *t, struct side *s, struct backend *b, int32_
 	b->ops->info(b, &info);
 	s->order = info.kv_order;
 	must(kv_layout_for(b, &s->layout, LAYERS, n_head_kv, dim), "kv_layout_for");
-	must(kv_pool_create(b, &s->layout, PAGES, &s->pool, NULL), "kv_pool_create");
-	must(kv_page_merger_create(b, s->pool, rope_of, t, &s->merger), "kv_page_merger_create");
+	must(b->ops->mem_alloc(b, slab_bytes(s), &s->slab), "mem_alloc");
+	must(kv_page_merger_create(b, s->slab, &s->layout, rope_of, t, &s->merger), "kv_page_merger_create");
 	s->image = malloc(slab_bytes(s));
 	if (!s->image)
 		give_up("no memory");
 	memset(s->image, 0xFF, slab_bytes(s)); /* no numbers around those that are merged */
-	int32_t skipped = kv_pool_get(s->pool, me);
 	for (int i = 0; i < USED; i++)
-		s->page[i < USED / 2 ? USED / 2 - 1 - i : i] = kv_pool_get(s->pool, me);
-	kv_pool_unref(s->pool, skipped, me);
+		s->page[i] = (1 + 2 * i) % PAGES;
 }
 
 static void close_side(struct side *s)
 {
-	for (int i = 0; i < USED; i++)
-		kv_pool_unref(s->pool, s->page[i], me);
 	kv_page_merger_destroy(s->merger);
-	must(kv_pool_destroy(s->pool), "kv_pool_destroy");
+	s->b->ops->mem_free(s->b, s->slab, slab_bytes(s));
 	free(s->image);
 }
 

@@ -111,15 +111,35 @@ static void probes(struct pair *p, const char *elements, int32_t n_head_kv, int3
 	const double near = p->group_error > 0 || c->layout.type != c->reference_layout.type ? 0.15 : 1e-3;
 	compare_shares(&a, n_rows[0] * n_head_kv, near);
 	compare_shares(&z, n_rows[2] * n_head_kv, near);
-	/* By themselves, in steps of a few and of one. */
+	/*
+	 * By themselves, in steps of a few and of one; by names by which a device knows them again, too, under which
+	 * there are more of them by and by. Others come in between.
+	 */
 	uint64_t *again = malloc((size_t)n_pages * sizeof *again);
 	if (!again)
 		give_up("no memory");
-	for (int32_t chunk = 1; chunk <= 5; chunk += 4) {
-		const struct page_probe alone = {a.n, a.device, again};
+	for (int32_t chunk = 1; chunk <= 5; chunk += 2) {
+		uint64_t others[16];
 		memset(again, 0, (size_t)n_pages * sizeof *again);
 		c->at[0] = 0;
+		for (int32_t n = 1; chunk == 3 && n <= 16 && n <= a.n; n += 5) {
+			const struct page_probe fewer = {n, a.device, others, 7};
+			memset(others, 0, sizeof others);
+			begin_step(c);
+			add_rows(c, 0, 1);
+			run(c, p->device, o, 0, &fewer, 1);
+			c->at[0] = 0;
+		}
 		for (int32_t row = 0; row < n_rows[0]; row = c->at[0]) {
+			const struct page_probe alone = {a.n, a.device, again, chunk == 1 ? 0 : 7};
+			const struct page_probe other = {z.n < 16 ? z.n : 16, z.device, others, 100 + (uint64_t)row};
+			if (chunk == 5) {
+				memset(others, 0, sizeof others);
+				begin_step(c);
+				add_rows(c, 0, 1);
+				run(c, p->device, o, row, &other, 1);
+				c->at[0] = row;
+			}
 			begin_step(c);
 			add_rows(c, 0, chunk < n_rows[0] - row ? chunk : n_rows[0] - row);
 			run(c, p->device, o, row, &alone, 1);

@@ -65,7 +65,8 @@ static struct talk *open_talk(const char *device, const char *type, const struct
 	assert_int_equal(kv_layout_for(b, &t->layout, LAYERS, HEADS, DIM), STATUS_OK);
 	assert_int_equal(kv_pool_create(b, &t->layout, PAGES, &t->pool, NULL), STATUS_OK);
 	assert_int_equal(b->ops->reserve(b, PAGE, HEADS * DIM, &t->layout), STATUS_OK);
-	assert_int_equal(kv_page_merger_create(b, t->pool, rope_of, rope, &t->merger), STATUS_OK);
+	assert_int_equal(kv_page_merger_create(b, kv_pool_slab(t->pool), &t->layout, rope_of, rope, &t->merger),
+			 STATUS_OK);
 	return t;
 }
 
@@ -527,7 +528,8 @@ static void narrow_pages_are_refused(void **state)
 	assert_int_equal(kv_layout_for(b, &layout, LAYERS, HEADS, DIM), STATUS_OK);
 	kv_layout_narrow(&layout, KV_FORM_INT8);
 	assert_int_equal(kv_pool_create_narrow(b, &layout, 4, 1, &pool, NULL), STATUS_OK);
-	assert_int_equal(kv_page_merger_create(b, pool, rope_of, &ropes[0], &m), STATUS_UNSUPPORTED);
+	assert_int_equal(kv_page_merger_create(b, kv_pool_slab(pool), &layout, rope_of, &ropes[0], &m),
+			 STATUS_UNSUPPORTED);
 	assert_int_equal(kv_pool_destroy(pool), STATUS_OK);
 	b->ops->destroy(b);
 }
