@@ -10,6 +10,7 @@
 #include "engine/engine_internal.h"
 #include "engine/kv/seq.h"
 #include "engine/meter.h"
+#include "engine/tools.h"
 
 enum {
 	CHUNK = ENGINE_DEFAULT_STEP_TOKENS,

@@ -11,6 +11,7 @@
 #include "engine/bench_text.h"
 #include "engine/engine_internal.h"
 #include "engine/kv/policy.h"
+#include "engine/tools.h"
 
 enum {
 	TEXT_PART_BYTES = 32 << 10, /* of text that is tokenised at once */

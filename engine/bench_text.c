@@ -2,7 +2,7 @@
 
 #include <stdio.h>
 
-#include "engine/engine.h"
+#include "engine/tools.h"
 
 static const char *const names[] = {"Ada",   "Boris", "Clara",  "David", "Elena", "Farid", "Greta",  "Hugo",
                                     "Ines",  "Jonas", "Kira",   "Liam",  "Mona",  "Nils",  "Olga",   "Pavel",

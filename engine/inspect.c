@@ -10,7 +10,7 @@
 #include <string.h>
 
 #include "engine/base/utf8.h"
-#include "engine/engine.h"
+#include "engine/tools.h"
 
 enum {
 	TEXT_STRING_BYTES = 72, /* of a string value in the text form */

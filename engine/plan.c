@@ -6,6 +6,7 @@
 #include "engine/kv/overflow.h"
 #include "engine/kv/seq.h"
 #include "engine/sched.h"
+#include "engine/tools.h"
 
 static enum status check(const struct engine_plan_params *p, struct error *err)
 {

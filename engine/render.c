@@ -1,9 +1,9 @@
 /* Chat templates without an engine, for tools: engine.h, "Offline tools". */
 #include <stdlib.h>
 
-#include "engine/engine.h"
 #include "engine/text/builtin_templates.h"
 #include "engine/text/template.h"
+#include "engine/tools.h"
 
 struct engine_template {
 	struct template *compiled;

@@ -9,8 +9,8 @@
 #include <stdlib.h>
 #include <time.h>
 
-#include "engine/engine.h"
 #include "engine/kv/evict.h"
+#include "engine/tools.h"
 
 enum { NO_NODE = -1 };
 

@@ -1,10 +1,10 @@
 /* A vocabulary without a model: the offline tools' way to the tokenizer. */
 #include <stdlib.h>
 
-#include "engine/engine.h"
 #include "engine/model/gguf.h"
 #include "engine/splitting.h"
 #include "engine/text/tokenizer.h"
+#include "engine/tools.h"
 
 struct engine_vocab {
 	struct gguf *file;

@@ -9,7 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "engine/engine.h"
+#include "engine/tools.h"
 
 /* One line, whatever is quoted in it: file names and values may hold line ends and a terminal's control characters. */
 static void complain(const char *text)

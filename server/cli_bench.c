@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/engine.h"
+#include "engine/tools.h"
 
 struct args {
 	char *model, *device, *prefill, *depth, *batch, *kv_dtype, *rope_scaling;

@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "engine/engine.h"
+#include "engine/tools.h"
 
 struct args {
 	char *model, *device, *length, *policies, *text, *kv_dtype, *rope_scaling;

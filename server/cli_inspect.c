@@ -1,7 +1,7 @@
 /* kvasir inspect: what is in a model file. */
 #include "server/cli.h"
 
-#include "engine/engine.h"
+#include "engine/tools.h"
 
 struct args {
 	bool json;

@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "engine/engine.h"
+#include "engine/tools.h"
 
 struct args {
 	char *model, *kv_dtype, *rope_scaling;

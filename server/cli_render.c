@@ -6,7 +6,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "engine/engine.h"
+#include "engine/tools.h"
 #include "server/json.h"
 
 enum { ARENA_BYTES = 64 << 20 };

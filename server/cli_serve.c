@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "config/config.h"
-#include "engine/engine.h"
+#include "engine/tools.h"
 #include "server/auth.h"
 #include "server/mlflow.h"
 #include "server/server.h"

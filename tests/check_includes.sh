@@ -32,8 +32,8 @@ rule "the engine knows no network or JSON library" "engine cuda" \
 rule "a backend knows its interface, the block formats and the base library" engine/cpu "$(include engine/)" \
 	"$(include 'engine/(base/|backend\.h|cpu/|model/quant)')"
 rule "the CUDA backend likewise" cuda "$(include engine/)" "$(include 'engine/(base/|backend\.h|model/quant)')"
-rule "the server sees the engine through engine.h" server "$(include 'engine/|cuda/')" \
-	"$(include 'engine/(engine\.h|base/)')|server/json\.[ch]:.*engine/text/value\.h"
+rule "the server sees the engine through engine.h and tools.h" server "$(include 'engine/|cuda/')" \
+	"$(include 'engine/(engine\.h|tools\.h|base/)')|server/json\.[ch]:.*engine/text/value\.h"
 rule "libmicrohttpd stays behind http" server "$(include microhttpd)" '^server/http[a-z_]*\.[ch]:'
 rule "libwebsockets stays behind ws" server "$(include libwebsockets)" '^server/ws[a-z_]*\.[ch]:'
 rule "OpenSSL stays behind tls" server "$(include 'openssl/')" '^server/tls\.c:'

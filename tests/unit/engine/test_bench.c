@@ -2,7 +2,7 @@
 
 #include <math.h>
 
-#include "engine/engine.h"
+#include "engine/tools.h"
 #include "tests/support/tiny_model.h"
 
 enum { CONTEXT = 128, ROWS_MAX = 16 };

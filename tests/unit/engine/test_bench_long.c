@@ -7,7 +7,7 @@
 #include <math.h>
 
 #include "engine/bench_text.h"
-#include "engine/engine.h"
+#include "engine/tools.h"
 #include "tests/support/tiny_model.h"
 
 enum { CONTEXT = 1024, ROWS_MAX = 16 };

@@ -1,6 +1,8 @@
 /* The engine as the server uses it, over a tiny model and the reference backend: commands in, events out. */
 #include "tests/unit/engine/engine_fixture.h"
 
+#include "engine/tools.h"
+
 static const char *const prompts[] = {
 	"the first prompt",
 	"a second one, somewhat longer than the first",

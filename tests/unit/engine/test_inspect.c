@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <unistd.h>
 
-#include "engine/engine.h"
+#include "engine/tools.h"
 #include "engine/inspect.h"
 #include "tests/unit/model/gguf_builder.h"
 
