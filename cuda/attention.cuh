@@ -191,8 +191,8 @@ template <int dim, int n8> struct split_of<dim, n8, PAGES_BF16> : split_of_eleme
 
 /*
  * blockIdx.y: the KV head and, when an item has more than 8 * n8 queries, which of them. exact: head_dim is dim. tells:
- * some items say what they gave to pages, have their logits raised, or have keys of chunks, for which the others have no
- * registers.
+ * some items say what they gave to pages, have their logits raised, or have keys of chunks, for which the others have
+ * no registers.
  */
 template <int dim, bool exact, int n8, enum kv_form form, bool tells>
 __global__ void __launch_bounds__(32 * PART_WARPS, 2) attend_parts(struct attention_args a)

@@ -144,7 +144,8 @@ static void probes(struct pair *p, const char *elements, int32_t n_head_kv, int3
 			compare_known(c, o, &a, grows[i]);
 		for (int32_t row = 0; row < n_rows[0]; row = c->at[0]) {
 			const struct page_probe alone = {a.n, a.device, again, chunk == 1 ? 0 : NAME};
-			const struct page_probe other = {z.n < MOST_KNOWN ? z.n : MOST_KNOWN, z.device, others, 100 + (uint64_t)row};
+			const struct page_probe other = {z.n < MOST_KNOWN ? z.n : MOST_KNOWN, z.device, others,
+							 100 + (uint64_t)row};
 			if (chunk == 5) {
 				memset(others, 0, sizeof others);
 				begin_step(c);
