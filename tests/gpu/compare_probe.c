@@ -5,6 +5,8 @@
  */
 #include "tests/gpu/compare_cache.h"
 
+enum { NAME = 7, MOST_KNOWN = 20 };
+
 /* What one sequence has elsewhere. Bounds are numbers that both types of element have exactly. */
 struct elsewhere {
 	int32_t n;
@@ -91,6 +93,21 @@ static void compare_shares(const struct elsewhere *e, int32_t n_rows, double nea
 	}
 }
 
+/* The first n pages give as much under a name as without. */
+static void compare_known(struct cache *c, struct operand *o, const struct elsewhere *e, int32_t n)
+{
+	uint64_t with[MOST_KNOWN] = {0}, without[MOST_KNOWN] = {0};
+	for (int i = 0; i < 2; i++) {
+		const struct page_probe probe = {n, e->device, i ? with : without, i ? NAME : 0};
+		c->at[0] = 0;
+		begin_step(c);
+		add_rows(c, 0, 1);
+		run(c, c->p->device, o, 0, &probe, 1);
+	}
+	c->at[0] = 0;
+	row_result(memcmp(with, without, sizeof with) != 0, 0, "other bits for %d pages that are known", n);
+}
+
 static void probes(struct pair *p, const char *elements, int32_t n_head_kv, int32_t group, int32_t dim, int32_t n_pages)
 {
 	char name[64];
@@ -115,24 +132,20 @@ static void probes(struct pair *p, const char *elements, int32_t n_head_kv, int3
 	 * By themselves, in steps of a few and of one; by names by which a device knows them again, too, under which
 	 * there are more of them by and by. Others come in between.
 	 */
+	static const int32_t grows[] = {1, 16, 18, 20};
 	uint64_t *again = malloc((size_t)n_pages * sizeof *again);
 	if (!again)
 		give_up("no memory");
 	for (int32_t chunk = 1; chunk <= 5; chunk += 2) {
-		uint64_t others[16];
+		uint64_t others[MOST_KNOWN];
 		memset(again, 0, (size_t)n_pages * sizeof *again);
 		c->at[0] = 0;
-		for (int32_t n = 1; chunk == 3 && n <= 16 && n <= a.n; n += 5) {
-			const struct page_probe fewer = {n, a.device, others, 7};
-			memset(others, 0, sizeof others);
-			begin_step(c);
-			add_rows(c, 0, 1);
-			run(c, p->device, o, 0, &fewer, 1);
-			c->at[0] = 0;
-		}
+		for (size_t i = 0; chunk == 3 && i < sizeof grows / sizeof *grows && grows[i] <= a.n; i++)
+			compare_known(c, o, &a, grows[i]);
 		for (int32_t row = 0; row < n_rows[0]; row = c->at[0]) {
-			const struct page_probe alone = {a.n, a.device, again, chunk == 1 ? 0 : 7};
-			const struct page_probe other = {z.n < 16 ? z.n : 16, z.device, others, 100 + (uint64_t)row};
+			const struct page_probe alone = {a.n, a.device, again, chunk == 1 ? 0 : NAME};
+			const struct page_probe other = {z.n < MOST_KNOWN ? z.n : MOST_KNOWN, z.device, others,
+							 100 + (uint64_t)row};
 			if (chunk == 5) {
 				memset(others, 0, sizeof others);
 				begin_step(c);
