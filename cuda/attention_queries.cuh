@@ -208,8 +208,8 @@ template <int dim, int n8> struct queries {
 
 	/*
 	 * Weights of a page's tokens: s[k][c] for token g (c < 2) or g + 8 and query 2t + c % 2 becomes the right
-	 * operand of P V. scaled: weights are multiplied by rest[0] of token g, rest[1] of g + 8. more: `told` gets what
-	 * they were, and logits are raised by plus[0] of token g, plus[1] of g + 8.
+	 * operand of P V. scaled: weights are multiplied by rest[0] of token g, rest[1] of g + 8. more: `told` gets
+	 * what they were, and logits are raised by plus[0] of token g, plus[1] of g + 8.
 	 */
 	template <bool scaled, bool more>
 	__device__ __forceinline__ void weigh(float (&s)[n8][4], int first_token, int lane, const struct bounds &to,
