@@ -356,7 +356,6 @@ __global__ void __launch_bounds__(32 * WHOLE_WARPS, 1) attend_whole(struct atten
 	const int sees_from = first_seen(item.first_position, a.params) / PAGE_TOKENS;
 	const int first_page = in_parts ? max(sees_from, a.part_first) : sees_from;
 	const struct bounds to = bounds_of(a.params);
-	const struct raised_pages raised = tells ? raised_pages_of(a, item.seq) : raised_pages();
 	const int bytes = static_cast<int>(head_bytes(head_dim));
 	struct page_weight *weights =
 		tells && item.tells
@@ -477,7 +476,8 @@ __global__ void __launch_bounds__(32 * WHOLE_WARPS, 1) attend_whole(struct atten
 			scales = split_scales(scale.z, scale.w, lane);
 		}
 		float plus[2];
-		raised.load(page, lane, plus);
+		/* Looked up for each page: there are no registers that would keep it. */
+		(tells && is_plain(form) ? raised_pages_of(a, item.seq) : raised_pages()).load(page, lane, plus);
 		x.template weigh<!is_plain(form), tells>(s, first_token, lane, to, p, scales.rest, plus, told);
 		if (tells && item.tells)
 			x.tell(told, first, n, lane,

@@ -16,8 +16,8 @@ import sys
 
 # (pattern of the mangled name, architecture): bytes that are written to local memory and read back at most.
 ALLOWED = {
-    # Rows of a prompt that tell what they gave to narrow pages, on Turing: one value of 8 bytes, and nobody else's kernel.
-    (r"attend_wholeILi128ELb0ELi2EL7kv_form[12]ELNS_9rows_modeE1E", "sm_75"): 16,
+    # Rows of a prompt that tell what they gave to pages, or meet chunks, on Turing: one value, and nobody else's kernel.
+    (r"attend_wholeILi128ELb0ELi2EL7kv_form[0-3]ELNS_9rows_modeE1E", "sm_75"): 16,
 }
 
 ENTRY = re.compile(r"Compiling entry function '(\S+)' for '(\S+)'")
