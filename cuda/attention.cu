@@ -148,8 +148,8 @@ cudaError_t attention(const struct attention_args &a, cudaStream_t stream)
 		return attention_int8(a, stream);
 	if (a.place.form == KV_FORM_FP8_E4M3)
 		return attention_fp8(a, stream);
-	if (a.tells)
-		return attention_that_tells<KV_FORM_F16>(a, stream);
+	if (asks_more(a))
+		return attention_that_asks_more<KV_FORM_F16>(a, stream);
 	switch (a.head_dim) {
 	case 64:
 		return launch<64, true, KV_FORM_F16>(a, stream);

@@ -34,6 +34,32 @@ cudaError_t attention_bf16(const struct attention_args &a, cudaStream_t stream);
 cudaError_t attention_int8(const struct attention_args &a, cudaStream_t stream);
 cudaError_t attention_fp8(const struct attention_args &a, cudaStream_t stream);
 
+/* ---- Logits that are raised ---- */
+
+/* Of a sequence's pages, those whose tokens' logits are raised (batch_seq.plus). */
+struct raised_pages {
+	const float *plus; /* [n][PAGE_TOKENS] in powers of two */
+	int n;
+
+	/* Of a page's tokens g and g + 8. */
+	__device__ __forceinline__ void load(int page, int lane, float (&to)[2]) const
+	{
+		to[0] = to[1] = 0;
+		if (page < n) {
+			to[0] = plus[page * PAGE_TOKENS + lane / 4];
+			to[1] = plus[page * PAGE_TOKENS + lane / 4 + 8];
+		}
+	}
+};
+
+__device__ __forceinline__ struct raised_pages raised_pages_of(const struct attention_args &a, int seq)
+{
+	if (!a.raises)
+		return {NULL, 0};
+	const struct attention_raise r = a.raises[seq];
+	return {a.plus + r.first, r.n_pages};
+}
+
 /* ---- Parts ---- */
 
 /*
@@ -53,10 +79,11 @@ template <int dim, int n8, enum kv_form form> struct split_of_elements {
 				key[block] = load_key(block, head_dim, lane, load_global{page.keys});
 	}
 
-	template <bool tells>
+	template <bool asks_more>
 	__device__ __forceinline__ void run(queries<dim, n8> &x, int head_dim, int lane, int first_token, int first,
-					    int last, const struct bounds &to, const struct page_place &page,
-					    const struct page_place &next, bool more, struct page_weights<n8> &told)
+					    int last, const struct bounds &to, const float (&plus)[2],
+					    const struct page_place &page, const struct page_place &next, bool more,
+					    struct page_weights<n8> &told)
 	{
 		const float one[2] = {1.0f, 1.0f};
 		float s[n8][4];
@@ -77,12 +104,12 @@ template <int dim, int n8, enum kv_form form> struct split_of_elements {
 			x.scores(s, key_at);
 			if (more)
 				load_keys(next, head_dim, lane);
-			x.template weigh<false, tells>(s, first_token, lane, to, p, one, told);
+			x.template weigh<false, asks_more>(s, first_token, lane, to, p, one, plus, told);
 			x.template add_values<true>(p, first_token, first, last, lane,
 						   [&](int block) { return halves_of<form>(value[block]); });
 		} else {
 			x.scores(s, key_at);
-			x.template weigh<false, tells>(s, first_token, lane, to, p, one, told);
+			x.template weigh<false, asks_more>(s, first_token, lane, to, p, one, plus, told);
 			x.template add_values<true>(p, first_token, first, last, lane,
 						   [&](int block) { return halves_of<form>(load_block(block)); });
 		}
@@ -115,10 +142,11 @@ template <int dim, int n8, enum kv_form form> struct split_of_codes {
 		return load_value_codes(block, head_dim, lane, load_global{page.values + codes_offset(head_dim, 1)});
 	}
 
-	template <bool tells>
+	template <bool asks_more>
 	__device__ __forceinline__ void run(queries<dim, n8> &x, int head_dim, int lane, int first_token, int first,
-					    int last, const struct bounds &to, const struct page_place &page,
-					    const struct page_place &next, bool more, struct page_weights<n8> &told)
+					    int last, const struct bounds &to, const float (&plus)[2],
+					    const struct page_place &page, const struct page_place &next, bool more,
+					    struct page_weights<n8> &told)
 	{
 		float s[n8][4];
 		uint32_t p[n8][2];
@@ -140,7 +168,7 @@ template <int dim, int n8, enum kv_form form> struct split_of_codes {
 		}
 		if (more)
 			load_keys(next, head_dim, lane);
-		x.template weigh<true, tells>(s, first_token, lane, to, p, scales.rest, told);
+		x.template weigh<true, asks_more>(s, first_token, lane, to, p, scales.rest, plus, told);
 		if (page.wide)
 			x.template add_values<true>(p, first_token, first, last, lane, [&](int block) {
 				return load_value(block, head_dim, lane, load_global{page.values});
@@ -163,7 +191,8 @@ template <int dim, int n8> struct split_of<dim, n8, PAGES_BF16> : split_of_eleme
 
 /*
  * blockIdx.y: the KV head and, when an item has more than 8 * n8 queries, which of them. exact: head_dim is dim. tells:
- * some items say what they gave to pages, for which the others have no registers.
+ * some items say what they gave to pages, have their logits raised, or have keys of chunks, for which the others have no
+ * registers.
  */
 template <int dim, bool exact, int n8, enum kv_form form, bool tells>
 __global__ void __launch_bounds__(32 * PART_WARPS, 2) attend_parts(struct attention_args a)
@@ -185,6 +214,7 @@ __global__ void __launch_bounds__(32 * PART_WARPS, 2) attend_parts(struct attent
 	if (n_pages <= 0)
 		return;
 	const struct bounds to = bounds_of(a.params);
+	const struct raised_pages raised = tells ? raised_pages_of(a, item.seq) : raised_pages();
 
 	queries<dim, n8> x;
 	x.load(a.q, a.n_head, head_dim, head_kv * group, group, item.first_row, item.first_position, first, n,
@@ -205,11 +235,20 @@ __global__ void __launch_bounds__(32 * PART_WARPS, 2) attend_parts(struct attent
 	split_of<dim, n8, form> split;
 	struct page_place page = page_at(0);
 	split.load_keys(page, head_dim, lane);
+	int met = -1;
 	for (int i = 0; i < n_pages; i++) {
 		const struct page_place next = page_at(min(i + 1, n_pages - 1));
+		if (tells && a.turned) {
+			const int keys = keys_of_page(first_page + i, item.first_position, a.chunk_pages);
+			if (keys != met)
+				x.meet(a, keys, head_dim, head_kv * group, group, item.first_row, first, n, lane);
+			met = keys;
+		}
 		struct page_weights<n8> told = {};
+		float plus[2];
+		raised.load(first_page + i, lane, plus);
 		split.template run<tells>(x, head_dim, lane, (first_page + i) * PAGE_TOKENS, item.first_position, last,
-					  to, page, next, i + 1 < n_pages, told);
+					  to, plus, page, next, i + 1 < n_pages, told);
 		if (tells && item.tells)
 			x.tell(told, first, n, lane, [&](int query) {
 				return a.part_weights +
@@ -290,8 +329,9 @@ __device__ void tell_whole(const struct attention_args &a, const struct attentio
 }
 
 /*
- * ROWS_TELL: some items say what they gave to pages. ROWS_IN_PARTS: they go on with what the part before has left. Both
- * want registers, so that their weighted values are in memory between splits.
+ * ROWS_TELL: some items say what they gave to pages, have their logits raised, or have keys of chunks. ROWS_IN_PARTS:
+ * they go on with what the part before has left; keys may be of chunks as well. Both want registers, so that their
+ * weighted values are in memory between splits.
  */
 enum rows_mode { ROWS_PLAIN, ROWS_TELL, ROWS_IN_PARTS };
 
@@ -318,6 +358,7 @@ __global__ void __launch_bounds__(32 * WHOLE_WARPS, 1) attend_whole(struct atten
 	const int sees_from = first_seen(item.first_position, a.params) / PAGE_TOKENS;
 	const int first_page = in_parts ? max(sees_from, a.part_first) : sees_from;
 	const struct bounds to = bounds_of(a.params);
+	const struct raised_pages raised = tells ? raised_pages_of(a, item.seq) : raised_pages();
 	const int bytes = static_cast<int>(head_bytes(head_dim));
 	struct page_weight *weights =
 		tells && item.tells
@@ -405,6 +446,7 @@ __global__ void __launch_bounds__(32 * WHOLE_WARPS, 1) attend_whole(struct atten
 	for (int page = 0; page < WHOLE_STAGES - 1; page++)
 		copy_page(first_page + page);
 
+	int met = -1;
 	for (int page = first_page; page < n_pages; page++) {
 		const int first_token = page * PAGE_TOKENS;
 		cp_async_wait<WHOLE_STAGES - 2>();
@@ -414,6 +456,12 @@ __global__ void __launch_bounds__(32 * WHOLE_WARPS, 1) attend_whole(struct atten
 			continue;
 		if (page > first_page && page % SPLIT_PAGES == 0)
 			fold();
+		if (in_memory && a.turned) {
+			const int keys = keys_of_page(page, item.first_position, a.chunk_pages);
+			if (keys != met)
+				x.meet(a, keys, head_dim, head_kv * group, group, item.first_row, first, n, lane);
+			met = keys;
+		}
 		const auto stage = stages + page % WHOLE_STAGES * 2 * bytes;
 		float s[n8][4];
 		uint32_t p[n8][2];
@@ -433,7 +481,9 @@ __global__ void __launch_bounds__(32 * WHOLE_WARPS, 1) attend_whole(struct atten
 			x.scale_scores(s, scale.x, scale.y);
 			scales = split_scales(scale.z, scale.w, lane);
 		}
-		x.template weigh<!is_plain(form), tells>(s, first_token, lane, to, p, scales.rest, told);
+		float plus[2];
+		raised.load(page, lane, plus);
+		x.template weigh<!is_plain(form), tells>(s, first_token, lane, to, p, scales.rest, plus, told);
 		if (tells && item.tells)
 			x.tell(told, first, n, lane,
 			       [&](int query) { return weights + static_cast<size_t>(page) * QUERIES + query; });
@@ -536,7 +586,7 @@ static cudaError_t launch(const struct attention_args &a, cudaStream_t stream)
 		constexpr enum rows_mode mode = tells ? ROWS_TELL : ROWS_PLAIN;
 		const size_t shared = WHOLE_STAGES * 2 * head_bytes(a.head_dim);
 		const dim3 grid(static_cast<unsigned>(a.n_whole), heads), block(32 * WHOLE_WARPS);
-		if constexpr (is_plain(form) && !tells) {
+		if constexpr (is_plain(form) && tells) {
 			if (a.in_parts) {
 				GPU_LAUNCH((attend_whole<dim, exact, n8, form, ROWS_IN_PARTS>), grid, block, shared,
 					   stream, a);
@@ -549,8 +599,14 @@ static cudaError_t launch(const struct attention_args &a, cudaStream_t stream)
 	return e;
 }
 
-/* Kernels whose rows tell have no shapes of their own. */
-template <enum kv_form form> cudaError_t attention_that_tells(const struct attention_args &a, cudaStream_t stream)
+/* Whether it takes the kernels with `tells`, or with ROWS_IN_PARTS. */
+static inline bool asks_more(const struct attention_args &a)
+{
+	return a.tells || a.turned || a.raises || (a.in_parts && a.n_whole);
+}
+
+/* These have no shapes of their own. */
+template <enum kv_form form> cudaError_t attention_that_asks_more(const struct attention_args &a, cudaStream_t stream)
 {
 	return a.head_dim <= 64	   ? launch<64, false, form, true>(a, stream)
 	       : a.head_dim <= 128 ? launch<128, false, form, true>(a, stream)
@@ -560,8 +616,8 @@ template <enum kv_form form> cudaError_t attention_that_tells(const struct atten
 /* Pages that are not in f16 have fewer shapes of their own. */
 template <enum kv_form form> cudaError_t attention_of(const struct attention_args &a, cudaStream_t stream)
 {
-	if (a.tells)
-		return attention_that_tells<form>(a, stream);
+	if (asks_more(a))
+		return attention_that_asks_more<form>(a, stream);
 	switch (a.head_dim) {
 	case 64:
 		return launch<64, true, form>(a, stream);

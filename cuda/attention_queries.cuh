@@ -10,7 +10,7 @@
 namespace GPU_NS
 {
 
-static constexpr float NO_SCORE = -1e30f, LOG2_E = 1.44269504f;
+static constexpr float NO_SCORE = -1e30f;
 enum {
 	SPLIT_PAGES = SPLIT_TOKENS / PAGE_TOKENS,
 	PART_WARPS = 4,
@@ -41,6 +41,15 @@ __device__ __forceinline__ float softcapped(float score, const struct bounds &to
 __device__ __forceinline__ int first_seen(int position, const struct attention_params &p)
 {
 	return p.window > 0 ? max(position + 1 - p.window, 0) : 0;
+}
+
+/*
+ * Of rows of one chunk, how they meet the keys of a page (enum rope_chunk). first_position: of one of the rows.
+ */
+__device__ __forceinline__ int keys_of_page(int page, int first_position, int chunk_pages)
+{
+	const int apart = first_position / PAGE_TOKENS / chunk_pages - page / chunk_pages;
+	return min(apart, static_cast<int>(ROPE_CHUNKS_FAR));
 }
 
 /* 2^n for an integer n <= 0. */
@@ -170,6 +179,31 @@ template <int dim, int n8> struct queries {
 		clear();
 	}
 
+	/* Goes over to the queries that keys of a kind meet: struct attention_args.turned. The rest stays. */
+	__device__ __forceinline__ void meet(const struct attention_args &a, int keys, int head_dim, int first_head,
+					     int group, int first_row, int first, int n, int lane)
+	{
+		const int g = lane / 4, t = lane % 4;
+#pragma unroll
+		for (int k = 0; k < n8; k++) {
+			const int i = first + 8 * k + g;
+			const size_t row = first_row + i / group;
+			const __half *x = a.turned + ((row * CHUNK_KINDS + keys) * a.n_head + first_head + i % group) *
+							     head_dim;
+#pragma unroll
+			for (int b = 0; b < dim / 32; b++) {
+				const int d = 32 * b + 8 * t;
+				uint4 v = {0, 0, 0, 0};
+				if (i < n && d < head_dim)
+					v = ldg<uint4>(x + d);
+				q[k][b][0] = v.x;
+				q[k][b][1] = v.y;
+				q[k][b][2] = v.z;
+				q[k][b][3] = v.w;
+			}
+		}
+	}
+
 	__device__ __forceinline__ void clear()
 	{
 		nothing_seen(m, l, o);
@@ -177,13 +211,13 @@ template <int dim, int n8> struct queries {
 
 	/*
 	 * Weights of a page's tokens: s[k][c] for token g (c < 2) or g + 8 and query 2t + c % 2 becomes the right
-	 * operand of P V. scaled: weights are multiplied by rest[0] of token g, rest[1] of g + 8. tells: `told` gets
-	 * what they were.
+	 * operand of P V. scaled: weights are multiplied by rest[0] of token g, rest[1] of g + 8. more: `told` gets what
+	 * they were, and logits are raised by plus[0] of token g, plus[1] of g + 8.
 	 */
-	template <bool scaled, bool tells>
+	template <bool scaled, bool more>
 	__device__ __forceinline__ void weigh(float (&s)[n8][4], int first_token, int lane, const struct bounds &to,
 					      uint32_t (&p)[n8][2], const float (&rest)[2],
-					      struct page_weights<n8> &told)
+					      const float (&plus)[2], struct page_weights<n8> &told)
 	{
 		const int g = lane / 4, t = lane % 4;
 		float factor[n8][2];
@@ -195,6 +229,10 @@ template <int dim, int n8> struct queries {
 				if (to.cap > 0) {
 					s[k][c] = softcapped(s[k][c], to);
 					s[k][c + 2] = softcapped(s[k][c + 2], to);
+				}
+				if constexpr (more) {
+					s[k][c] += plus[0];
+					s[k][c + 2] += plus[1];
 				}
 				/* How far before the query the token stands. */
 				const int back = position[k][c] - first_token - g;
@@ -232,7 +270,7 @@ template <int dim, int n8> struct queries {
 				const float below = s[k][c] - m[k][c % 2];
 				s[k][c] = exp2f(below);
 				l[k][c % 2] += s[k][c];
-				if constexpr (tells) {
+				if constexpr (more) {
 					const float product = s[k][c] > 0 ? __fmul_rn(s[k][c], below) : 0.0f;
 					told.sum[k][c % 2] = c < 2 ? s[k][c] : told.sum[k][c % 2] + s[k][c];
 					told.product[k][c % 2] =

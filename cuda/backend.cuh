@@ -71,6 +71,7 @@ struct attention_division {
 struct attention_plan {
 	bool made;
 	int n_head, n_head_kv, head_dim;
+	int chunk; /* tokens of a chunk (struct rope_chunks), of which an item's rows are all of one; 0: any */
 	struct attention_division of[LAYERS_KINDS];
 	size_t choosers;
 	int n_choosers;
@@ -88,6 +89,7 @@ struct graph_key {
 	int n_rows, n_pages, n_parts[LAYERS_KINDS];
 	int n_choosers, most;
 	int tells; /* whether rows say how they attended */
+	int n_raised;
 };
 
 struct graph_record {
@@ -164,6 +166,7 @@ struct cuda_backend {
 	struct attention_plan plan;
 	struct growing halves_x, halves_scale, partial, rope, scores, chosen;
 	struct growing state; /* of blocks that take rows through all their keys, where it is not in registers */
+	struct growing turned, turns; /* attention_args.turned, and chunk_table() */
 	int halves_rows, halves_stride;
 	/* Whose halves halves_x has: made beside the floats by whatever wrote them. NULL: nobody's. */
 	const float *halves_of;
@@ -185,10 +188,20 @@ struct cuda_backend {
 	 */
 	struct growing told, part_weights, whole_weights;
 	size_t told_bytes, told_at, n_masses, tells;
+	/*
+	 * What rows have given to the pages of probes, one sequence's behind the other's, in units of 2^-KV_MASS_BITS;
+	 * offset into the upload. And bounds of such pages.
+	 */
+	struct growing probed, probe_bounds;
+	size_t probed_bytes, probed_at;
+	/* Pages whose tokens' logits are raised; offsets into the upload of attention_args.raises and plus. */
+	size_t n_raised, raises, plus;
 	/* What rope.p has, so that one table serves all layers of a step. */
 	const float *rope_freq;
 	float rope_magnitude;
 	int rope_pairs;
+	int rope_chunk;
+	const struct rope_params *turns_of; /* what turns.p has */
 	/* rope() waits for kv_write(), so that one launch does both. */
 	bool rope_waits;
 	struct rope_args rope_args;
@@ -213,12 +226,25 @@ inline bool looks(const struct cuda_backend *b)
  */
 enum status check(struct cuda_backend *b, cudaError_t e, const char *what);
 
+/* Whether attention takes kernels that keep their sums in memory: see asks_more() in attention.cuh. */
+inline bool asks_more(const struct cuda_backend *b)
+{
+	return b->told_bytes || b->n_raised || b->plan.chunk;
+}
+
 /* Memory that graphs point to has moved or gone. */
 void graphs_forget(struct cuda_backend *b);
 
 inline int ceil_div(int a, int b)
 {
 	return (a + b - 1) / b;
+}
+
+/* The angles are those of another step, or were never made. */
+inline void forget_angles(struct cuda_backend *b)
+{
+	b->rope_freq = NULL;
+	b->turns_of = NULL;
 }
 
 inline int min_int(int a, int b)
@@ -262,8 +288,11 @@ enum status step_finish(struct cuda_backend *b);
 
 /* For the heads that the plan names. It is not sent. */
 enum status put_plan(struct cuda_backend *b);
-/* The plan for these heads, made and sent if step_upload() has not. */
-enum status plan_attention(struct cuda_backend *b, int n_head, int n_head_kv, int head_dim);
+/*
+ * The plan for these heads, made and sent if step_upload() has not. chunk: where keys are of chunks, their size; else
+ * 0, for which any plan will do.
+ */
+enum status plan_attention(struct cuda_backend *b, int n_head, int n_head_kv, int head_dim, int chunk);
 
 /* The `sample` of backend.h. */
 enum status step_sample(struct cuda_backend *b, float *logits, int32_t n_vocab, int32_t stride,
@@ -293,6 +322,7 @@ enum status page_unpack(struct backend *backend, void *kv, const struct kv_layou
 			const void *host);
 enum status page_bounds(struct backend *backend, const void *kv, const struct kv_layout *l, const int32_t *pages,
 			int32_t n);
+enum status bounds_read(struct backend *backend, const struct kv_layout *l, int32_t page, uint16_t *host);
 enum status page_norms(struct backend *backend, const void *kv, const struct kv_layout *l, const int32_t *pages,
 		       int32_t n, double *sums);
 enum status scan(struct backend *backend, const void *p, size_t bytes, uint64_t *sum);
@@ -309,6 +339,12 @@ enum status attention_part(struct backend *backend, const void *kv, const struct
 /* Waits for what is still being copied. */
 enum status far_settle(struct cuda_backend *b);
 void far_close(struct cuda_backend *b);
+
+/* ---- probe.cu ---- */
+
+/* What the rows of a layer give to the pages of their sequences' probes. scale: of scores. */
+enum status probe_pages(struct cuda_backend *b, const struct kv_layout *l, int32_t layer, const float *q,
+			int32_t n_head, float scale);
 
 /* ---- weights.cu ---- */
 

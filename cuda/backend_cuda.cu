@@ -158,7 +158,7 @@ static enum status step_begin(struct backend *backend, const struct batch *batch
 	struct cuda_backend *b = self(backend);
 	b->step_status = STATUS_OK;
 	b->batch = batch;
-	b->rope_freq = NULL;
+	forget_angles(b);
 	b->rope_waits = false;
 	b->halves_of = NULL;
 	if (b->lost)
@@ -254,6 +254,7 @@ static enum status rope(struct backend *backend, float *q, int32_t n_head, float
 	o.rope.p.n_dims = p->n_dims;
 	o.rope.p.inv_freq = p->inv_freq;
 	o.rope.p.magnitude = p->magnitude;
+	o.rope.p.chunks = p->chunks;
 	return graph_submit(self(backend), &o);
 }
 
@@ -347,6 +348,9 @@ static void info(const struct backend *backend, struct backend_info *out)
 	out->narrow_kv = true;
 	out->chooses_pages = true;
 	out->weighs_pages = true;
+	out->turns_chunks = true;
+	out->probes_pages = true;
+	out->adds_to_logits = true;
 	memcpy(out->detail, b->detail, sizeof out->detail);
 }
 
@@ -378,7 +382,11 @@ static void destroy(struct backend *backend)
 	cudaFree(b->part_weights.p);
 	cudaFree(b->whole_weights.p);
 	cudaFree(b->chosen.p);
+	cudaFree(b->probed.p);
+	cudaFree(b->probe_bounds.p);
 	cudaFree(b->rope.p);
+	cudaFree(b->turned.p);
+	cudaFree(b->turns.p);
 	cudaFree(b->odd.p);
 	cudaFree(b->packed.p);
 	while (b->allocations) {
@@ -428,6 +436,7 @@ static struct backend_ops make_ops()
 	o.page_pack = page_pack;
 	o.page_unpack = page_unpack;
 	o.page_bounds = page_bounds;
+	o.bounds_read = bounds_read;
 	o.page_layers = page_layers;
 	o.page_norms = page_norms;
 	o.sync = sync;

@@ -128,6 +128,23 @@ enum status page_bounds(struct backend *backend, const void *kv, const struct kv
 	return STATUS_OK;
 }
 
+enum status bounds_read(struct backend *backend, const struct kv_layout *l, int32_t page, uint16_t *host)
+{
+	struct cuda_backend *b = self(backend);
+	const size_t of_head = 2 * static_cast<size_t>(l->head_dim) * sizeof *host;
+	if (l->type != b->kv_type || !l->bounds)
+		return STATUS_INVALID;
+	TRY(catch_up(b));
+	TRY(check(b,
+		  cudaMemcpy2DAsync(host, of_head,
+				    static_cast<const uint8_t *>(l->bounds->slab) + kv_bounds_offset(l, 0, 0, page),
+				    of_head * static_cast<size_t>(l->bounds->n_pages), of_head,
+				    static_cast<size_t>(l->n_layer) * static_cast<size_t>(l->n_head_kv),
+				    cudaMemcpyDeviceToHost, b->stream),
+		  "reading bounds of a page"));
+	return check(b, cudaStreamSynchronize(b->stream), "reading bounds of a page");
+}
+
 enum status page_norms(struct backend *backend, const void *kv, const struct kv_layout *l, const int32_t *pages,
 		       int32_t n, double *sums)
 {

@@ -9,6 +9,7 @@
  */
 #include "cuda/block.cuh"
 #include "cuda/kv_operand.cuh"
+#include "cuda/promise.cuh"
 
 namespace GPU_NS
 {
@@ -137,100 +138,21 @@ cudaError_t bound_pages(const struct bound_args &a, const struct page_numbers &l
 	return cudaGetLastError();
 }
 
-/* ---- What pages promise ---- */
-
-enum {
-	SCORE_THREADS = 256,
-	SCORE_LANES = 8, /* of a page */
-	SCORE_PAGES = SCORE_THREADS / SCORE_LANES,
-	SCORE_ROUNDS = 4, /* of so many pages, by a block */
-	SCORE_HEADS = 8,  /* whose queries are in shared memory at a time */
-	SCORE_DIM = 256
-};
-
-__device__ __forceinline__ float element_at(uint32_t pair, int which, bool bf16)
-{
-	const uint32_t bits = which ? pair >> 16 : pair & 0xffff;
-	return bf16 ? __uint_as_float(bits << 16) : __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
-}
-
 /*
- * blockIdx.x: the row that chooses, and KV head; blockIdx.y: a run of its pages. A page's bound is the largest of the
- * query heads': for each dimension the larger product of the two, added up in eights of dimensions by SCORE_LANES lanes
- * and over them.
+ * blockIdx.x: the row that chooses, and KV head; blockIdx.y: a run of its pages. One that is there to fill a graph's
+ * shape has none.
  */
 __global__ void __launch_bounds__(SCORE_THREADS) score_pages(struct choice_args a)
 {
-	GPU_SHARED(float, query, SCORE_HEADS *SCORE_DIM);
 	const struct chooser who = a.choosers[blockIdx.x / a.n_head_kv];
-	const int head_kv = blockIdx.x % a.n_head_kv, group = a.n_head / a.n_head_kv, head_dim = a.head_dim;
-	const int lane = threadIdx.x % SCORE_LANES, first = who.n_first, end = who.own + 1 - who.n_last;
-	const int begin = first + blockIdx.y * SCORE_PAGES * SCORE_ROUNDS + threadIdx.x / SCORE_LANES;
-	const float *q = a.q + (static_cast<size_t>(who.row) * a.n_head + head_kv * group) * head_dim;
-	const uint16_t *bounds = a.bounds + static_cast<size_t>(head_kv) * a.n_pages * 2 * head_dim;
-	float *score = a.scores + static_cast<size_t>(blockIdx.x) * a.most;
-	/* Nothing for this block; one that is there to fill a graph's shape has nothing at all. */
-	if (who.n_pages == 0 || first + static_cast<int>(blockIdx.y) * SCORE_PAGES * SCORE_ROUNDS >= end)
+	const int head_kv = blockIdx.x % a.n_head_kv, group = a.n_head / a.n_head_kv;
+	const size_t of_page = 2 * static_cast<size_t>(a.head_dim);
+	if (who.n_pages == 0)
 		return;
-	for (int head = 0; head < group; head += SCORE_HEADS) {
-		const int n_heads = min(static_cast<int>(SCORE_HEADS), group - head);
-		__syncthreads();
-		for (int i = threadIdx.x; i < n_heads * head_dim; i += SCORE_THREADS)
-			query[i / head_dim * SCORE_DIM + i % head_dim] = q[static_cast<size_t>(head) * head_dim + i];
-		__syncthreads();
-		for (int round = 0; round < SCORE_ROUNDS; round++) {
-			const int i = begin + round * SCORE_PAGES;
-			const int32_t page = i < end ? a.table[who.table + i] : 0;
-			const uint16_t *least = bounds + static_cast<size_t>(page) * 2 * head_dim;
-			float sum[SCORE_HEADS] = {};
-			bool odd = false;
-#pragma unroll
-			for (int block = 0; block < SCORE_DIM / (8 * SCORE_LANES); block++) {
-				const int d = 8 * (block * SCORE_LANES + lane);
-				if (i >= end || d >= head_dim)
-					continue;
-				const uint4 l = ldg<uint4>(least + d), g = ldg<uint4>(least + head_dim + d);
-				const uint32_t low_pairs[4] = {l.x, l.y, l.z, l.w},
-					       high_pairs[4] = {g.x, g.y, g.z, g.w};
-				float low[8], high[8];
-#pragma unroll
-				for (int e = 0; e < 8; e++) {
-					low[e] = element_at(low_pairs[e / 2], e % 2, a.bf16);
-					high[e] = element_at(high_pairs[e / 2], e % 2, a.bf16);
-					odd = odd || low[e] != low[e] || high[e] != high[e];
-				}
-#pragma unroll
-				for (int h = 0; h < SCORE_HEADS; h++) {
-					if (h >= n_heads)
-						continue;
-#pragma unroll
-					for (int four = 0; four < 2; four++) {
-						const float4 f =
-							ld_shared<float4>(query + (h * SCORE_DIM + d + 4 * four));
-						const float x[4] = {f.x, f.y, f.z, f.w};
-#pragma unroll
-						for (int e = 0; e < 4; e++)
-							sum[h] += x[e] *
-								  (x[e] > 0 ? high[4 * four + e] : low[4 * four + e]);
-					}
-				}
-			}
-			float best = -INFINITY;
-			if (head > 0 && lane == 0 && i < end)
-				best = ld_global<float>(score + i);
-#pragma unroll
-			for (int h = 0; h < SCORE_HEADS; h++) {
-				float s = odd ? __int_as_float(0x7fffffff) : sum[h];
-				for (int apart = SCORE_LANES / 2; apart; apart /= 2)
-					s += __shfl_xor_sync(ALL, s, apart);
-				/* What is no number stays. */
-				if (h < n_heads)
-					best = s > best || s != s ? s : best;
-			}
-			if (lane == 0 && i < end)
-				stg<float>(score + i, best);
-		}
-	}
+	score_run({a.bounds + static_cast<size_t>(head_kv) * a.n_pages * of_page, of_page, a.bf16},
+		  {a.q + (static_cast<size_t>(who.row) * a.n_head + head_kv * group) * a.head_dim, group, a.head_dim},
+		  who.n_first, who.own + 1 - who.n_last, a.scores + static_cast<size_t>(blockIdx.x) * a.most,
+		  [&](int i) { return a.table[who.table + i]; });
 }
 
 /* ---- The choice ---- */
@@ -330,9 +252,7 @@ __global__ void __launch_bounds__(CHOOSE_THREADS) choose_best(struct choice_args
 static cudaError_t choose_some(const struct choice_args &a, cudaStream_t stream)
 {
 	const unsigned heads = static_cast<unsigned>(a.n_choosers * a.n_head_kv);
-	const unsigned runs =
-		static_cast<unsigned>((a.most + SCORE_PAGES * SCORE_ROUNDS - 1) / (SCORE_PAGES * SCORE_ROUNDS));
-	GPU_LAUNCH(score_pages, dim3(heads, runs), dim3(SCORE_THREADS), 0, stream, a);
+	GPU_LAUNCH(score_pages, dim3(heads, score_runs(a.most)), dim3(SCORE_THREADS), 0, stream, a);
 	const cudaError_t e = cudaGetLastError();
 	if (e != cudaSuccess)
 		return e;

@@ -128,7 +128,6 @@ static enum status run_part(struct cuda_backend *b, const struct far_plan *plan,
 	a.in_parts = true;
 	a.part_first = first;
 	a.part_end = end;
-	a.state = static_cast<float *>(b->state.p);
 	a.goes_on = !begins;
 	a.is_last = ends;
 	if (plan->is_whole) {
@@ -161,6 +160,8 @@ enum status attention_part(struct backend *backend, const void *kv, const struct
 	if (part->first_page % KV_PART_PAGES != 0 || l->form != KV_FORM_F16)
 		return latch(b, STATUS_INVALID);
 	TRY(catch_up(b));
+	if (part->first)
+		TRY(turn_for_chunks(b, q, n_head, l->head_dim, params));
 	struct attention_args a;
 	TRY(attention_args_for(b, &a, kv, l, layer, q, n_head, params, out));
 	const struct far_plan *plan = plan_of(b, part->seq);

@@ -109,7 +109,7 @@ enum status graph_leave(struct cuda_backend *b)
 		cudaGraphDestroy(graph);
 	cudaGetLastError();
 	b->halves_of = NULL;
-	b->rope_freq = NULL;
+	forget_angles(b);
 	b->rope_waits = false;
 	const enum status s = b->step_status == STATUS_OK ? catch_up(b, g->open->n_ops) : b->step_status;
 	g->open->n_ops = 0; /* it is not recorded again: seen is past that */
@@ -166,7 +166,7 @@ enum status graph_end(struct cuda_backend *b)
 				"the device makes no graph of a step: steps are launched kernel by kernel");
 			g->disabled = true;
 			b->halves_of = NULL;
-			b->rope_freq = NULL;
+			forget_angles(b);
 			return catch_up(b, r->n_ops);
 		}
 	} else if (g->mode == GRAPH_REPLAY) {

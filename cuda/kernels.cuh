@@ -105,12 +105,38 @@ struct step_rows {
 
 enum { ROPE_MAX_PAIRS = 128 };
 
+/* inv_freq: host memory, at most ROPE_MAX_PAIRS. */
+struct rope_table_args {
+	const float *inv_freq;
+	float magnitude;
+	int pairs;
+	struct rope_chunks chunks;
+	const int32_t *position; /* [n_rows] */
+	int n_rows;
+};
+
+/* table[n_rows][pairs] = cosine and sine of each row's angles, times magnitude. */
+cudaError_t rope_table(const struct rope_table_args &a, float2 *table, cudaStream_t stream);
 /*
- * table[n_rows][pairs] = cosine and sine of each row's angles, times magnitude. inv_freq: host memory, at most
- * ROPE_MAX_PAIRS.
+ * table[n_rows][ROPE_CHUNKS_FAR][pairs]: of the angles by which queries are turned further for keys of the chunk before
+ * theirs, and of the others.
  */
-cudaError_t rope_table(const float *inv_freq, float magnitude, int pairs, const int32_t *position, int n_rows,
-		       float2 *table, cudaStream_t stream);
+cudaError_t chunk_table(const struct rope_table_args &a, float2 *table, cudaStream_t stream);
+
+enum { CHUNK_KINDS = ROPE_CHUNKS_FAR + 1 };
+
+/* Queries as they meet the keys of each kind of chunk (enum rope_chunk): struct attention_args.turned. */
+struct chunk_args {
+	const float *q; /* [n_rows][n_head][head_dim] */
+	int n_rows, n_head, head_dim;
+	int pairs, interleaved;  /* as in struct rope_args */
+	const float2 *table;     /* of chunk_table() */
+	const int32_t *position; /* [n_rows] */
+	int size;                /* of a chunk, in tokens */
+	float scale;             /* of all elements */
+	__half *out;
+};
+cudaError_t turn_queries(const struct chunk_args &a, cudaStream_t stream);
 
 struct rope_args {
 	float *q; /* [n_rows][n_head][head_dim], or NULL */
@@ -165,6 +191,8 @@ cudaError_t rope_and_store(const struct rope_args &r, const struct kv_args &kv, 
 /* ---- Attention (attention.cu) ---- */
 
 enum { SPLIT_TOKENS = 128 };
+
+static constexpr float LOG2_E = 1.44269504f; /* scores are in base 2 */
 
 /* Some rows of one sequence. */
 struct attention_item {
@@ -221,6 +249,14 @@ struct look_sums {
 	unsigned long long n, entropy, largest;
 };
 
+/*
+ * A sequence whose first places' logits are raised (batch_seq.plus): where what is added begins in attention_args.plus,
+ * and of how many pages it is. n_pages 0: none is.
+ */
+struct attention_raise {
+	int32_t first, n_pages;
+};
+
 struct attention_args {
 	const uint8_t *kv;
 	struct kv_place place;
@@ -255,7 +291,17 @@ struct attention_args {
 	bool in_parts, goes_on, is_last;
 	const int32_t *part_table;
 	int part_first, part_end;
-	float *state; /* of items of `whole` in parts, and of those that tell: [block][register][thread] */
+	/* of items of `whole` in parts, of those that tell, and with `turned` or `raises`: [block][register][thread] */
+	float *state;
+	/*
+	 * NULL, or the queries that keys of chunks meet, times the scale, in powers of two: [n_rows][CHUNK_KINDS]
+	 * [n_head][head_dim]. Of a kind that no key of a row is of, there may be anything. Then an item's rows are of
+	 * one chunk, of chunk_pages pages.
+	 */
+	const __half *turned;
+	int chunk_pages;
+	const struct attention_raise *raises; /* [n_seqs]; NULL: nobody's logits are raised */
+	const float *plus;		      /* in powers of two */
 };
 
 /* Rows of one item of `parts` and of `whole` for a model's heads. */

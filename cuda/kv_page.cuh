@@ -5,10 +5,11 @@
  * multiplies keys and values as left operands of m16n8k16, 16 tokens (one page) by 16 elements. They lie so that a
  * lane's 16-byte load is its part of an operand and a warp's load is 512 contiguous bytes:
  *
- *   keys    [d / 32][token][d % 32]: lane (g, t) = (lane / 4, lane % 4) loads elements 8t .. 8t + 7 of tokens g and g +
- * 8; a product takes two neighbouring pairs of them. In the last block, rows are as long as what is left of head_dim.
+ *   keys    [d / 32][token][d % 32]: lane (g, t) = (lane / 4, lane % 4) loads elements 8t .. 8t + 7 of tokens g and
+ *           g + 8; a product takes two neighbouring pairs of them. In the last block, rows are as long as what is left
+ *           of head_dim.
  *   values  transposed, [d / 16][lane][8]: elements d = g and g + 8 of tokens 2t, 2t + 1, 2t + 8, 2t + 9 in the
- * operand's own order. When head_dim / 8 is odd, the last block is [lane][4] and has d = g only.
+ *           operand's own order. When head_dim / 8 is odd, the last block is [lane][4] and has d = g only.
  *
  * These are KV_OPERAND_KEYS and KV_OPERAND_VALUES of backend.h; engine/kv/tier_codec.c has the same formulas for the
  * host.
@@ -18,9 +19,9 @@
  *
  *   scales  [g][4] floats: of the keys of tokens g and g + 8, and of their values
  *   keys    [d / 32][g][t][16]: elements 8t .. 8t + 7 of token g, then of token g + 8; in the last block there are as
- * many t as head_dim has left eights
- *   values  [d / 32][lane][16]: what the lane has of the block's first 16 elements, then of the others. What is left of
- * head_dim at the end: [lane][8] of 16 elements, then [lane][4] of 8.
+ *           many t as head_dim has left eights
+ *   values  [d / 32][lane][16]: what the lane has of the block's first 16 elements, then of the others. What is left
+ *           of head_dim at the end: [lane][8] of 16 elements, then [lane][4] of 8.
  *
  * Codes of int8 are kept as c + 128.
  */

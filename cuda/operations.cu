@@ -165,6 +165,12 @@ enum status execute_matmul(struct cuda_backend *b, const float *x, int64_t n_row
 	return STATUS_OK;
 }
 
+static struct rope_table_args table_of(const struct cuda_backend *b, const struct rope_params *p)
+{
+	return {p->inv_freq, p->magnitude, p->n_dims / 2, p->chunks, uploaded<int32_t>(b, b->position),
+		b->batch->n_rows};
+}
+
 static enum status do_rope(struct cuda_backend *b, float *q, int32_t n_head, float *k, int32_t n_head_kv,
 			   int32_t head_dim, const struct rope_params *p)
 {
@@ -172,16 +178,15 @@ static enum status do_rope(struct cuda_backend *b, float *q, int32_t n_head, flo
 	TRY(begin(b));
 	if (pairs < 1 || pairs > ROPE_MAX_PAIRS || 2 * pairs > head_dim)
 		return latch(b, STATUS_UNSUPPORTED);
-	if (b->rope_freq != p->inv_freq || b->rope_magnitude != p->magnitude || b->rope_pairs != pairs) {
+	if (b->rope_freq != p->inv_freq || b->rope_magnitude != p->magnitude || b->rope_pairs != pairs ||
+	    b->rope_chunk != p->chunks.size) {
 		TRY(latch(b, grow(b, &b->rope,
 				  static_cast<size_t>(n_rows) * static_cast<size_t>(pairs) * sizeof(float2))));
-		TRY(launched(b,
-			     rope_table(p->inv_freq, p->magnitude, pairs, uploaded<int32_t>(b, b->position), n_rows,
-					static_cast<float2 *>(b->rope.p), b->stream),
-			     "angles"));
+		TRY(launched(b, rope_table(table_of(b, p), static_cast<float2 *>(b->rope.p), b->stream), "angles"));
 		b->rope_freq = p->inv_freq;
 		b->rope_magnitude = p->magnitude;
 		b->rope_pairs = pairs;
+		b->rope_chunk = p->chunks.size;
 	}
 	wrote(b, q, static_cast<int64_t>(n_rows) * n_head * head_dim);
 	wrote(b, k, static_cast<int64_t>(n_rows) * n_head_kv * head_dim);
@@ -302,13 +307,50 @@ static enum status attention_by_turns(struct cuda_backend *b, struct attention_a
 	return STATUS_OK;
 }
 
+enum status turn_for_chunks(struct cuda_backend *b, const float *q, int32_t n_head, int32_t head_dim,
+			    const struct attention_params *params)
+{
+	const struct rope_params *p = params->chunked;
+	const size_t n_rows = static_cast<size_t>(b->batch->n_rows);
+	struct chunk_args a = {};
+	if (!p)
+		return STATUS_OK;
+	a.pairs = p->n_dims / 2;
+	if (a.pairs < 1 || a.pairs > ROPE_MAX_PAIRS || 2 * a.pairs > head_dim || p->chunks.size < ROPE_CHUNK_STEP ||
+	    p->chunks.size % ROPE_CHUNK_STEP != 0)
+		return latch(b, STATUS_UNSUPPORTED);
+	TRY(latch(b, grow(b, &b->turned,
+			  n_rows * CHUNK_KINDS * static_cast<size_t>(n_head) * static_cast<size_t>(head_dim) *
+				  sizeof *a.out)));
+	if (b->turns_of != p) {
+		TRY(latch(b, grow(b, &b->turns,
+				  n_rows * ROPE_CHUNKS_FAR * static_cast<size_t>(a.pairs) * sizeof(float2))));
+		TRY(launched(b, chunk_table(table_of(b, p), static_cast<float2 *>(b->turns.p), b->stream), "angles"));
+		b->turns_of = p;
+	}
+	a.q = q;
+	a.n_rows = b->batch->n_rows;
+	a.n_head = n_head;
+	a.head_dim = head_dim;
+	a.interleaved = p->pairing == ROPE_INTERLEAVED;
+	a.table = static_cast<const float2 *>(b->turns.p);
+	a.position = uploaded<int32_t>(b, b->position);
+	a.size = p->chunks.size;
+	a.scale = params->scale * LOG2_E;
+	a.out = static_cast<__half *>(b->turned.p);
+	return launched(b, turn_queries(a, b->stream), "turning queries");
+}
+
 enum status attention_args_for(struct cuda_backend *b, struct attention_args *a, const void *kv,
 			       const struct kv_layout *l, int32_t layer, const float *q, int32_t n_head,
 			       const struct attention_params *params, float *out)
 {
+	const struct rope_params *chunked = params->chunked;
 	if (!takes(b, l, n_head))
 		return latch(b, STATUS_UNSUPPORTED);
-	TRY(latch(b, plan_attention(b, n_head, l->n_head_kv, l->head_dim)));
+	TRY(latch(b, plan_attention(b, n_head, l->n_head_kv, l->head_dim, chunked ? chunked->chunks.size : 0)));
+	if (chunked && (params->window > 0 || b->plan.n_choosers > 0))
+		return latch(b, STATUS_INVALID);
 	*a = {};
 	a->kv = static_cast<const uint8_t *>(kv);
 	a->place = kv_place(l, layer);
@@ -324,6 +366,11 @@ enum status attention_args_for(struct cuda_backend *b, struct attention_args *a,
 	a->table = uploaded<int32_t>(b, b->table);
 	a->slots = b->wide ? uploaded<int32_t>(b, b->slots) : NULL;
 	a->partial = static_cast<float *>(b->partial.p);
+	a->state = static_cast<float *>(b->state.p);
+	if (chunked) {
+		a->turned = static_cast<const __half *>(b->turned.p);
+		a->chunk_pages = chunked->chunks.size / KV_PAGE_TOKENS;
+	}
 	return STATUS_OK;
 }
 
@@ -340,6 +387,7 @@ static enum status do_attention(struct cuda_backend *b, const void *kv, const st
 		claim_halves(b, out, b->batch->n_rows, static_cast<int64_t>(n_head) * l->head_dim);
 	else
 		wrote(b, out, static_cast<int64_t>(b->batch->n_rows) * n_head * l->head_dim);
+	TRY(turn_for_chunks(b, q, n_head, l->head_dim, params));
 	TRY(attention_args_for(b, &a, kv, l, layer, q, n_head, params, out));
 	const struct attention_plan *plan = &b->plan;
 	const struct attention_division *work = &plan->of[params->window > 0 ? LAYERS_WINDOW : LAYERS_ALL];
@@ -347,14 +395,19 @@ static enum status do_attention(struct cuda_backend *b, const void *kv, const st
 		TRY(choose(b, l, layer, q, n_head));
 		a.chosen = static_cast<const int32_t *>(b->chosen.p);
 	}
+	if (params->window == 0)
+		TRY(probe_pages(b, l, layer, q, n_head, params->scale));
 	a.parts = uploaded<struct attention_item>(b, work->parts);
 	a.n_parts = work->n_parts;
 	a.whole = uploaded<struct attention_item>(b, work->whole);
 	a.n_whole = work->n_whole;
 	a.merges = uploaded<struct merge_item>(b, work->merges);
 	a.n_merges = work->n_merges;
+	if (b->n_raised) {
+		a.raises = uploaded<struct attention_raise>(b, b->raises);
+		a.plus = uploaded<float>(b, b->plus);
+	}
 	if (b->told_bytes) {
-		a.state = static_cast<float *>(b->state.p);
 		a.part_weights = static_cast<struct page_weight *>(b->part_weights.p);
 		a.whole_weights = static_cast<struct page_weight *>(b->whole_weights.p);
 		a.tells = uploaded<struct attention_tells>(b, b->tells);

@@ -100,6 +100,9 @@ void wrote(struct cuda_backend *b, const float *p, int64_t n);
 enum status attention_args_for(struct cuda_backend *b, struct attention_args *a, const void *kv,
 			       const struct kv_layout *l, int32_t layer, const float *q, int32_t n_head,
 			       const struct attention_params *params, float *out);
+/* Where keys are of chunks, the queries that they meet: attention_args.turned. Of all rows. */
+enum status turn_for_chunks(struct cuda_backend *b, const float *q, int32_t n_head, int32_t head_dim,
+			    const struct attention_params *params);
 /* Where the pages of a layer are. */
 struct kv_place kv_place(const struct kv_layout *l, int32_t layer);
 /* What fails within a step fails the step. */

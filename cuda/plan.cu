@@ -109,6 +109,13 @@ static void put_chooser(struct dividing *d, struct attention_item item, const st
 	put_parts(d, item);
 }
 
+/* How many rows from `position` on an item may have, of those `left`. */
+static int rows_from(int position, int left, int most, int chunk)
+{
+	most = min_int(left, most);
+	return chunk > 0 ? min_int(most, chunk - position % chunk) : most;
+}
+
 static void divide(const struct batch *batch, const struct attention_plan *plan, int layers, struct dividing *d)
 {
 	const int group = plan->n_head / plan->n_head_kv;
@@ -128,7 +135,9 @@ static void divide(const struct batch *batch, const struct attention_plan *plan,
 		       page_choice_binds(&q->choice, q->first_position + exact - 1))
 			exact--;
 		for (int row = 0; row < q->n_rows;) {
-			const int most = row >= exact ? 1 : min_int(exact - row, in_whole ? rows_whole : rows_part);
+			const int most = row >= exact ? 1
+						      : rows_from(q->first_position + row, exact - row,
+								  in_whole ? rows_whole : rows_part, plan->chunk);
 			struct attention_item item = {};
 			item.seq = i;
 			item.first_row = q->first_row + row;
@@ -193,22 +202,26 @@ static size_t divide_far(const struct batch_seq *q, int32_t seq, const struct at
 	size_t slots = 0;
 	f->seq = seq;
 	f->n_splits = ceil_div(q->first_position + q->n_rows, SPLIT_TOKENS);
-	f->n_items = ceil_div(q->n_rows, most);
 	f->n_merges = f->is_whole ? 0 : q->n_rows;
-	for (int i = 0; i < f->n_items; i++) {
+	f->n_items = 0;
+	for (int row = 0; row < q->n_rows; f->n_items++)
+		row += rows_from(q->first_position + row, q->n_rows - row, most, plan->chunk);
+	for (int i = 0, row = 0; i < f->n_items; i++) {
 		struct attention_item item = {};
 		item.seq = seq;
-		item.first_row = q->first_row + i * most;
-		item.n_rows = min_int(q->n_rows - i * most, most);
-		item.first_position = q->first_position + i * most;
+		item.first_row = q->first_row + row;
+		item.first_position = q->first_position + row;
+		item.n_rows = rows_from(item.first_position, q->n_rows - row, most, plan->chunk);
 		item.chosen = CHOSEN_NONE;
+		const int first = row;
+		row += item.n_rows;
 		if (f->is_whole) {
 			if (items)
 				items[i] = item;
 			continue;
 		}
 		for (int r = 0; merges && r < item.n_rows; r++)
-			merges[i * most + r] = {item.first_row + r,
+			merges[first + r] = {item.first_row + r,
 						item.first_position + r,
 						static_cast<int32_t>(slots) + r,
 						item.n_rows,
@@ -332,7 +345,7 @@ enum status put_plan(struct cuda_backend *b)
 	b->graphs.key.most = plan->n_choosers ? plan->most : 0;
 	TRY(upload_room(b, bytes));
 	TRY(grow_for(b, slots, weights, &d[LAYERS_ALL]));
-	for (int i = 0; b->told_bytes && i < kinds; i++)
+	for (int i = 0; asks_more(b) && i < kinds; i++)
 		TRY(grow_state(b, d[i].n_whole));
 	for (int i = 0; i < kinds; i++)
 		put_division(b, i, &d[i], n_parts[i]);
@@ -343,15 +356,17 @@ enum status put_plan(struct cuda_backend *b)
 	return STATUS_OK;
 }
 
-enum status plan_attention(struct cuda_backend *b, int n_head, int n_head_kv, int head_dim)
+enum status plan_attention(struct cuda_backend *b, int n_head, int n_head_kv, int head_dim, int chunk)
 {
 	struct attention_plan *plan = &b->plan;
-	if (plan->made && plan->n_head == n_head && plan->n_head_kv == n_head_kv && plan->head_dim == head_dim)
+	if (plan->made && plan->n_head == n_head && plan->n_head_kv == n_head_kv && plan->head_dim == head_dim &&
+	    (chunk == 0 || plan->chunk == chunk))
 		return STATUS_OK;
 	*plan = {};
 	plan->n_head = n_head;
 	plan->n_head_kv = n_head_kv;
 	plan->head_dim = head_dim;
+	plan->chunk = chunk;
 	const enum status s = put_plan(b);
 	return s == STATUS_OK ? upload_send(b) : s;
 }

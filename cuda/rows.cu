@@ -212,27 +212,48 @@ __device__ __forceinline__ void turn(double turns, double *c, double *s)
 	*s = n == 0 ? sine : n == 1 ? cosine : n == 2 ? -sine : -cosine;
 }
 
-/* In double, as the CPU does: a float has no bits left for the angle of a late position. */
-__global__ void make_rope_table(struct rope_frequencies f, float magnitude, int pairs, const int32_t *position,
-				int n_rows, float2 *table)
+/*
+ * further: a row has angles for keys of the chunk before its own, then for those of others. In double, as the CPU does: a float has no bits
+ * left for the angle of a late position.
+ */
+template <bool further>
+__global__ void make_rope_table(struct rope_frequencies f, float magnitude, int pairs, struct rope_chunks chunks,
+				const int32_t *position, int n_rows, float2 *table)
 {
-	const int i = blockIdx.x * ROW_THREADS + threadIdx.x;
-	if (i >= n_rows * pairs)
+	enum { KINDS = further ? ROPE_CHUNKS_FAR : 1 };
+	const int i = blockIdx.x * ROW_THREADS + threadIdx.x, row = i / pairs / KINDS;
+	if (row >= n_rows)
 		return;
-	const double angle = static_cast<double>(position[i / pairs]) * static_cast<double>(f.inv_freq[i % pairs]);
+	int by = chunks.size > 0 ? position[row] % chunks.size : position[row];
+	if (further) { /* see rope_chunk_turn(), which is the host's */
+		by = chunks.reach - 1 - by;
+		by = i / pairs % KINDS == 0 ? min(by, chunks.size) : by;
+	}
+	const double angle = static_cast<double>(by) * static_cast<double>(f.inv_freq[i % pairs]);
 	double c, s;
 	turn(angle * 0.15915494309189535, &c, &s);
 	table[i] = {static_cast<float>(c * magnitude), static_cast<float>(s * magnitude)};
 }
 
-cudaError_t rope_table(const float *inv_freq, float magnitude, int pairs, const int32_t *position, int n_rows,
-		       float2 *table, cudaStream_t stream)
+template <bool further>
+static cudaError_t make_table(const struct rope_table_args &a, float magnitude, float2 *table, cudaStream_t stream)
 {
 	struct rope_frequencies f = {};
-	memcpy(f.inv_freq, inv_freq, static_cast<size_t>(pairs) * sizeof *inv_freq);
-	GPU_LAUNCH(make_rope_table, dim3(static_cast<unsigned>((n_rows * pairs + ROW_THREADS - 1) / ROW_THREADS)),
-		   dim3(ROW_THREADS), 0, stream, f, magnitude, pairs, position, n_rows, table);
+	const int n = a.n_rows * a.pairs * (further ? ROPE_CHUNKS_FAR : 1);
+	memcpy(f.inv_freq, a.inv_freq, static_cast<size_t>(a.pairs) * sizeof *a.inv_freq);
+	GPU_LAUNCH(make_rope_table<further>, dim3(static_cast<unsigned>((n + ROW_THREADS - 1) / ROW_THREADS)),
+		   dim3(ROW_THREADS), 0, stream, f, magnitude, a.pairs, a.chunks, a.position, a.n_rows, table);
 	return cudaGetLastError();
+}
+
+cudaError_t rope_table(const struct rope_table_args &a, float2 *table, cudaStream_t stream)
+{
+	return make_table<false>(a, a.magnitude, table, stream);
+}
+
+cudaError_t chunk_table(const struct rope_table_args &a, float2 *table, cudaStream_t stream)
+{
+	return make_table<true>(a, 1.0f, table, stream);
 }
 
 enum { HEAD_THREADS = 64 };
@@ -371,6 +392,36 @@ cudaError_t rope_and_store(const struct rope_args &r, const struct kv_args &kv, 
 		GPU_LAUNCH((rotate_and_store<PAGES_BF16>), grid, block, 0, stream, r, kv, rows);
 	else
 		GPU_LAUNCH((rotate_and_store<KV_FORM_F16>), grid, block, 0, stream, r, kv, rows);
+	return cudaGetLastError();
+}
+
+/* A block is a query head of a row. */
+__global__ void __launch_bounds__(HEAD_THREADS) turn_rows(struct chunk_args a)
+{
+	const int row = blockIdx.x, head = blockIdx.y, position = a.position[row];
+	const float *x = a.q + (static_cast<size_t>(row) * a.n_head + head) * a.head_dim;
+	const int between = a.interleaved ? 1 : a.pairs, step = a.interleaved ? 2 : 1;
+	for (int keys = ROPE_CHUNK_OWN; keys < CHUNK_KINDS && position / a.size >= keys; keys++) {
+		const float2 *turns =
+			a.table + (static_cast<size_t>(row) * ROPE_CHUNKS_FAR + max(keys - 1, 0)) * a.pairs;
+		const int pairs = keys == ROPE_CHUNK_OWN ? 0 : a.pairs;
+		__half *to =
+			a.out + ((static_cast<size_t>(row) * CHUNK_KINDS + keys) * a.n_head + head) * a.head_dim;
+		for (int i = threadIdx.x; i < pairs; i += HEAD_THREADS) {
+			const float2 turn = turns[i];
+			const float x0 = x[i * step], x1 = x[i * step + between];
+			to[i * step] = __float2half_rn((x0 * turn.x - x1 * turn.y) * a.scale);
+			to[i * step + between] = __float2half_rn((x0 * turn.y + x1 * turn.x) * a.scale);
+		}
+		for (int d = 2 * pairs + threadIdx.x; d < a.head_dim; d += HEAD_THREADS)
+			to[d] = __float2half_rn(x[d] * a.scale);
+	}
+}
+
+cudaError_t turn_queries(const struct chunk_args &a, cudaStream_t stream)
+{
+	GPU_LAUNCH(turn_rows, dim3(static_cast<unsigned>(a.n_rows), static_cast<unsigned>(a.n_head)),
+		   dim3(HEAD_THREADS), 0, stream, a);
 	return cudaGetLastError();
 }
 

@@ -125,6 +125,32 @@ static bool anyone_tells(const struct batch *batch)
 	return false;
 }
 
+/* Of a sequence's pages, those whose tokens' logits are raised. */
+static size_t raised_pages(const struct batch_seq *q)
+{
+	const int n = q->plus ? q->n_plus / KV_PAGE_TOKENS : 0;
+	return static_cast<size_t>(min_int(n, ceil_div(q->first_position + q->n_rows, KV_PAGE_TOKENS)));
+}
+
+/* Sums of weights are over powers of two. */
+static void put_raises(struct cuda_backend *b)
+{
+	static const float log2_e = 1.44269504f;
+	const struct batch *batch = b->batch;
+	struct attention_raise *raises =
+		put<struct attention_raise>(b, static_cast<size_t>(batch->n_seqs), &b->raises);
+	float *plus = put<float>(b, b->n_raised * KV_PAGE_TOKENS, &b->plus);
+	int32_t first = 0;
+	for (int32_t i = 0; i < batch->n_seqs; i++) {
+		const struct batch_seq *q = &batch->seq[i];
+		raises[i] = {first, static_cast<int32_t>(raised_pages(q))};
+		const int32_t n = raises[i].n_pages * KV_PAGE_TOKENS;
+		for (int32_t k = 0; k < n; k++)
+			plus[first + k] = q->plus[k] * log2_e;
+		first += n;
+	}
+}
+
 /* Room for so many bytes, of zeros. */
 static enum status cleared(struct cuda_backend *b, struct growing *g, size_t bytes)
 {
@@ -137,31 +163,45 @@ static enum status cleared(struct cuda_backend *b, struct growing *g, size_t byt
 enum status step_upload(struct cuda_backend *b, const struct batch *batch)
 {
 	const size_t n_rows = static_cast<size_t>(batch->n_rows), n_seqs = static_cast<size_t>(batch->n_seqs);
-	size_t n_pages = 0;
-	for (size_t i = 0; i < n_seqs; i++)
+	size_t n_pages = 0, n_raised = 0;
+	for (size_t i = 0; i < n_seqs; i++) {
+		n_raised += raised_pages(&batch->seq[i]);
 		n_pages += static_cast<size_t>(
 			ceil_div(batch->seq[i].first_position + batch->seq[i].n_rows, KV_PAGE_TOKENS));
+	}
 	b->plan.made = false;
 	TRY(upload_begin(b));
 	bool far = false;
-	for (size_t i = 0; i < n_seqs; i++)
-		far = far || batch->seq[i].far;
-	b->graphs.fits = !far && b->plan.n_head && batch->n_outputs == batch->n_rows && batch->n_seqs == batch->n_rows;
+	b->probed_bytes = 0;
+	for (size_t i = 0; i < n_seqs; i++) {
+		const struct batch_seq *q = &batch->seq[i];
+		far = far || q->far;
+		b->probed_bytes += q->probe ? static_cast<size_t>(q->probe->n_pages) * sizeof(unsigned long long) : 0;
+	}
+	b->graphs.fits = !far && b->probed_bytes == 0 && b->plan.n_head && batch->n_outputs == batch->n_rows &&
+			 batch->n_seqs == batch->n_rows;
 	if (b->graphs.fits) {
 		b->graphs.key = {};
 		b->graphs.key.n_rows = batch->n_rows;
 		b->graphs.key.n_pages = rounded(static_cast<int>(n_pages));
 		n_pages = static_cast<size_t>(b->graphs.key.n_pages);
+		if (n_raised)
+			n_raised = static_cast<size_t>(rounded(static_cast<int>(n_raised)));
+		b->graphs.key.n_raised = static_cast<int>(n_raised);
 	}
+	b->n_raised = n_raised;
 	const size_t odd = looks(b) ? odd_bytes(batch->n_rows) : 0;
 	b->n_masses = n_pages;
 	b->told_bytes =
 		anyone_tells(batch) ? n_pages * sizeof(unsigned long long) + n_seqs * sizeof(struct look_sums) : 0;
 	b->graphs.key.tells = b->told_bytes > 0;
 	TRY(upload_room(b, (4 * n_rows + n_seqs + 2 * n_pages) * sizeof(int32_t) +
-				   n_seqs * sizeof(struct attention_tells) + odd + b->told_bytes + 224));
+				   n_seqs * sizeof(struct attention_tells) + odd + b->told_bytes + b->probed_bytes +
+				   n_seqs * sizeof(struct attention_raise) +
+				   n_raised * KV_PAGE_TOKENS * sizeof(float) + 272));
 	TRY(cleared(b, &b->odd, odd));
 	TRY(cleared(b, &b->told, b->told_bytes));
+	TRY(cleared(b, &b->probed, b->probed_bytes));
 	int32_t *token = put<int32_t>(b, n_rows, &b->token);
 	int32_t *position = put<int32_t>(b, n_rows, &b->position);
 	int32_t *place = put<int32_t>(b, n_rows, &b->place);
@@ -174,6 +214,10 @@ enum status step_upload(struct cuda_backend *b, const struct batch *batch)
 	struct attention_tells *to = b->told_bytes ? put<struct attention_tells>(b, n_seqs, &b->tells) : NULL;
 	if (b->told_bytes)
 		put<uint8_t>(b, b->told_bytes, &b->told_at);
+	if (b->probed_bytes)
+		put<uint8_t>(b, b->probed_bytes, &b->probed_at);
+	if (b->n_raised)
+		put_raises(b);
 	if (batch->token)
 		memcpy(token, batch->token, n_rows * sizeof *token);
 	memcpy(position, batch->position, n_rows * sizeof *position);
@@ -286,6 +330,17 @@ static void hand_over(const struct cuda_backend *b, const uint8_t *told)
 	}
 }
 
+/* What rows gave to pages elsewhere, likewise. */
+static void hand_over_probes(const struct cuda_backend *b, const uint8_t *probed)
+{
+	const uint64_t *share = reinterpret_cast<const uint64_t *>(probed);
+	for (int32_t i = 0; i < b->batch->n_seqs; i++) {
+		const struct page_probe *probe = b->batch->seq[i].probe;
+		for (int32_t k = 0; probe && k < probe->n_pages; k++)
+			probe->score[k] += *share++;
+	}
+}
+
 static enum status fetch(struct cuda_backend *b, const struct growing *from, size_t at, size_t bytes, const char *what)
 {
 	return bytes ? check(b, cudaMemcpyAsync(b->upload.host + at, from->p, bytes, cudaMemcpyDeviceToHost, b->stream),
@@ -301,6 +356,8 @@ enum status step_finish(struct cuda_backend *b)
 		s = fetch(b, &b->odd, b->odd_at, odd_bytes(b->batch->n_rows), "reading what the step has stored");
 	if (s == STATUS_OK && went_well)
 		s = fetch(b, &b->told, b->told_at, b->told_bytes, "reading how rows attended");
+	if (s == STATUS_OK && went_well)
+		s = fetch(b, &b->probed, b->probed_at, b->probed_bytes, "reading what pages elsewhere are worth");
 	const enum status copied = far_settle(b);
 	enum status settled = settle(b, "computing a step");
 	settled = settled == STATUS_OK ? copied : settled;
@@ -310,6 +367,8 @@ enum status step_finish(struct cuda_backend *b)
 		TRY(take_note(b, reinterpret_cast<const struct odd_values *>(b->upload.host + b->odd_at)));
 	if (b->told_bytes)
 		hand_over(b, b->upload.host + b->told_at);
+	if (b->probed_bytes)
+		hand_over_probes(b, b->upload.host + b->probed_at);
 	return STATUS_OK;
 }
 

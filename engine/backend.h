@@ -535,6 +535,11 @@ struct backend_ops {
 	enum status (*page_bounds)(struct backend *b, const void *kv, const struct kv_layout *layout,
 	                           const int32_t *pages, int32_t n);
 	/*
+	 * Copies the bounds of a page to host memory, as struct page_probe has them: [n_layer][n_head_kv][least,
+	 * greatest][head_dim]. Waits. NULL where they are in host memory.
+	 */
+	enum status (*bounds_read)(struct backend *b, const struct kv_layout *layout, int32_t page, uint16_t *host);
+	/*
 	 * Writes a page of an exact layout in a narrow form to host memory: bit for bit as kv_codec_pack() has it
 	 * (engine/kv/tier_codec.h), whose result is *packed. page_unpack() is the way back. Both wait. NULL where the
 	 * host does it as well.

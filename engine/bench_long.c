@@ -383,6 +383,8 @@ static enum status run_forced(struct long_bench *b, const struct engine_context 
 	row->tokens_logical = u->context.tokens_logical;
 	row->tokens_resident = u->context.tokens_resident;
 	row->resident_bytes = u->context.bytes;
+	row->pages_back = u->context.pages_back;
+	row->tokens_recomputed = u->context.tokens_recomputed;
 	row->ttft_s = (double)u->ttft_ns / 1e9;
 	row->tokens_per_s = ns > 0 ? (double)(u->completion_tokens - 1) * 1e9 / (double)ns : NAN;
 	engine_event_free(done);
@@ -547,11 +549,13 @@ static enum status start_engine(struct long_bench *b, struct error *err)
 {
 	const struct engine_long_params *p = b->params;
 	struct engine_plan plan;
-	bool bounds = false;
+	bool bounds = false, pages_in = false;
 	/* Which policies need what is not always there; others are measured without. */
-	for (size_t i = 0; i < p->n_policies; i++)
-		bounds |= p->policy[i].context.policy &&
-		          strcmp(p->policy[i].context.policy, kv_policy_name(KV_POLICY_QUEST)) == 0;
+	for (size_t i = 0; i < p->n_policies; i++) {
+		const struct engine_context *c = &p->policy[i].context;
+		bounds |= c->page_in || (c->policy && strcmp(c->policy, kv_policy_name(KV_POLICY_QUEST)) == 0);
+		pages_in |= c->page_in;
+	}
 	const struct engine_plan_params look = {.model_path = p->model_path,
 	                                        .rope_scaling = p->rope_scaling,
 	                                        .kv_type = p->kv_type,
@@ -581,6 +585,7 @@ static enum status start_engine(struct long_bench *b, struct error *err)
 	        .rope_scaling = p->rope_scaling,
 	        .context_tokens = b->context,
 	        .kv_bytes = plan.kv_bytes_per_session + plan.kv_bytes_per_session / 4 + SPARE_PAGES * plan.page_bytes,
+	        .kv_ram_bytes = pages_in ? plan.kv_bytes_per_session : 0,
 	        .max_running = 1,
 	        .clock = b->clock,
 	};

@@ -77,8 +77,13 @@ static void count_requests(struct census *c, const struct list *head, enum holde
 			c->used[page] = KV_PAGE_TOKENS;
 			sum->refs++;
 		}
-		if (holder == RUNNING)
-			charged[r->tenant->id] += kv_seq_refs(&r->kv);
+		if (holder != RUNNING)
+			continue;
+		charged[r->tenant->id] += kv_seq_refs(&r->kv);
+		/* Pages that it lacks are computed again beside it. */
+		const struct kv_seq *again = &r->recall.again;
+		count_sequence(c, again, again->n_pages * KV_PAGE_TOKENS, holder, sum, out);
+		charged[r->tenant->id] += kv_seq_refs(again);
 	}
 }
 

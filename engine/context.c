@@ -6,7 +6,7 @@
 #include "engine/kv/attic.h"
 #include "engine/kv/merge.h"
 
-enum { DEFAULT_START_TOKENS = 4 };
+enum { DEFAULT_START_TOKENS = 4, EVERY_TOKENS = 16 };
 _Static_assert((int)KV_POLICIES <= (int)ENGINE_MAX_CONTEXT_POLICIES, "engine_stats counts by policy");
 
 static int64_t rounded_up(int32_t tokens)
@@ -168,6 +168,10 @@ static enum status streaming(const struct context_bounds *bounds, const struct e
 	kv_policy_keep_within(out, bounds->n_ctx_train);
 	out->trained_tokens = is_open(asked) || back > 0 ? bounds->n_ctx_train : 0;
 	out->back_pages = (int32_t)back;
+	out->choose_tokens = asked->recall_every > 0 ? asked->recall_every : asked->recall_every < 0 ? 0 : EVERY_TOKENS;
+	out->again_tokens = asked->recompute_tokens > 0   ? asked->recompute_tokens
+			    : asked->recompute_tokens < 0 ? 0
+							  : (int32_t)all;
 	return STATUS_OK;
 }
 
@@ -322,8 +326,8 @@ enum status context_resolve(const struct context_bounds *bounds, const struct en
 				       kv_policy_name(kind));
 	if (asked->page_in && !bounds->can_recall)
 		return error_set_param(err, STATUS_INVALID, "kv_cache.page_in",
-				       "kv_cache.page_in needs a server with --kv-ram and --kv-bounds, on a CPU, whose "
-				       "KV is not narrow");
+				       "kv_cache.page_in needs a server with --kv-ram and --kv-bounds, whose KV is not "
+				       "narrow");
 	if (kind == KV_POLICY_FULL)
 		return no_sizes(asked, kv_policy_name(kind), err);
 	if (bounds->by_chunks)
@@ -381,8 +385,8 @@ void context_describe(const struct kv_policy *policy, const struct kv_seq *kv, c
 	out->moved = kv->moved;
 	out->pages_in = policy->back_pages > 0;
 	out->pages_back = kv->n_back;
-	out->pages_below = kv->attic ? kv->attic->n : 0;
-	out->pages_missing = kv->attic ? kv->attic->n_lost : 0;
+	out->pages_below = kv->attic ? kv->attic->n - kv->attic->n_lost : 0;
+	out->pages_missing = kv->attic ? kv->attic->n_lost + kv->attic->n_unknown : 0;
 	if (policy->kind != KV_POLICY_QUEST)
 		return;
 	int32_t most = policy->most_pages * KV_PAGE_TOKENS;

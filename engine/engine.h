@@ -216,6 +216,10 @@ struct engine_context {
 	int32_t max_cache_size;
 	/* streaming: what leaves the window goes to host memory, and what the question would match best comes back */
 	bool page_in;
+	int32_t recall_every; /* that is chosen anew for each so many tokens of an answer; 0: 16; -1: once */
+	/* tokens that may be computed again for an answer, for pages that were lost meanwhile; 0: max_cache_size; -1: none
+	 */
+	int32_t recompute_tokens;
 	bool by_share; /* evict, merge: its KV shrinks by shrink_permille, or more where max_cache_size says so */
 	int32_t shrink_permille;
 	bool by_age;            /* evict: the oldest pages go first, whatever they are worth; */
@@ -493,6 +497,8 @@ struct engine_context_usage {
 	/* page_in: pages that had come back for this answer, those kept in host memory for that, and those lost */
 	bool pages_in;
 	int32_t pages_back, pages_below, pages_missing;
+	int32_t recalls; /* times that it was chosen which */
+	int32_t pages_recomputed, tokens_recomputed; /* lost ones that came back all the same, and what that took */
 	bool trigger_asked;
 	enum engine_trigger trigger; /* of those that were given, the one that set it off; NONE: it has not acted */
 	int32_t trigger_tokens;	     /* how many tokens the conversation had then */
@@ -696,6 +702,7 @@ struct engine_stats {
 	uint64_t context_merged[ENGINE_MAX_CONTEXT_POLICIES], context_fallback[ENGINE_MAX_CONTEXT_POLICIES];
 	/* pages of page_in, and bytes of what bounds their keys */
 	uint64_t attic_kept, attic_back, attic_lost, attic_bytes;
+	uint64_t attic_choices, attic_again, attic_again_tokens; /* of which; computed again, and rows for that */
 	uint64_t context_triggered[ENGINE_TRIGGERS]; /* ended requests that gave triggers, by the one that set the
 							policy off */
 	int32_t parked_pages;            /* KV of idle sessions that is not in the index */
@@ -944,6 +951,7 @@ struct engine_long_row {
 	int32_t length;
 	int32_t tokens_logical, tokens_resident; /* at the end of the forced answer */
 	uint64_t resident_bytes;
+	int32_t pages_back, tokens_recomputed; /* by page_in */
 	double ttft_s;         /* of the prompt, nothing of which was cached */
 	double tokens_per_s;   /* of the forced answer */
 	/*

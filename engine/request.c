@@ -122,7 +122,7 @@ void request_destroy(struct request *r)
 	engine_event_free(r->last);
 	free(r->prompt_logprobs);
 	drift_destroy(r->drift);
-	free(r->probe.score);
+	recall_free(&r->recall);
 	grammar_matcher_destroy(r->matcher);
 	detok_destroy(r->detok);
 	sampler_destroy(r->sampler);
@@ -137,16 +137,6 @@ int32_t request_pending(const struct request *r)
 	return (int32_t)r->tokens.n - r->kv.n_tokens;
 }
 
-/* Tokens of a prompt that choose. */
-enum { PROBE_TOKENS = 16 };
-
-bool request_probes(const struct request *r)
-{
-	int32_t at = r->kv.n_tokens, last = r->n_prompt - 1;
-	return r->policy.back_pages > 0 && !r->has_recalled && r->kv.attic && r->kv.attic->n > 0 &&
-	       at >= last - PROBE_TOKENS && at < last;
-}
-
 int32_t request_reach(const struct request *r)
 {
 	int32_t at = r->kv.n_tokens, pending = request_pending(r), until = kv_policy_next(&r->policy, at) - at;
@@ -156,9 +146,10 @@ int32_t request_reach(const struct request *r)
 	/* Each row of the answer counts once, and by itself. */
 	if (request_waits(r) && at < r->trigger.next && until > r->trigger.next - at)
 		until = r->trigger.next - at;
-	/* What comes back does so for the last row of the prompt, which the answer begins with. */
-	if (r->policy.back_pages > 0 && !r->has_recalled) {
-		int32_t from = r->n_prompt - 1 - PROBE_TOKENS, stop = at < from ? from : r->n_prompt - 1;
+	/* What comes back does so at a position of its own, and only the rows in front of that have a say. */
+	int32_t next = recall_next(r);
+	if (next < INT32_MAX) {
+		int32_t from = recall_probes_from(r), stop = at < from ? from : next;
 		until = at < stop && until > stop - at ? stop - at : until;
 	}
 	/* It is asked for often enough whether pages run short. */

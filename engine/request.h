@@ -13,6 +13,7 @@
 #include "engine/kv/prefix.h"
 #include "engine/kv/seq.h"
 #include "engine/kv/tiers.h"
+#include "engine/recall.h"
 #include "engine/sample/sampler.h"
 #include "engine/text/detok.h"
 #include "engine/text/grammar_match.h"
@@ -55,9 +56,7 @@ struct request {
 	/* of its first pages, positions that are still to be computed where they have moved to, ... */
 	int32_t n_moving;
 	int32_t n_moving_now;     /* ... and how many of them are in the step under construction */
-	struct page_probe probe;  /* of what its kv has in an attic, by the last rows of its prompt */
-	int32_t cap_probe;        /* of probe.score */
-	bool has_recalled;        /* it has been decided what comes back for its answer */
+	struct recall recall;     /* what comes back to its window */
 	struct drift *drift;      /* NULL: not wanted */
 	struct attention_look
 		look; /* of the rows of the answer, where diagnostics are wanted or a trigger watches them */
@@ -92,11 +91,6 @@ void request_destroy(struct request *r);
 int32_t request_pending(const struct request *r);
 /* Of what is pending, how much can be computed before the policy acts next. */
 int32_t request_reach(const struct request *r);
-/*
- * Whether the rows at its next positions say which pages are to come back: the last of its prompt, but for the very
- * last one.
- */
-bool request_probes(const struct request *r);
 /* How many of its tokens, from the first on, have the KV that the index knows. */
 int32_t request_exact(const struct request *r);
 /* And how many of them may be taken from there: not those whose rows have to be seen for what they give to others. */

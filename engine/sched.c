@@ -128,6 +128,7 @@ void sched_add(struct sched *s, struct request *r)
 /* Gives back what it has in the pool and below. */
 static void release_kv(struct sched *s, struct request *r)
 {
+	recall_stop(s, r);
 	kv_seq_release(s->pool, &r->kv);
 	kv_overflow_release(&r->spill);
 	r->is_large = false;
@@ -254,8 +255,7 @@ void sched_preempt(struct sched *s, struct request *r, enum engine_room room)
 	r->n_moving = 0;
 	r->look = (struct attention_look){0}; /* all of them come again */
 	trigger_reset_look(&r->trigger);
-	r->has_recalled = false;
-	r->probe.n_pages = 0;
+	recall_reset(r);
 	to_waiting(s, r);
 	r->usage.n_preempted++;
 	s->n_preemptions++;
@@ -263,10 +263,10 @@ void sched_preempt(struct sched *s, struct request *r, enum engine_room room)
 }
 
 /* References that n more positions add to what the tenant is charged for. */
-static int64_t more_pages(const struct request *r, int32_t n)
+static int64_t more_pages(const struct kv_seq *kv, int32_t n)
 {
-	int32_t want = kv_pages_for(kv_seq_places(&r->kv) + n);
-	return want > r->kv.n_pages ? want - r->kv.n_pages : 0;
+	int32_t want = kv_pages_for(kv_seq_places(kv) + n);
+	return want > kv->n_pages ? want - kv->n_pages : 0;
 }
 
 /* Whether the limit of r's tenant, which is charged for r's kv, allows n pages more. */
@@ -292,12 +292,24 @@ bool sched_find_page(struct sched *s, struct request *r, bool allowed)
 	return youngest != r;
 }
 
-bool sched_make_room(struct sched *s, struct request *r, int32_t n)
+bool sched_take_page(struct sched *s, struct request *r, int32_t *page)
 {
 	for (;;) {
-		int64_t more = more_pages(r, n);
+		bool allowed = keeps_cap(r, 1);
+		*page = allowed ? kv_pool_get(s->pool, r->kv.holder) : KV_NO_PAGE;
+		if (*page != KV_NO_PAGE)
+			return true;
+		if (!sched_find_page(s, r, allowed))
+			return false;
+	}
+}
+
+bool sched_make_room(struct sched *s, struct request *r, struct kv_seq *kv, int32_t n)
+{
+	for (;;) {
+		int64_t more = more_pages(kv, n);
 		bool allowed = more == 0 || keeps_cap(r, more);
-		enum status st = allowed ? kv_seq_prepare(s->pool, &r->kv, n) : STATUS_LIMIT;
+		enum status st = allowed ? kv_seq_prepare(s->pool, kv, n) : STATUS_LIMIT;
 		if (st == STATUS_OK)
 			return true;
 		/* No memory for the block table, which no page can give. */
@@ -463,7 +475,7 @@ static enum admission admit(struct sched *s, struct request *r)
 	int32_t reach = sched_reach(s, r);
 	r->kv.goes_on = reach < request_reach(r);
 	int32_t need = kv_seq_pages_needed(s->pool, &r->kv, reach);
-	if (!keeps_cap(r, more_pages(r, reach) + r->tenant->n_running)) {
+	if (!keeps_cap(r, more_pages(&r->kv, reach) + r->tenant->n_running)) {
 		why = WAITS_FOR_CAP;
 		goto wait;
 	}
@@ -671,6 +683,9 @@ void sched_describe(const struct sched *s, struct engine_stats *out)
 		out->attic_kept = s->attics->n_kept;
 		out->attic_back = s->attics->n_back;
 		out->attic_lost = s->attics->n_lost;
+		out->attic_choices = s->attics->n_choices;
+		out->attic_again = s->attics->n_again;
+		out->attic_again_tokens = s->attics->n_again_tokens;
 		out->attic_bytes = s->attics->used_bytes;
 	}
 	out->parked_pages = (int32_t)s->parking.n_pages;

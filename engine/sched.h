@@ -73,10 +73,9 @@ struct step_part {
 	int32_t first_output;
 	int32_t n_outputs;
 	bool exact; /* its row is computed without its policy, for its logits only: see drift.h */
-	/*
-	 * its rows are not the next ones of the request but its first ones, at later positions: see kv_policy_moved()
-	 */
+	/* its rows are not the request's next ones but its first ones, at later positions: see kv_policy_moved() */
 	bool moves;
+	bool again; /* they are none of its own: a page that it lacks is computed again, see recall_computed() */
 };
 
 struct sched {
@@ -157,6 +156,8 @@ struct kv_use sched_use(const struct sched *s, const struct request *r);
 bool sched_arrived(struct sched *s, bool computed);
 /* A part of moved rows is computed. */
 void sched_moved(const struct step_part *part);
+/* So many rows of what a request computes again are. */
+void recall_computed(struct sched *s, struct request *r, int32_t n_rows);
 /* Indexes the full pages that a request has computed; call it when its kv.n_tokens has grown. */
 void sched_index(struct sched *s, struct request *r);
 /* Its counters and gauges, and those of its index and its pool. */

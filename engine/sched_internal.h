@@ -1,6 +1,6 @@
 /*
  * What the files of the scheduler share: sched.c has the lists, memory and admission, sched_step.c what the next step
- * computes, sched_policy.c what context policies do.
+ * computes, sched_policy.c what context policies do, sched_recall.c what comes back to a window.
  */
 #pragma once
 
@@ -29,13 +29,32 @@ bool sched_find_page(struct sched *s, struct request *r, bool allowed);
  */
 bool sched_act(struct sched *s, struct request *r, int32_t n);
 
-/* Makes the next n positions of a running request writable. As sched_find_page(). */
-bool sched_make_room(struct sched *s, struct request *r, int32_t n);
+/*
+ * Makes the next n positions of a running request's sequence, its own or one beside it, writable. As sched_find_page().
+ */
+bool sched_make_room(struct sched *s, struct request *r, struct kv_seq *kv, int32_t n);
+/* Takes a page for a running request, whose holder gets the reference. As sched_find_page(). */
+bool sched_take_page(struct sched *s, struct request *r, int32_t *page);
 /*
  * Pages of a large request leave the pool until it has no more there than it may, its next rows among them. False when
  * there is no more room below, for one that came to more than was reserved for it. When copying fails it is lost
  * (struct kv_spill), and stays as it is.
  */
 bool sched_make_way(struct sched *s, struct request *r);
+/* ---- sched_recall.c ---- */
+
+/* At its position, what its attic has may be scored and chosen from. As sched_find_page(). */
+bool recall_act(struct sched *s, struct request *r);
+/*
+ * While pages are computed again its own rows wait, and this sequence has rows: its policy acts on it, and there is
+ * room for what recall_reach() says. As sched_find_page().
+ */
+bool recall_go_on(struct sched *s, struct request *r);
+int32_t recall_reach(const struct request *r);
+/* It gives up what it computes again, if anything. */
+void recall_stop(struct sched *s, struct request *r);
+/* It begins anew. */
+void recall_reset(struct request *r);
+
 /* What the next step may compute of a request. */
 int32_t sched_reach(const struct sched *s, const struct request *r);

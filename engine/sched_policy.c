@@ -86,8 +86,6 @@ static bool merge_pages(struct sched *s, struct request *r, int32_t n_due)
 	return true;
 }
 
-/* ---- What comes back ---- */
-
 /* A page of its window goes to its attic before it is dropped. */
 static void keep_below(struct sched *s, struct request *r, int32_t place)
 {
@@ -96,90 +94,6 @@ static void keep_below(struct sched *s, struct request *r, int32_t place)
 		kv->attic = kv_attic_create(s->attics);
 	if (kv->attic)
 		kv_attic_put(kv->attic, place + kv->n_dropped, kv->pages[place]);
-}
-
-/* Its next rows score what is in its attic; without memory they do not. */
-static void prepare_probe(struct request *r)
-{
-	struct page_probe *p = &r->probe;
-	const struct kv_attic *a = r->kv.attic;
-	if (r->cap_probe < a->n) {
-		uint64_t *score = realloc(p->score, (size_t)a->n * sizeof *score);
-		if (!score) {
-			r->has_recalled = true;
-			return;
-		}
-		p->score = score;
-		r->cap_probe = a->n;
-	}
-	for (; p->n_pages < a->n; p->n_pages++)
-		p->score[p->n_pages] = 0;
-	p->bounds = a->bounds;
-}
-
-/*
- * The page of the attic with the largest score that may come back and was not chosen yet; of equals the latest. -1:
- * there is none.
- */
-static int32_t best_page(const struct request *r)
-{
-	const struct kv_attic *a = r->kv.attic;
-	int32_t best = -1,
-		reach = r->policy.reach_pages > 0 ? r->policy.reach_pages : r->policy.trained_tokens / KV_PAGE_TOKENS;
-	int32_t nearest =
-		reach > 0 ? kv_pages_for(r->max_total) - reach : 0; /* no row is to look back further than it may */
-	for (int32_t i = 0; i < r->probe.n_pages; i++)
-		if (a->number[i] >= nearest && r->probe.score[i] > 0 &&
-		    (best < 0 || r->probe.score[i] >= r->probe.score[best]))
-			best = i;
-	return best;
-}
-
-static int by_index(const void *a, const void *b)
-{
-	return *(const int32_t *)a - *(const int32_t *)b;
-}
-
-/*
- * The pages of its attic that the end of its prompt would match best stand between those that stay and its window from
- * now on, in place of those that did for the turn before. As sched_find_page().
- */
-static bool recall(struct sched *s, struct request *r)
-{
-	struct kv_seq *kv = &r->kv;
-	int32_t n = 0, first = r->policy.first_pages;
-	r->has_recalled = true;
-	if (!kv->attic || r->probe.n_pages == 0)
-		return true;
-	int32_t *chosen = malloc((size_t)r->policy.back_pages * sizeof *chosen);
-	if (!chosen)
-		return true;
-	kv_seq_truncate(s->pool, kv, kv->n_tokens);
-	if (kv->n_back > 0)
-		kv_seq_drop(s->pool, kv, first, kv->n_back);
-	/* One at least stays away: a sequence that lacks nothing would pass for an exact one. */
-	int32_t most = kv->n_dropped - 1 < r->policy.back_pages ? kv->n_dropped - 1 : r->policy.back_pages;
-	for (int32_t i; n < most && (i = best_page(r)) >= 0; n++) {
-		chosen[n] = i;
-		r->probe.score[i] = 0;
-	}
-	qsort(chosen, (size_t)n, sizeof *chosen, by_index);
-	kv->n_back = 0;
-	for (int32_t i = 0; i < n; i++) {
-		int32_t page;
-		while ((page = kv_pool_get(s->pool, kv->holder)) == KV_NO_PAGE) {
-			if (!sched_find_page(s, r, true)) {
-				free(chosen);
-				return false;
-			}
-		}
-		if (kv_attic_bring(kv->attic, chosen[i], page) && kv_seq_insert(kv, first + kv->n_back, page))
-			kv->n_back++;
-		else
-			kv_pool_unref(s->pool, page, kv->holder);
-	}
-	free(chosen);
-	return true;
 }
 
 bool sched_act(struct sched *s, struct request *r, int32_t n)
@@ -204,9 +118,7 @@ bool sched_act(struct sched *s, struct request *r, int32_t n)
 		kv_seq_drop(s->pool, &r->kv, victim, 1);
 	}
 	s->pages_dropped[r->policy.kind] += (uint64_t)n_due;
-	if (request_probes(r))
-		prepare_probe(r);
-	if (r->policy.back_pages > 0 && !r->has_recalled && r->kv.n_tokens >= r->n_prompt - 1 && !recall(s, r))
+	if (!recall_act(s, r))
 		return false;
 	return move_first_pages(s, r);
 }

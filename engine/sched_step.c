@@ -30,13 +30,13 @@ static void add_rows(struct sched *s, struct request *r, int32_t n_rows, int32_t
 		.mass = at >= kv_policy_weighs_from(&r->policy) ? r->kv.mass : NULL,
 		.look = request_looks(r) ? &r->look : NULL,
 		.plus = r->kv.n_buckets > 0 ? r->kv.plus : NULL,
-		.probe = request_probes(r) ? &r->probe : NULL,
+		.probe = recall_probes(r) && r->recall.probe.n_pages > 0 ? &r->recall.probe : NULL,
 		.n_plus = kv_merge_n_plus(&r->kv),
 		.far = r->spill.n_groups > 0 ? &r->spill.far : NULL,
 	};
 	if (s->seq[b->n_seqs].far)
 		s->seq[b->n_seqs].look = NULL; /* attention by parts tells nothing */
-	s->part[b->n_seqs] = (struct step_part){r, n_rows, b->n_outputs, n_outputs, false, false};
+	s->part[b->n_seqs] = (struct step_part){r, n_rows, b->n_outputs, n_outputs, false, false, false};
 	if (r->fetch.under_way)
 		promotion_announce(s, r);
 	b->n_rows += n_rows;
@@ -58,11 +58,28 @@ static bool add_moved_rows(struct sched *s, struct request *r, int32_t room)
 		s->position[first + i] = r->kv.moved + at + i;
 	}
 	s->seq[b->n_seqs] = (struct batch_seq){first, n, at, r->kv.pages, r->policy.first_pages};
-	s->part[b->n_seqs] = (struct step_part){r, n, b->n_outputs, 0, false, true};
+	s->part[b->n_seqs] = (struct step_part){r, n, b->n_outputs, 0, false, true, false};
 	b->n_rows += n;
 	b->n_seqs++;
 	r->n_moving_now = n;
 	return n == r->n_moving && n < room;
+}
+
+/* Adds rows of what a request computes again, as many as given or as can be. */
+static void add_again_rows(struct sched *s, struct request *r, int32_t n)
+{
+	struct batch *b = &s->batch;
+	const struct kv_seq *again = &r->recall.again;
+	int32_t first = b->n_rows, at = again->n_tokens, reach = recall_reach(r);
+	n = n < reach ? n : reach;
+	for (int32_t i = 0; i < n; i++) {
+		s->token[first + i] = r->tokens.ids[at + i];
+		s->position[first + i] = at + i;
+	}
+	s->seq[b->n_seqs] = (struct batch_seq){first, n, kv_seq_places(again), again->pages, again->n_pages};
+	s->part[b->n_seqs] = (struct step_part){r, n, b->n_outputs, 0, false, false, true};
+	b->n_rows += n;
+	b->n_seqs++;
 }
 
 void sched_moved(const struct step_part *part)
@@ -107,18 +124,23 @@ static bool stands_back(const struct request *r, bool large_rest)
 	return large_rest && r->spill.n_groups > 0;
 }
 
+/* Whether it has rows of known tokens. */
+static bool has_known_rows(const struct request *r)
+{
+	return recall_under_way(r) || (r->state == REQUEST_PREFILL && r->n_moving == r->n_moving_now);
+}
+
 static void add_prompts(struct sched *s, bool decoding, bool large_rest)
 {
 	int32_t n_prompts = 0;
 	list_each(l, next, &s->running)
-		n_prompts += sched_entry(l)->state == REQUEST_PREFILL && !stands_back(sched_entry(l), large_rest);
+		n_prompts += has_known_rows(sched_entry(l)) && !stands_back(sched_entry(l), large_rest);
 	if (n_prompts == 0)
 		return;
 	int32_t left = step_budget(s, decoding) - s->batch.n_rows;
 	list_each(l, next, &s->running) {
 		struct request *r = sched_entry(l);
-		if (r->state != REQUEST_PREFILL || left <= 0 || r->n_moving != r->n_moving_now ||
-		    stands_back(r, large_rest))
+		if (!has_known_rows(r) || left <= 0 || stands_back(r, large_rest))
 			continue;
 		/*
 		 * Equal shares, so that a short prompt behind a long one does not wait for all of it; what one leaves
@@ -131,7 +153,10 @@ static void add_prompts(struct sched *s, bool decoding, bool large_rest)
 		if (r->spill.n_groups > 0)
 			share = s->step_tokens - s->batch.n_rows;
 		int32_t before = s->batch.n_rows;
-		add_prompt_rows(s, r, share);
+		if (recall_under_way(r))
+			add_again_rows(s, r, share);
+		else
+			add_prompt_rows(s, r, share);
 		left -= s->batch.n_rows - before;
 		n_prompts--;
 	}
@@ -149,11 +174,13 @@ static bool go_on(struct sched *s, struct request *r)
 	}
 	if (!sched_act(s, r, sched_reach(s, r)))
 		return false;
+	if (recall_under_way(r) && !recall_go_on(s, r))
+		return false;
 	/* its prompt has its pages since it was admitted */
 	bool paged = r->policy.kind == KV_POLICY_FULL && !r->is_large;
 	r->kv.goes_on = r->state == REQUEST_PREFILL && sched_reach(s, r) < request_reach(r);
 	if (!(r->state == REQUEST_PREFILL && paged) &&
-	    !sched_make_room(s, r, r->state == REQUEST_DECODE ? 1 : sched_reach(s, r)))
+	    !sched_make_room(s, r, &r->kv, r->state == REQUEST_DECODE ? 1 : sched_reach(s, r)))
 		return false;
 	if (r->kv.n_tokens < kv_policy_weighs_from(&r->policy) || kv_seq_weigh(&r->kv))
 		return true;
@@ -219,7 +246,7 @@ bool sched_build(struct sched *s)
 		/* All behind it may have a row. */
 		int32_t room = s->step_tokens - b->n_rows - (s->n_running - ++n_seen);
 		bool ready = r->n_moving == 0 || add_moved_rows(s, r, room);
-		if (r->state != REQUEST_DECODE || !ready || stands_back(r, large_rest))
+		if (r->state != REQUEST_DECODE || !ready || recall_under_way(r) || stands_back(r, large_rest))
 			continue;
 		add_rows(s, r, 1, 1);
 		if (wants_exact(r))

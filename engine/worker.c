@@ -91,6 +91,9 @@ void worker_finish_request(struct worker *w, struct request *r, enum engine_fini
 		r->usage.queue_ns = now - r->submitted_ns;
 	context_describe(&r->policy, &r->kv, w->e->pool, &r->usage.context);
 	describe_spill(w, r, &r->usage.context);
+	r->usage.context.recalls = r->recall.n_choices;
+	r->usage.context.pages_recomputed = r->recall.again_pages;
+	r->usage.context.tokens_recomputed = r->recall.again_tokens;
 	describe_diagnostics(r, &r->usage.context.diagnostics);
 	context_describe_trigger(&r->spec->context, &r->trigger, &r->policy, &r->kv, &r->usage.context);
 	w->stats.context_triggered[r->usage.context.trigger] += r->usage.context.trigger_asked;
@@ -435,7 +438,7 @@ static enum status start(struct worker *w, struct error *err)
 	if (merges == STATUS_NOMEM)
 		return error_set(err, merges, "no memory to merge pages");
 	w->sched.merger = merges == STATUS_OK ? kv_page_merger_ops(w->merger) : NULL;
-	bool recalls = e->backend_info.probes_pages && e->backend_info.host_memory && e->layout.form == KV_FORM_F16 &&
+	bool recalls = e->backend_info.probes_pages && e->layout.form == KV_FORM_F16 &&
 		       kv_attics_init(&w->attics, e->tiers, e->pool);
 	w->sched.attics = recalls ? &w->attics : NULL;
 	w->context = context_bounds_of(o, (struct context_bounds){

@@ -141,6 +141,10 @@ static void take_part(struct worker *w, const struct step_part *part, float *min
 		sched_moved(part);
 		return;
 	}
+	if (part->again) {
+		recall_computed(&w->sched, r, part->n_rows);
+		return;
+	}
 	if (part->exact) {
 		drift_exact(r->drift, first, mine);
 		return;

@@ -1,9 +1,8 @@
 /*
  * POST /v1/chunk: a document that may be longer than the context, answered for in parts (document.h).
  *
- * {"input": "...", "instruction": "Summarise this.", "reduce_instruction"?, "max_chunk_tokens"?, "overlap"?,
- * "max_output_tokens"?,
- *      "temperature"?, "seed"?, "parallel"?, "cache_salt"?, "split_only"?, "stream"?}
+ *     {"input": "...", "instruction": "Summarise this.", "reduce_instruction"?, "max_chunk_tokens"?, "overlap"?,
+ *      "max_output_tokens"?, "temperature"?, "seed"?, "parallel"?, "cache_salt"?, "split_only"?, "stream"?}
  *
  * A stream has an event for the parts (chunk.split), for each answer (chunk.output), for what is new of the last one
  * (chunk.delta), and the whole as without one (chunk.completed). Each request is a generation of its own, a few at a

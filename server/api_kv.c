@@ -77,9 +77,13 @@ static void write_counters(struct buf *out, const struct engine_stats *s, const 
 		buf_printf(out, "%s\"%s\":{\"requests\":%llu,\"evicted_tokens\":%llu,\"merged_tokens\":%llu}",
 			   i ? "," : "", engine_context_policy(i), (unsigned long long)s->context_requests[i],
 			   (unsigned long long)s->context_evicted[i], (unsigned long long)s->context_merged[i]);
-	buf_printf(out, "},\"page_in\":{\"kept\":%llu,\"back\":%llu,\"lost\":%llu,\"bounds_bytes\":%llu}",
+	buf_printf(out,
+		   "},\"page_in\":{\"kept\":%llu,\"back\":%llu,\"lost\":%llu,\"recomputed\":%llu,"
+		   "\"recomputed_tokens\":%llu,\"choices\":%llu,\"bounds_bytes\":%llu}",
 		   (unsigned long long)s->attic_kept, (unsigned long long)s->attic_back,
-		   (unsigned long long)s->attic_lost, (unsigned long long)s->attic_bytes);
+		   (unsigned long long)s->attic_lost, (unsigned long long)s->attic_again,
+		   (unsigned long long)s->attic_again_tokens, (unsigned long long)s->attic_choices,
+		   (unsigned long long)s->attic_bytes);
 	buf_puts(out, ",\"context_triggers\":{");
 	for (int i = ENGINE_TRIGGER_NONE; i < ENGINE_TRIGGERS; i++)
 		buf_printf(out, "%s\"%s\":%llu", i ? "," : "", i ? engine_trigger_name((enum engine_trigger)i) : "none",

@@ -35,9 +35,8 @@ struct auth {
 void auth_init(struct auth *a, const char *api_key);
 /*
  * Replaces the keys of --api-keys by those of the text, a JSON object:
- * {"keys": [{"name": "alice", "key": "SECRET", "cache_salt": "TEXT", "max_requests": N, "max_sessions": N, "kv_memory":
- * BYTES,
- *                "admin": true}, ...]}
+ *     {"keys": [{"name": "alice", "key": "SECRET", "cache_salt": "TEXT", "max_requests": N, "max_sessions": N,
+ *                "kv_memory": BYTES, "admin": true}, ...]}
  * "sha256": "HEX", the secret's digest, may stand in place of "key". All but the name and the secret may be left out:
  * no limit, no admin, and a salt of its own, which is the name. INVALID for anything else, LIMIT for too many names; *a
  * is then as it was. `where` begins every message and no message holds a secret. NOMEM.

@@ -11,7 +11,7 @@
 
 struct args {
 	char *model, *device, *length, *policies, *text, *kv_dtype, *rope_scaling;
-	int64_t threads, keys, text_tokens, answer;
+	int64_t threads, keys, text_tokens, answer, page_in;
 	double cache;
 	bool speed_only, cpu_time, json;
 };
@@ -21,9 +21,11 @@ static const struct option rows[] = {
 	OPTION_ROW_STRING(struct args, length, "length", "1024,2048,4096,8192,16384,32768,65536,131072",
                           "lengths of the prompt, in tokens"),
 	OPTION_ROW_STRING(struct args, policies, "policies", "",
-                          "as a request's kv_cache: full, streaming, evict:norm_ratio, ...; \"\": all"),
+                          "as a request's kv_cache: full, streaming:page_in, evict:norm_ratio, ...; \"\": all"),
 	OPTION_ROW_REAL(struct args, cache, "cache", 25, 0, 100000,
                         "max_cache_size of policies other than full, in percent of the length"),
+	OPTION_ROW_INT(struct args, page_in, "page-in", 16, 0, 1 << 20,
+		       "of streaming:page_in, tokens of the answer between choices; 0: one choice"),
 	OPTION_ROW_INT(struct args, keys, "keys", 5, 0, ENGINE_LONG_KEYS_MAX,
                        "pass keys that are hidden in each prompt, and asked for"),
 	OPTION_ROW_STRING(struct args, text, "text", NULL,
@@ -65,11 +67,13 @@ enum { POLICIES_MAX = 16, LABEL_MAX = 48 };
 static const struct kind {
 	const char *label;
 	const char *policy;
-	bool by_age, by_mass;
+	bool by_age, by_mass, page_in;
 } kinds[] = {
-	{"evict:norm_ratio", "evict", false, false},
-	{"evict:attention_mass", "evict", false, true},
-	{"evict:recency", "evict", true, false},
+	{"streaming", "streaming", .page_in = false},
+	{"streaming:page_in", "streaming", .page_in = true},
+	{"evict:norm_ratio", "evict", .by_age = false},
+	{"evict:attention_mass", "evict", .by_mass = true},
+	{"evict:recency", "evict", .by_age = true},
 };
 enum { N_KINDS = sizeof kinds / sizeof *kinds };
 
@@ -90,25 +94,35 @@ static bool add_policy(struct policies *p, const char *label, struct engine_cont
 	return true;
 }
 
-/* All kinds of one policy, or the one called `label`; false when there is none. */
-static bool add_kinds(struct policies *p, const char *label)
+/*
+ * The kind called `label`, or all of one policy: where none is called so, or `all` of a name are wanted. False when
+ * there is neither. every: of page_in, as engine_context has it.
+ */
+static bool add_kinds(struct policies *p, const char *label, bool all, int32_t every)
 {
 	size_t before = p->n;
+	bool is_kind = false;
 	for (size_t i = 0; i < N_KINDS; i++)
-		if (strcmp(label, kinds[i].label) == 0 || strcmp(label, kinds[i].policy) == 0)
+		is_kind |= strcmp(label, kinds[i].label) == 0;
+	for (size_t i = 0; i < N_KINDS; i++)
+		if (strcmp(label, is_kind && !all ? kinds[i].label : kinds[i].policy) == 0)
 			add_policy(p, kinds[i].label,
-			           (struct engine_context){.policy = kinds[i].policy,
-			                                   .by_age = kinds[i].by_age,
-			                                   .by_mass = kinds[i].by_mass});
+				   (struct engine_context){.policy = kinds[i].policy,
+							   .by_age = kinds[i].by_age,
+							   .by_mass = kinds[i].by_mass,
+							   .page_in = kinds[i].page_in,
+							   .recall_every = kinds[i].page_in ? every : 0});
 	for (size_t i = 0; p->n == before && engine_context_policy(i); i++)
 		if (strcmp(label, engine_context_policy(i)) == 0)
 			add_policy(p, label, (struct engine_context){.policy = engine_context_policy(i)});
 	return p->n > before;
 }
 
-static enum status read_policies(const char *text, struct policies *out, struct error *err)
+static enum status read_policies(const struct args *args, struct policies *out, struct error *err)
 {
 	struct buf all = BUF_INIT;
+	const char *text = args->policies;
+	int32_t every = args->page_in > 0 ? (int32_t)args->page_in : -1;
 	out->n = 0;
 	for (size_t i = 0; engine_context_policy(i); i++)
 		buf_printf(&all, "%s%s", i ? "," : "", engine_context_policy(i));
@@ -117,9 +131,9 @@ static enum status read_policies(const char *text, struct policies *out, struct 
 		char label[LABEL_MAX];
 		size_t n = strcspn(p, ",");
 		snprintf(label, sizeof label, "%.*s", (int)n, p);
-		if (n >= sizeof label || !add_kinds(out, label))
+		if (n >= sizeof label || !add_kinds(out, label, !text[0], every))
 			st = error_set_param(err, STATUS_INVALID, "policies",
-			                     "policies: \"%.40s\" is none of %s, evict:norm_ratio, "
+			                     "policies: \"%.40s\" is none of %s, streaming:page_in, evict:norm_ratio, "
 			                     "evict:attention_mass and evict:recency",
 			                     label, all.data);
 		p += n + (p[n] == ',');
@@ -173,6 +187,7 @@ static void json_row(void *arg, const struct engine_long_row *row)
 	cli_json_number(out, "tokens_per_s", row->tokens_per_s);
 	buf_printf(out, ",\"tokens_logical\":%d,\"tokens_resident\":%d,\"resident_bytes\":%llu", row->tokens_logical,
 	           row->tokens_resident, (unsigned long long)row->resident_bytes);
+	buf_printf(out, ",\"pages_back\":%d,\"tokens_recomputed\":%d", row->pages_back, row->tokens_recomputed);
 	cli_json_number(out, "kl_text", row->kl_text);
 	cli_json_number(out, "kl_recall", row->kl_recall);
 	cli_json_number(out, "passkey", row->passkey);
@@ -274,7 +289,7 @@ int cli_bench_long(int argc, char **argv)
 		goto out;
 	}
 	if (cli_read_numbers("length", args.length, &length, &err) != STATUS_OK ||
-	    read_policies(args.policies, &policies, &err) != STATUS_OK) {
+	    read_policies(&args, &policies, &err) != STATUS_OK) {
 		status = cli_misuse("%s", err.message);
 		goto out;
 	}

@@ -8,15 +8,12 @@
  *   PARKED   has none. Our pings and pongs are written here; the client's, and a close frame of either side, need
  *            nobody behind the pair either (frame_check_quiet()). Another frame of the client's, or something to send,
  *            makes it QUEUED.
- * QUEUED   is to wake, as soon as there are descriptors and memory. Meanwhile its client is not read any further than
- * what has come,
- * and what is to be sent waits in its queue. They wake in the order in which they came; after PARK_WAKE_MS in which
- * none
- *            could be woken they are closed with 1013.
- * WAKING   has a new pair, whose other end libwebsockets got together with a handshake of our own. The 101 that answers
- * it is swallowed:
- * the client had one long ago. When that is done it is AWAKE; a library that does not answer properly is a close with
- * 1011.
+ *   QUEUED   is to wake, as soon as there are descriptors and memory. Meanwhile its client is not read any further than
+ *            what has come, and what is to be sent waits in its queue. They wake in the order in which they came; after
+ *            PARK_WAKE_MS in which none could be woken they are closed with 1013.
+ *   WAKING   has a new pair, whose other end libwebsockets got together with a handshake of our own. The 101 that
+ *            answers it is swallowed: the client had one long ago. When that is done it is AWAKE; a library that does
+ *            not answer properly is a close with 1011.
  *   CLOSING  our close frame was sent from PARKED, and the client's is awaited (ws.c has the deadline).
  *
  * A violation of the client's, or a failure, while there is no way through libwebsockets is a close frame of our own

@@ -97,6 +97,31 @@ static enum status read_trigger(const struct json *field, struct engine_context 
 	return STATUS_OK;
 }
 
+/* true, or an object that says how; 0 is none in it, and -1 in `out`. */
+static enum status read_page_in(const struct json *field, struct engine_context *out, struct error *err)
+{
+	struct json member;
+	void *it = NULL;
+	if (json_kind(field) != JSON_DICT) {
+		if (json_kind(field) > JSON_BOOL)
+			return json_fail(field, STATUS_INVALID, err,
+					 "must be true, false or an object with \"every\" and \"recompute\".");
+		return json_read_bool(field, &out->page_in, err);
+	}
+	out->page_in = true;
+	while (json_next(field, &it, &member)) {
+		bool every = !strcmp(member.key, "every");
+		int32_t *to = every ? &out->recall_every : &out->recompute_tokens;
+		if (!every && strcmp(member.key, "recompute") != 0)
+			return json_fail(&member, STATUS_INVALID, err,
+					 "is not known; the fields of page_in are \"every\" and \"recompute\".");
+		TRY(read_size(&member, 0, to, err));
+		if (json_has(&member) && *to == 0)
+			*to = -1;
+	}
+	return STATUS_OK;
+}
+
 enum status kv_cache_read(const struct json *body, const struct engine_info *info, struct engine_context *out,
                           bool *given, struct error *err)
 {
@@ -121,7 +146,7 @@ enum status kv_cache_read(const struct json *body, const struct engine_info *inf
 		else if (!strcmp(key, "trigger"))
 			TRY(read_trigger(&member, out, err));
 		else if (!strcmp(key, "page_in"))
-			TRY(json_read_bool(&member, &out->page_in, err));
+			TRY(read_page_in(&member, out, err));
 		else if (!strcmp(key, "diagnostics"))
 			TRY(json_read_bool(&member, &out->diagnostics, err));
 		else if (!strcmp(key, "dtype"))
@@ -180,8 +205,11 @@ void kv_cache_write(struct buf *out, const struct engine_context_usage *u, const
 	if (u->chooses)
 		buf_printf(out, ",\"tokens_read\":%d", u->tokens_read);
 	if (u->pages_in)
-		buf_printf(out, ",\"page_in\":{\"pages\":%d,\"pages_below\":%d,\"pages_lost\":%d}", u->pages_back,
-			   u->pages_below, u->pages_missing);
+		buf_printf(out,
+			   ",\"page_in\":{\"pages\":%d,\"pages_below\":%d,\"pages_lost\":%d,\"choices\":%d,"
+			   "\"pages_recomputed\":%d,\"tokens_recomputed\":%d}",
+			   u->pages_back, u->pages_below, u->pages_missing, u->recalls, u->pages_recomputed,
+			   u->tokens_recomputed);
 	if (u->trigger_asked && u->trigger != ENGINE_TRIGGER_NONE)
 		buf_printf(out, ",\"trigger\":{\"fired\":\"%s\",\"tokens\":%d}", engine_trigger_name(u->trigger),
 			   u->trigger_tokens);

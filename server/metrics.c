@@ -183,9 +183,15 @@ static void write_context(struct buf *out, const char *model, const struct engin
 	      "Pages of ended generations that were kept in a wider type for a value that their own cannot hold.",
 	      model, "policy", fallback, n);
 	parts(out, "kvasir:context_page_in_total", "counter",
-	      "Pages that left a window and were kept for page_in, that came back, and that were lost before that.",
+	      "Pages that left a window and were kept for page_in, that came back, that were lost before that, and that "
+	      "were computed again.",
 	      model, "event",
-	      PARTS({"kept", (double)s->attic_kept}, {"back", (double)s->attic_back}, {"lost", (double)s->attic_lost}));
+	      PARTS({"kept", (double)s->attic_kept}, {"back", (double)s->attic_back}, {"lost", (double)s->attic_lost},
+		    {"recomputed", (double)s->attic_again}));
+	one(out, "kvasir:context_page_in_choices_total", "counter", "Times that it was chosen which pages come back.",
+	    model, (double)s->attic_choices);
+	one(out, "kvasir:context_recomputed_tokens_total", "counter",
+	    "Tokens that were computed again for pages that were lost.", model, (double)s->attic_again_tokens);
 	parts(out, "kvasir:context_triggers_total", "counter",
 	      "Ended generations with a trigger of their context policy, by the one that set it off; none: it did not "
 	      "act.",

@@ -2,8 +2,8 @@
  * Finds the calls of tools in what a model writes, as it writes it. Three families of notation, by the templates that
  * models are published with:
  *
- * TOOLS_TAGGED   <tool_call>{"name": ..., "arguments": {...}}</tool_call>, or a list in the tags (Hermes, Qwen,
- * SmolLM2)
+ *   TOOLS_TAGGED   <tool_call>{"name": ..., "arguments": {...}}</tool_call>, or a list in the tags (Hermes, Qwen,
+ *                  SmolLM2)
  *   TOOLS_LLAMA    {"name": ..., "parameters": {...}} as the whole answer, or behind <|python_tag|> (Llama 3)
  *   TOOLS_MISTRAL  [TOOL_CALLS][{"name": ..., "arguments": {...}}, ...] (Mistral)
  *

@@ -15,11 +15,12 @@
 #   sanitize  unit tests under ASan and UBSan, and the API tests of what parses, moves and frees memory (--full: all of them, the emulated
 #             GPU's as well, and a million random operations on the KV cache)
 #   clang     clang builds it all, warnings are errors (--full: optimised, and its unit tests)
-#   cuda      the kernels by nvcc for two GPUs (--full: for all), with gates on what it made of them; the API on the emulated GPU, and
-#             while it fails (--full: at every call of the CUDA runtime; and all of tests/gpu/check.sh)
+#   cuda      the kernels by nvcc for one GPU, with gates on what it made of them, and for the oldest without optimising (--full: as they
+#             are, for all GPUs); the API on the emulated GPU, and while it fails (--full: at every call of the CUDA runtime; and all of
+#             tests/gpu/check.sh)
 #   aarch64   what is built for 64-bit ARM, under QEMU: the CPU backends against the reference, and a tiny model against NumPy
 #             (--full: all tests of the CPU backends)
-#   fuzz      each parser for 15 seconds (--full: for 10 minutes)
+#   fuzz      each parser for 5 seconds (--full: for 10 minutes)
 #   tsan      unit tests, the API and a long run of the engine under TSan (slow: about half an hour)
 #   clients   clients from PyPI as published, the chat page in Chromium, load (slow)
 #
@@ -72,6 +73,9 @@ processor_s() {
 	echo $(((stat[15] + stat[16]) / $(getconf CLK_TCK)))
 }
 skip() { echo "SKIP $1: $2"; tally 0 0 1; }
+# What failed, with the first lines of standard input that say what of it; said once more in the end, where nobody has to look for it.
+failures=''
+note_failure() { failures+="$1"$'\n'$(head -n 20 | sed 's/^/    /')$'\n'; }
 
 # Runs a command as test NAME: one pass or one failure, with the end of its output when it fails.
 check() {
@@ -83,6 +87,7 @@ check() {
 	else
 		echo "FAIL $name"
 		tail -n 40 "$logs/$name.log"
+		note_failure "$name" < <(tail -n 10 "$logs/$name.log")
 		tally 0 1 0
 		return 1
 	fi
@@ -99,8 +104,10 @@ summed() {
 	s=${s:-$(grep -cE '^(skipped:|SKIP )' "$logs/$name.log")}
 	if [ -z "$counts" ] || { [ "$status" -ne 0 ] && [ "${f:-0}" -eq 0 ]; }; then
 		echo "FAIL $name: ended with status $status"
+		note_failure "$name: status $status" < <(tail -n 10 "$logs/$name.log")
 		tally "${p:-0}" 1 "$s"
 	else
+		[ "$f" -eq 0 ] || note_failure "$name" < <(grep -E '^(FAIL|ERROR|not ok|E  )' "$logs/$name.log")
 		tally "$p" "$f" "$s"
 	fi
 }
@@ -152,8 +159,8 @@ build_cuda() {
 	if [ "$full" = yes ]; then # as the image's build stage does it
 		read -ra flags <<<"$(sed -nE '/ AS build-cuda$/,/^FROM/s/^RUN meson setup (.*) \/build \/src && .*/\1/p' Dockerfile)"
 		[ ${#flags[@]} -gt 0 ] && build build-cuda "${flags[@]}"
-	else # the oldest, and the one with instructions of its own
-		build build-cuda-two -Dserver=disabled -Dtests=disabled -Dcuda=enabled -Dgpu_arch=75,90a
+	else # the one with instructions of its own
+		build build-cuda-one -Dserver=disabled -Dtests=disabled -Dcuda=enabled -Dgpu_arch=90a
 	fi
 }
 build_fuzz() {
@@ -184,11 +191,12 @@ build_ahead() {
 	set +m
 }
 
-# The unit tests of a build; one count per test program.
+# The unit tests of a build, with --full also those that are long; one count per test program.
 unit_tests() {
-	local name=$1 dir=$2 log
+	local name=$1 dir=$2 log suites=(--suite unit)
+	[ "$full" = no ] || suites+=(--suite long)
 	log=$logs/$name.log
-	KVASIR_FULL=$full meson test -C "$dir" --suite unit --num-processes "$jobs" --print-errorlogs --timeout-multiplier "${3:-1}" >"$log" 2>&1
+	KVASIR_FULL=$full meson test -C "$dir" "${suites[@]}" --num-processes "$jobs" --print-errorlogs --timeout-multiplier "${3:-1}" >"$log" 2>&1
 	grep -E ' (FAIL|TIMEOUT|ERROR) ' "$log" | sed -E 's/^ *[0-9]+\/[0-9]+ +/FAIL /'
 	number() { sed -nE "s/^$1: *([0-9]+).*/\1/p" "$log" | tail -n 1; }
 	local ok fail timeout skip
@@ -196,10 +204,12 @@ unit_tests() {
 	if [ -z "$ok" ]; then
 		echo "FAIL $name: meson test did not finish"
 		tail -n 20 "$log"
+		note_failure "$name" < <(tail -n 10 "$log")
 		tally 0 1 0
 		return
 	fi
 	if [ "$((fail + timeout))" -gt 0 ]; then
+		note_failure "$name" < <(grep -E ' (FAIL|TIMEOUT|ERROR) |\[  (ERROR|FAILED)  |^Error|error: Failure' "$log" | sort -u)
 		sed -n '/=====/,$p' "$log" | head -n 120
 	fi
 	tally "$ok" "$((fail + timeout))" "$skip"
@@ -246,7 +256,7 @@ tests_with() { # NAME BUILD ARGUMENTS...
 api_tests() { # NAME BUILD FILES...
 	need_python "$1" || return
 	tests_with "$1" "$2" -n "$jobs" --dist loadfile -m "not alone" "${@:3}"
-	tests_with "$1-alone" "$2" -m alone "${@:3}"
+	! grep -rqF pytest.mark.alone "${@:3}" || tests_with "$1-alone" "$2" -m alone "${@:3}"
 }
 
 suite_includes() {
@@ -261,6 +271,7 @@ suite_noserver() {
 	check noserver-version build-noserver/server/kvasir version
 	if ldd build-noserver/server/kvasir | grep -E 'libuv|libmicrohttpd|libwebsockets'; then
 		echo "FAIL noserver-libraries: the program needs a network library"
+		note_failure noserver-libraries <<<"the program needs a network library"
 		tally 0 1 0
 	else
 		tally 1 0 0
@@ -380,7 +391,7 @@ suite_clang() {
 
 # What nvcc compiles runs on no GPU here, and must say so; what runs here is the same source on the CPU. Without nvcc only that.
 suite_cuda() {
-	local model=$cache/models/random-cuda.gguf dir=build-cuda-two files=(tests/api/test_{device,errors,kv_dtype,openai,websocket}.py)
+	local model=$cache/models/random-cuda.gguf dir=build-cuda-one files=(tests/api/test_{device,errors,kv_dtype,openai,websocket}.py)
 	if [ "$full" = yes ]; then
 		dir=build-cuda files=(tests/api/test_{openai,device,errors,kv,kv_dtype,quirks,sessions,websocket}.py)
 	fi
@@ -390,6 +401,7 @@ suite_cuda() {
 			summed cuda-resources python3 tests/cuda/check_resources.py "$dir"/cuda/*.resources
 			summed cuda-sass python3 tests/cuda/check_sass.py "${KVASIR_CUOBJDUMP:-cuobjdump}" "$dir/cuda/product.o" \
 				"$dir"/cuda/attention{,_bf16,_int8,_fp8}.o
+			[ "$full" = yes ] || check cuda-oldest compiles_for 75
 			check cuda-no-gpu no_gpu "$dir/server/kvasir"
 			if [ "$full" = yes ]; then
 				check cuda-dockerfile runs_in_the_image "$dir/server/kvasir"
@@ -413,6 +425,13 @@ suite_cuda() {
 	KVASIR_TEST_MODEL=$model KVASIR_TEST_DEVICE=cuda-host KVASIR_TEST_SLOW=6 tests_with cuda-api build -n "$jobs" --dist loadfile \
 		-m "not trained" "${files[@]}"
 	[ "$full" = no ] || KVASIR_CUDA_SWEEP=1 check cuda-every-failure build/tests/unit/test-cuda-failures
+}
+
+# Whether nvcc takes each source for a GPU, and the assembler what it makes of it; without optimisation, which is what takes the time.
+compiles_for() { # ARCH
+	local how=(-cubin -o /dev/null "-arch=sm_$1" -Xcicc -O0 -Xptxas -O0 -std=c++17 -I. --expt-relaxed-constexpr -Werror all-warnings
+		-Xcudafe --diag_suppress=177)
+	printf '%s\n' cuda/*.cu | xargs -P "$jobs" -n 1 "$(find_nvcc)" "${how[@]}"
 }
 
 # A device that fails in the middle of the comparison: the check ends there, and its table has what went well.
@@ -517,7 +536,7 @@ suite_aarch64() {
 
 suite_fuzz() {
 	need_clang fuzz || return
-	local seconds=15
+	local seconds=5
 	[ "$full" = no ] || seconds=600
 	build_fuzz # what is wrong with it is said below
 	KVASIR_JOBS=$jobs summed fuzz tests/fuzz/run.sh "$seconds"
@@ -553,5 +572,6 @@ if [ -n "$ahead" ]; then
 fi
 printf '\n%-10s %6s %6s\n%s' suite 's' 'cpu s' "$took"
 printf '\nall took %d s, and %d s of processor time; logs are in %s\n' $((SECONDS - start)) "$(processor_s)" "$logs"
+[ -z "$failures" ] || printf '\n==== what failed\n%s\n' "$failures"
 echo "$passed passed, $failed failed, $skipped skipped"
 [ "$failed" -eq 0 ]

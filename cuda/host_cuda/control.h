@@ -2,8 +2,8 @@
  * What a test sets in host_cuda, in C. The environment has the same for whole programs:
  *
  *   KVASIR_HOST_CUDA_ORDER=SEED    threads, blocks and streams take turns by chance, from this seed (default: in order)
- * KVASIR_HOST_CUDA_FAIL=LIST     fail runtime calls:
- * "cudaMalloc:3:cudaErrorMemoryAllocation,launch:10:cudaErrorIllegalAddress"
+ *   KVASIR_HOST_CUDA_FAIL=LIST     fail runtime calls:
+ *                                  "cudaMalloc:3:cudaErrorMemoryAllocation,launch:10:cudaErrorIllegalAddress"
  *   KVASIR_HOST_CUDA_MEMORY=BYTES  memory of the device (default 2 GiB)
  *   KVASIR_HOST_CUDA_DEVICES=N     devices there are (default 1)
  */

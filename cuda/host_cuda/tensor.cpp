@@ -2,8 +2,7 @@
  * Tensor-core instructions, lane by lane. Fragment layouts: PTX ISA, "Matrix Fragments for mma.m16n8k16", "...
  * mma.m16n8k32" and "ldmatrix". With g = lane / 4 and t = lane % 4, a lane of m16n8k16 holds
  *
- * A  a[0]: row g,   k 2t, 2t+1     a[1]: row g+8, the same k    a[2]: row g, k 2t+8, 2t+9    a[3]: row g+8, k 2t+8,
- * 2t+9
+ *   A  a[0]: row g, k 2t, 2t+1    a[1]: row g+8, the same k    a[2]: row g, k 2t+8, 2t+9    a[3]: row g+8, same as a[2]
  *   B  b[0]: k 2t, 2t+1, column g    b[1]: k 2t+8, 2t+9, column g
  *   D  d[0], d[1]: row g, columns 2t, 2t+1    d[2], d[3]: row g+8
  *

@@ -9,20 +9,17 @@
  * A weight matrix is repacked into tiles of `lanes` outputs (tile_floats for float formats) over all inputs:
  *
  * - Quantised formats. Inputs are cut into units of 32. A unit's integers, made unsigned by adding the format's offset,
- * stand as 8
- * subvectors j of [lanes][4]: lane l holds inputs 4j..4j+3 of output l. They are stored in bit planes, each a run of
- * whole vectors
- * of 4 * lanes bytes: 4-bit plane, 4 vectors: vector i has subvector i in its low nibbles and i + 4 in its high ones;
- * 2-bit plane,
- *   2 vectors: vector i has subvector 4i + s at bits 2s; 1-bit plane, 1 vector: subvector j at bit j; 8-bit: 8 vectors.
- * A tile is a run of spans of 8 units (the last may be shorter): first the span's scales, padded to whole vectors, then
- * the planes
- * of its units. Memory is thus read in one stream, which the prefetchers of processors need; apart, planes and scales
- * were read
- *   at half the speed. struct pack_format says which scales there are.
+ *   stand as 8 subvectors j of [lanes][4]: lane l holds inputs 4j..4j+3 of output l. They are stored in bit planes,
+ *   each a run of whole vectors of 4 * lanes bytes:
+ *     4-bit plane  4 vectors: vector i has subvector i in its low nibbles and i + 4 in its high ones
+ *     2-bit plane  2 vectors: vector i has subvector 4i + s at bits 2s
+ *     1-bit plane  1 vector: subvector j at bit j
+ *     8-bit plane  8 vectors
+ *   A tile is a run of spans of 8 units (the last may be shorter): first the span's scales, padded to whole vectors,
+ *   then the planes of its units. Memory is thus read in one stream, which the prefetchers of processors need; apart,
+ *   planes and scales were read at half the speed. struct pack_format says which scales there are.
  * - Float formats: [n_in][tile_floats] elements; BF16: [n_in / 2, rounded up][tile_floats][2], since the instructions
- * that multiply
- *   them take pairs.
+ *   that multiply them take pairs.
  */
 #pragma once
 

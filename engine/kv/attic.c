@@ -49,6 +49,8 @@ void kv_attic_destroy(struct kv_attic *a)
 	a->of->used_bytes -= (uint64_t)a->cap * kv_bounds_bytes(kv_pool_layout(a->of->pool));
 	free(a->number);
 	free(a->bounds);
+	free(a->lost);
+	free(a->back);
 	free(a);
 }
 
@@ -59,8 +61,10 @@ static bool grow(struct kv_attic *a)
 	if (a->n < a->cap)
 		return true;
 	int32_t cap = a->cap ? a->cap + a->cap / 2 : 4;
-	uint64_t more = (uint64_t)(cap - a->cap) * bytes;
-	if (a->of->used_bytes + more > a->of->most_bytes)
+	uint64_t room = (a->of->most_bytes - a->of->used_bytes) / bytes;
+	if (room < (uint64_t)(cap - a->cap))
+		cap = a->cap + (int32_t)room;
+	if (cap == a->cap)
 		return false;
 	int32_t *number = realloc(a->number, (size_t)cap * sizeof *number);
 	if (!number)
@@ -70,20 +74,32 @@ static bool grow(struct kv_attic *a)
 	if (!bounds)
 		return false;
 	a->bounds = bounds;
+	bool *lost = realloc(a->lost, (size_t)cap * sizeof *lost);
+	if (!lost)
+		return false;
+	a->lost = lost;
+	a->of->used_bytes += (uint64_t)(cap - a->cap) * bytes;
 	a->cap = cap;
-	a->of->used_bytes += more;
 	return true;
 }
 
 static void copy_bounds(struct kv_attic *a, int32_t page)
 {
-	const struct kv_layout *l = kv_pool_layout(a->of->pool);
-	size_t of_head = 2 * (size_t)l->head_dim;
-	uint16_t *to = a->bounds + (size_t)a->n * bounds_elements(l);
-	for (int32_t layer = 0; layer < l->n_layer; layer++)
-		for (int32_t head = 0; head < l->n_head_kv; head++, to += of_head)
-			memcpy(to, (const char *)l->bounds->slab + kv_bounds_offset(l, layer, head, page),
-			       of_head * sizeof *to);
+	const size_t n = bounds_elements(kv_pool_layout(a->of->pool));
+	uint16_t *to = a->bounds + (size_t)a->n * n;
+	/* What is no number gets nothing of a row. */
+	if (kv_pool_read_bounds(a->of->pool, page, to) != STATUS_OK)
+		memset(to, 0xFF, n * sizeof *to);
+}
+
+/* Whether the tier has it no more. */
+static void note(struct kv_attic *a, int32_t i, bool lost)
+{
+	if (a->lost[i] == lost)
+		return;
+	a->lost[i] = lost;
+	a->n_lost += lost ? 1 : -1;
+	a->of->n_lost += lost;
 }
 
 bool kv_attic_put(struct kv_attic *a, int32_t number, int32_t page)
@@ -91,28 +107,57 @@ bool kv_attic_put(struct kv_attic *a, int32_t number, int32_t page)
 	struct kv_page_name name;
 	if (a->n > 0 && number <= a->number[a->n - 1])
 		return true;
-	name_page(&a->base, (uint64_t)number, &name);
-	if (!grow(a) || kv_pool_bound(a->of->pool, &page, 1) != STATUS_OK ||
-	    !kv_tiers_host_keep(a->of->tiers, &name, page)) {
-		a->n_lost++;
+	if (!grow(a) || kv_pool_bound(a->of->pool, &page, 1) != STATUS_OK) {
+		a->n_unknown++;
 		a->of->n_lost++;
 		return false;
 	}
 	copy_bounds(a, page);
-	a->number[a->n++] = number;
-	a->of->n_kept++;
+	a->number[a->n] = number;
+	a->lost[a->n] = false;
+	name_page(&a->base, (uint64_t)number, &name);
+	bool kept = kv_tiers_host_keep(a->of->tiers, &name, page);
+	a->of->n_kept += kept;
+	note(a, a->n++, !kept);
 	return true;
+}
+
+void kv_attic_look(struct kv_attic *a)
+{
+	struct kv_page_name name;
+	for (int32_t i = 0; i < a->n; i++) {
+		if (a->lost[i])
+			continue;
+		name_page(&a->base, (uint64_t)a->number[i], &name);
+		note(a, i, !kv_tiers_host_has(a->of->tiers, &name));
+	}
 }
 
 bool kv_attic_bring(struct kv_attic *a, int32_t i, int32_t page)
 {
 	struct kv_page_name name;
 	name_page(&a->base, (uint64_t)a->number[i], &name);
-	if (!kv_tiers_host_bring(a->of->tiers, &name, page)) {
-		a->n_lost++;
-		a->of->n_lost++;
+	bool there = !a->lost[i] && kv_tiers_host_bring(a->of->tiers, &name, page);
+	note(a, i, !there);
+	a->of->n_back += there;
+	return there;
+}
+
+void kv_attic_keep(struct kv_attic *a, int32_t i, int32_t page)
+{
+	struct kv_page_name name;
+	name_page(&a->base, (uint64_t)a->number[i], &name);
+	note(a, i, !kv_tiers_host_keep(a->of->tiers, &name, page));
+}
+
+bool kv_attic_reserve_back(struct kv_attic *a, int32_t n)
+{
+	if (n <= a->cap_back)
+		return true;
+	int32_t *back = realloc(a->back, (size_t)n * sizeof *back);
+	if (!back)
 		return false;
-	}
-	a->of->n_back++;
+	a->back = back;
+	a->cap_back = n;
 	return true;
 }

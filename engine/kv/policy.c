@@ -92,7 +92,8 @@ bool kv_policy_same(const struct kv_policy *a, const struct kv_policy *b)
 	       a->most_pages == b->most_pages && a->dropped_permille == b->dropped_permille && a->by_age == b->by_age &&
 	       a->by_mass == b->by_mass && a->acts_pages == b->acts_pages && a->jump_pages == b->jump_pages &&
 	       a->reach_pages == b->reach_pages && a->step_pages == b->step_pages &&
-	       a->trained_tokens == b->trained_tokens && a->back_pages == b->back_pages;
+	       a->trained_tokens == b->trained_tokens && a->back_pages == b->back_pages &&
+	       a->choose_tokens == b->choose_tokens && a->again_tokens == b->again_tokens;
 }
 
 bool kv_policy_same_but_when(const struct kv_policy *a, const struct kv_policy *b)

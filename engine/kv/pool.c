@@ -401,6 +401,19 @@ enum status kv_pool_bound(struct kv_pool *p, const int32_t *pages, int32_t n)
 	return st;
 }
 
+enum status kv_pool_read_bounds(struct kv_pool *p, int32_t page, uint16_t *to)
+{
+	const struct kv_layout *l = &p->layout;
+	const size_t of_head = 2 * (size_t)l->head_dim;
+	if (p->backend->ops->bounds_read)
+		return p->backend->ops->bounds_read(p->backend, l, page, to);
+	for (int32_t layer = 0; layer < l->n_layer; layer++)
+		for (int32_t head = 0; head < l->n_head_kv; head++, to += of_head)
+			memcpy(to, (const char *)l->bounds->slab + kv_bounds_offset(l, layer, head, page),
+			       of_head * sizeof *to);
+	return STATUS_OK;
+}
+
 void kv_pool_unbound(struct kv_pool *p, int32_t page)
 {
 	if (p->bounded)

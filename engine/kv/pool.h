@@ -94,6 +94,11 @@ enum status kv_pool_add_bounds(struct kv_pool *p);
  * written to. What the backend reports, or STATUS_OK.
  */
 enum status kv_pool_bound(struct kv_pool *p, const int32_t *pages, int32_t n);
+/*
+ * Copies the bounds that a page has to host memory: [n_layer][n_head_kv][least, greatest][head_dim]. What the backend
+ * reports, or STATUS_OK.
+ */
+enum status kv_pool_read_bounds(struct kv_pool *p, int32_t page, uint16_t *to);
 /* A page is about to be written to that was held before. */
 void kv_pool_unbound(struct kv_pool *p, int32_t page);
 

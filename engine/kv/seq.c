@@ -154,8 +154,14 @@ bool kv_seq_insert(struct kv_seq *s, int32_t at, int32_t page)
 	s->pages[at] = page;
 	set_n_pages(s, s->n_pages + 1);
 	s->n_dropped--;
-	s->dropped_at = s->n_tokens;
 	return true;
+}
+
+void kv_seq_remove(struct kv_pool *pool, struct kv_seq *s, int32_t at)
+{
+	int32_t dropped_at = s->dropped_at;
+	kv_seq_drop(pool, s, at, 1);
+	s->dropped_at = dropped_at;
 }
 
 void kv_seq_release(struct kv_pool *pool, struct kv_seq *s)

@@ -124,9 +124,11 @@ enum status kv_seq_share(struct kv_pool *pool, struct kv_seq *dst, const struct 
 void kv_seq_drop(struct kv_pool *pool, struct kv_seq *s, int32_t first, int32_t n);
 /*
  * Puts a page back that was dropped, which is full and computed, in front of the block table's entry `at`; takes over
- * its reference, which is the sequence's holder's. False without memory.
+ * its reference, which is the sequence's holder's. False without memory. kv_seq_remove() gives it back again. What was
+ * computed before either stays what it is: both leave dropped_at alone.
  */
 bool kv_seq_insert(struct kv_seq *s, int32_t at, int32_t page);
+void kv_seq_remove(struct kv_pool *pool, struct kv_seq *s, int32_t at);
 /*
  * From now on the masses of all its pages are counted, those it has not got yet beginning at none; false without
  * memory.

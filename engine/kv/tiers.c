@@ -121,6 +121,11 @@ bool kv_tiers_host_keep(struct kv_tiers *t, const struct kv_page_name *name, int
 	return put == KV_PUT_STORED || put == KV_PUT_PRESENT;
 }
 
+bool kv_tiers_host_has(struct kv_tiers *t, const struct kv_page_name *name)
+{
+	return t->tier[KV_TIER_RAM] && kv_tier_has(t->tier[KV_TIER_RAM], name);
+}
+
 bool kv_tiers_host_bring(struct kv_tiers *t, const struct kv_page_name *name, int32_t page)
 {
 	return t->tier[KV_TIER_RAM] && kv_tier_bring(t->tier[KV_TIER_RAM], name, page);

@@ -141,10 +141,11 @@ void kv_tiers_read_cancel(struct kv_tiers *t, struct kv_read *r);
 /*
  * Pages that are no index's, in the tier in host memory alone, under keys of their owner (attic.h): they are kept
  * whether or not that pays, until others need the room. Bytes that the tier may have, 0: there is none; whether it
- * keeps a page; whether it has copied one to the device; that it need not keep it any more.
+ * keeps a page, and still has it; whether it has copied one to the device; that it need not keep it any more.
  */
 uint64_t kv_tiers_host_bytes(const struct kv_tiers *t);
 bool kv_tiers_host_keep(struct kv_tiers *t, const struct kv_page_name *name, int32_t page);
+bool kv_tiers_host_has(struct kv_tiers *t, const struct kv_page_name *name);
 bool kv_tiers_host_bring(struct kv_tiers *t, const struct kv_page_name *name, int32_t page);
 void kv_tiers_host_drop(struct kv_tiers *t, const struct kv_key *key);
 

@@ -1,7 +1,7 @@
 """A running daemon for tests, and what can be read about it from outside.
 
 KVASIR_BIN names the program, KVASIR_TEST_MODEL the model file, KVASIR_TEST_SLOW how many times slower than a release build this
-one may be (sanitizers), KVASIR_TEST_DEVICE the device (default: cpu).
+one may be (sanitizers), KVASIR_TEST_DEVICE the device (default: cpu). Tests that are LONG want KVASIR_FULL=yes.
 """
 import os
 import re
@@ -12,12 +12,15 @@ import tempfile
 import time
 
 import httpx
+import pytest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 BIN = os.environ.get("KVASIR_BIN", os.path.join(ROOT, "build", "server", "kvasir"))
 MODEL = os.environ.get("KVASIR_TEST_MODEL", "")
 SLOW = float(os.environ.get("KVASIR_TEST_SLOW", "1"))
 DEVICE = os.environ.get("KVASIR_TEST_DEVICE", "cpu")
+FULL = os.environ.get("KVASIR_FULL") == "yes"
+LONG = pytest.mark.skipif(not FULL, reason="long; KVASIR_FULL=yes")
 
 
 def free_port():

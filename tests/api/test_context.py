@@ -6,7 +6,7 @@ import os
 import httpx
 import pytest
 
-from daemon import DEVICE, MODEL, SLOW, Daemon
+from daemon import DEVICE, LONG, SLOW, Daemon
 from faults import tiny_model
 
 PAGE = 368640  # of SmolLM2-135M in f16: 30 layers, 3 KV heads of 64
@@ -233,27 +233,64 @@ def recalling():
         yield d
 
 
-@pytest.mark.skipif(DEVICE.startswith("cuda"), reason="GPUs cannot page in, yet")
-@pytest.mark.trained
+HERON = "The number of the heron is 71432. Remember it: the number of the heron is 71432. "
+RECALLED = words(20) + " " + HERON + words(56, "then ") + "\n\nWhat is the number of the heron? The number of the heron is"
+WINDOW = {"policy": "streaming", "max_cache_size": 512}
+
+
 def test_what_left_the_window_comes_back_when_it_is_asked_for(recalling):
-    key = "The number of the heron is 71432. Remember it: the number of the heron is 71432. "
-    text = words(20) + " " + key + words(60, "then ") + "\n\nWhat is the number of the heron? The number of the heron is"
-    plain = {"policy": "streaming", "max_cache_size": 512}
-    lost, found = complete(recalling, text, plain, n=8), complete(recalling, text, {**plain, "page_in": True}, n=8)
-    assert "71432" in complete(recalling, text, n=8)["choices"][0]["text"]
-    assert "71432" not in lost["choices"][0]["text"] and "page_in" not in lost["kv_cache"]
+    was = recalling.kv()["page_in"]
+    lost, found = complete(recalling, RECALLED, WINDOW, n=8), complete(recalling, RECALLED, {**WINDOW, "page_in": True}, n=8)
     kept = found["kv_cache"]
-    assert "71432" in found["choices"][0]["text"], found
-    assert kept["page_in"]["pages"] == 7 and kept["page_in"]["pages_below"] > 20 and kept["page_in"]["pages_lost"] == 0
+    assert "page_in" not in lost["kv_cache"]
+    assert kept["page_in"].items() >= {"pages": 7, "pages_lost": 0, "choices": 1, "pages_recomputed": 0, "tokens_recomputed": 0}.items()
+    assert kept["page_in"]["pages_below"] > 20
     assert kept["tokens_resident"] <= 512 and kept["tokens_resident"] + kept["evicted_tokens"] == kept["tokens_logical"]
-    again = complete(recalling, text, {**plain, "page_in": True}, n=8)
+    again = complete(recalling, RECALLED, {**WINDOW, "page_in": True}, n=8)
     assert again["choices"][0]["token_ids"] == found["choices"][0]["token_ids"]
     kv = recalling.kv()
-    assert kv["page_in"]["kept"] >= kept["page_in"]["pages_below"] and kv["page_in"]["back"] == 14 and kv["page_in"]["bounds_bytes"] == 0
-    assert metric(recalling, "kvasir:context_page_in_total", event="back") == 14
+    assert kv["page_in"]["kept"] >= kept["page_in"]["pages_below"] and kv["page_in"]["back"] == was["back"] + 14 and kv["page_in"]["bounds_bytes"] == 0
+    assert metric(recalling, "kvasir:context_page_in_total", event="back") == was["back"] + 14
     assert kv["drift_pages"] == 0
+    assert kv["page_in"]["choices"] == was["choices"] + 2 == metric(recalling, "kvasir:context_page_in_choices_total")
+    # Of a longer answer it is chosen anew every 16 tokens, or as often as was asked for.
+    for every, choices in (None, 3), (10, 4), (0, 1):
+        how = True if every is None else {"every": every}
+        told = complete(recalling, RECALLED, {**WINDOW, "page_in": how}, n=40)["kv_cache"]["page_in"]
+        assert told["choices"] == choices and told["pages"] == 7
     # An exact conversation finds nothing of it.
-    assert complete(recalling, text, {}, n=8)["choices"][0]["token_ids"] == complete(recalling, text, n=8)["choices"][0]["token_ids"]
+    assert complete(recalling, RECALLED, {}, n=8)["choices"][0]["token_ids"] == complete(recalling, RECALLED, n=8)["choices"][0]["token_ids"]
+
+
+@pytest.mark.trained
+def test_what_comes_back_is_what_was_asked_for(recalling):
+    lost, found = complete(recalling, RECALLED, WINDOW, n=8), complete(recalling, RECALLED, {**WINDOW, "page_in": True}, n=8)
+    assert "71432" in complete(recalling, RECALLED, n=8)["choices"][0]["text"]
+    assert "71432" not in lost["choices"][0]["text"]
+    assert "71432" in found["choices"][0]["text"], found
+
+
+@pytest.mark.trained  # and its sizes
+def test_what_host_memory_lost_is_computed_again(recalling):
+    key = "The number of the heron is 71432. Remember it: the number of the heron is 71432. "
+    text = words(30) + " " + key + words(50, "then ") + "\n\nWhat is the number of the heron? The number of the heron is"
+    kv = {"policy": "streaming", "max_cache_size": 256, "page_in": {"every": 0, "recompute": 1000}}
+    whole = complete(recalling, text, kv, n=8)
+    assert whole["kv_cache"]["page_in"]["pages_lost"] == 0
+    with Daemon("--kv-bounds", "--kv-memory", 100 * (PAGE + PAGE // 16), "--kv-ram", 16 * PAGE, "--context", 1500) as d:
+        again = complete(d, text, kv, n=8)
+        told = again["kv_cache"]["page_in"]
+        # To the bit: the tokens, and what else they could have been.
+        assert again["choices"][0]["token_ids"] == whole["choices"][0]["token_ids"]
+        assert told["pages"] == whole["kv_cache"]["page_in"]["pages"]
+        assert told["pages_lost"] > 10 and 0 < told["pages_recomputed"] <= told["pages"]
+        assert 0 < told["tokens_recomputed"] <= 1000 and told["tokens_recomputed"] % 16 == 0
+        assert metric(d, "kvasir:context_recomputed_tokens_total") == told["tokens_recomputed"]
+        assert metric(d, "kvasir:context_page_in_total", event="recomputed") == told["pages_recomputed"] == d.kv()["page_in"]["recomputed"]
+        # No more than was allowed.
+        none = complete(d, text, {**kv, "page_in": {"recompute": 0}}, n=8)["kv_cache"]["page_in"]
+        assert none["pages_recomputed"] == none["tokens_recomputed"] == 0 and none["pages_lost"] > 10
+        assert d.kv()["drift_pages"] == 0
 
 
 def test_a_policy_acts_when_pages_run_short(daemon):
@@ -316,7 +353,9 @@ def test_every_endpoint_takes_it_and_tells(daemon):
         ({"policy": "quest", "max_cache_size": 256}, "kv_cache.policy", "--kv-bounds"),
         ({"policy": "evict", "max_cache_size": 256, "page_in": True}, "kv_cache.page_in", "streaming"),
         ({"policy": "streaming", "max_cache_size": 256, "page_in": True}, "kv_cache.page_in", "--kv-ram"),
-        ({"policy": "streaming", "max_cache_size": 256, "page_in": 1}, "kv_cache.page_in", ""),
+        ({"policy": "streaming", "max_cache_size": 256, "page_in": 1}, "kv_cache.page_in", "an object"),
+        ({"policy": "streaming", "max_cache_size": 256, "page_in": {"often": 1}}, "kv_cache.page_in.often", '"every"'),
+        ({"policy": "streaming", "max_cache_size": 256, "page_in": {"recompute": -1}}, "kv_cache.page_in.recompute", ""),
         ({"policy": "merge"}, "kv_cache.max_cache_size", "cache_length_shrink_ratio"),
         ({"policy": "merge", "max_cache_size": 256, "aggregation": "recency"}, "kv_cache.aggregation", "evict"),
         ({"policy": "streaming"}, "kv_cache.max_cache_size", "recent_size"),
@@ -379,7 +418,7 @@ def processor_s(d):
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-@pytest.mark.skipif(os.environ.get("KVASIR_FULL") != "yes", reason="long; KVASIR_FULL=yes")
+@LONG
 def test_a_conversation_of_32k_tokens_costs_what_its_window_costs():
     """Turns of 900 tokens and answers of 100, past the cap and four times the trained length: what a token takes of memory and time stays."""
     # What an idle session keeps for itself is at most half of the cache.

@@ -13,11 +13,10 @@ import threading
 import time
 
 import pytest
-from daemon import SLOW, eventually
+from daemon import FULL, LONG, SLOW, eventually
 from faults import FaultyDaemon, need_library, sanitizer, tiny_model
 from transport import Ws, error_of, read_chunks, read_head
 
-FULL = os.environ.get("KVASIR_FULL") == "yes"
 SANITIZED = 25  # failures for each kind of request
 HI = {"messages": [{"role": "user", "content": "The engine reads a model from a file and keeps the pages"}], "max_tokens": 6,
       "temperature": 0}
@@ -324,7 +323,7 @@ def test_an_allocation_that_fails_is_an_error_or_does_no_harm(faulty, name):
 
 
 @pytest.mark.no_model
-@pytest.mark.skipif(not FULL, reason="KVASIR_FULL is not set")
+@LONG
 @pytest.mark.parametrize("span", [2, 5, 30, 1000])
 @pytest.mark.parametrize("name", KINDS)
 def test_many_allocations_that_fail_together(faulty, name, span):

@@ -7,7 +7,7 @@ import tempfile
 import httpx
 import pytest
 
-from daemon import BIN, DEVICE, MODEL, SLOW, Daemon, eventually
+from daemon import BIN, DEVICE, LONG, MODEL, SLOW, Daemon, eventually
 
 STRIDE = 4096  # pages are rounded up to it
 
@@ -31,7 +31,7 @@ def complete(d, tokens, n=8):
     return j["choices"][0]["text"], (j["usage"].get("prompt_tokens_details") or {}).get("cached_tokens", 0)
 
 
-@pytest.mark.parametrize("kind", ["int8", "fp8_e4m3"])
+@pytest.mark.parametrize("kind", ["int8", pytest.param("fp8_e4m3", marks=LONG)])
 def test_a_narrow_cache_holds_half_as_many_again(kind, page):
     room = 60 * page
     with Daemon("--kv-memory", room, "--context", 700, "--kv-dtype", kind) as d:
@@ -82,7 +82,7 @@ def test_narrow_pages_go_down_and_come_back_as_they_are(page):
         shutil.rmtree(disk, ignore_errors=True)
 
 
-@pytest.mark.parametrize("kind", ["int8", "fp8_e4m3"])
+@pytest.mark.parametrize("kind", ["int8", pytest.param("fp8_e4m3", marks=LONG)])
 def test_exact_pages_become_narrow_in_host_memory(kind, page):
     """--kv-ram-dtype: all but the first page and the last take about half as much there, and serve when they come back."""
     with Daemon("--kv-memory", 48 * page, "--context", 500, "--kv-ram", "64M", "--kv-ram-dtype", kind) as d:

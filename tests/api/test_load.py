@@ -15,10 +15,10 @@ import time
 import httpx
 import pytest
 
-from daemon import SLOW, Daemon, eventually
+from daemon import LONG, SLOW, Daemon, eventually
 from transport import PING, PONG, TEXT, frame, read_head
 
-pytestmark = pytest.mark.skipif(os.environ.get("KVASIR_FULL") != "yes", reason="only with KVASIR_FULL=yes")
+pytestmark = LONG
 CHAT = "/v1/chat/completions"
 
 

@@ -11,7 +11,7 @@ import time
 import httpx
 import pytest
 
-from daemon import BIN, MODEL, ROOT, SLOW, Daemon, eventually, free_port
+from daemon import BIN, LONG, MODEL, ROOT, SLOW, Daemon, eventually, free_port
 
 
 class Tracker:
@@ -236,7 +236,7 @@ def test_an_address_that_is_none_is_refused(tmp_path):
         assert done.returncode == 1 and "mlflow" in done.stderr and "http" in done.stderr, (url, done.stderr)
 
 
-@pytest.mark.skipif(os.environ.get("KVASIR_FULL") != "yes", reason="with --full only")
+@LONG
 def test_a_real_tracking_server(tmp_path):
     mlflow = os.path.join(ROOT, ".cache", "venv-mlflow", "bin", "mlflow")
     if not os.path.exists(mlflow):

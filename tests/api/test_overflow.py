@@ -12,9 +12,8 @@ import httpx
 import pytest
 
 from bad_disk import BadDiskDaemon
-from daemon import BIN, MODEL, ROOT, SLOW, Daemon, eventually
+from daemon import BIN, LONG, MODEL, ROOT, SLOW, Daemon, eventually
 
-FULL = pytest.mark.skipif(os.environ.get("KVASIR_FULL") != "yes", reason="long; KVASIR_FULL=yes")
 PAGE = 368640  # of SmolLM2-135M: 30 layers, 3 KV heads of 64, two bytes
 POOL = 64
 CONTEXT = 4 * POOL * 16
@@ -68,8 +67,8 @@ def whole():
         yield {n: answer(d, ids(n, 1), 8) for n in (CONTEXT - 20, 700)}
 
 
-@pytest.mark.parametrize("room", [pytest.param(("--kv-overflow", 15 * GROUP), id="ram", marks=FULL),
-                                  pytest.param(("--kv-overflow-disk", "{}:%d" % (15 * GROUP)), id="disk", marks=FULL),
+@pytest.mark.parametrize("room", [pytest.param(("--kv-overflow", 15 * GROUP), id="ram", marks=LONG),
+                                  pytest.param(("--kv-overflow-disk", "{}:%d" % (15 * GROUP)), id="disk", marks=LONG),
                                   pytest.param(("--kv-overflow", 5 * GROUP, "--kv-overflow-disk", "{}:%d" % (10 * GROUP)), id="both")])
 def test_a_conversation_four_times_the_pool_has_the_same_answer(whole, room, tmp_path):
     room = [str(r).format(tmp_path / "below") for r in room]
@@ -95,8 +94,8 @@ def test_a_conversation_four_times_the_pool_has_the_same_answer(whole, room, tmp
         assert over.status_code == 400 and over.json()["error"]["code"] == "context_length_exceeded"
 
 
-@pytest.mark.parametrize("dtype", ["int8", pytest.param("fp8_e4m3", marks=FULL)])
-@pytest.mark.parametrize("room", ["ram", pytest.param("disk", marks=FULL)])
+@pytest.mark.parametrize("dtype", ["int8", pytest.param("fp8_e4m3", marks=LONG)])
+@pytest.mark.parametrize("room", ["ram", pytest.param("disk", marks=LONG)])
 def test_narrow_kv_has_the_same_answer_as_where_it_fits(dtype, room, tmp_path):
     """Its first page and the one it fills are kept in f16 as well, wherever they are, and however it was cut."""
     below = ("--kv-overflow", "32M") if room == "ram" else ("--kv-overflow-disk", f"{tmp_path / 'below'}:32M")
@@ -180,7 +179,7 @@ FAILURES = {
 }
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=FULL if name in {"read errors", "full"} else ()) for name in FAILURES])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=LONG if name in {"read errors", "full"} else ()) for name in FAILURES])
 def test_a_disk_that_fails_fails_only_whoever_is_on_it(tmp_path, name):
     what, seen = FAILURES[name]
     with BadDiskDaemon(*SMALL, "--context", CONTEXT, "--kv-overflow-disk", f"{tmp_path}/below:{15 * GROUP}") as d:
@@ -210,7 +209,7 @@ def test_a_disk_that_fails_fails_only_whoever_is_on_it(tmp_path, name):
         eventually(lambda: d.n_files() <= files, 5, f"no more than {files} descriptors are open")
 
 
-@FULL
+@LONG
 def test_short_transfers_and_a_slow_disk_are_only_slower(whole, tmp_path):
     with BadDiskDaemon(*SMALL, "--context", CONTEXT, "--kv-overflow-disk", f"{tmp_path}/below:{15 * GROUP}", halve=1) as d:
         got = answer(d, ids(CONTEXT - 20, 1))

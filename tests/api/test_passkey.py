@@ -11,9 +11,8 @@ import re
 import httpx
 import pytest
 
-from daemon import SLOW, Daemon
+from daemon import FULL, LONG, SLOW, Daemon
 
-FULL = os.environ.get("KVASIR_FULL") == "yes"
 QWEN = os.environ.get("KVASIR_QWEN_MODEL", "")
 DEPTHS = (0.1, 0.5, 0.9)
 KEYS = (71432, 50918, 26387)
@@ -80,7 +79,7 @@ def smol():
         yield d
 
 
-@pytest.mark.parametrize("n, depths", [(2000, DEPTHS), (4000, DEPTHS[1:2]), (7000, DEPTHS[:1])])
+@pytest.mark.parametrize("n, depths", [(2000, DEPTHS), pytest.param(4000, DEPTHS[1:2], marks=LONG), (7000, DEPTHS[:1])])
 def test_a_quarter_of_the_pages_finds_what_all_do(smol, n, depths):
     scores, least = score(smol, n, quarter(n), KEYS if FULL else KEYS[:1], DEPTHS if FULL else depths)
     table("SmolLM2-135M", n, scores)
@@ -97,7 +96,8 @@ def test_what_is_dropped_is_not_found_and_nothing_else_is_claimed(smol):
     assert scores["streaming"] <= 0.5
 
 
-@pytest.mark.skipif(not FULL or not QWEN, reason="long; KVASIR_FULL=yes and KVASIR_QWEN_MODEL")
+@LONG
+@pytest.mark.skipif(not QWEN, reason="KVASIR_QWEN_MODEL names no model")
 @pytest.mark.parametrize("n", [8000, 16000, 30000])
 def test_so_it_does_in_a_longer_context(n):
     with Daemon("--kv-bounds", "--context", 32768, "--kv-memory", "500M", model=QWEN) as d:
@@ -107,7 +107,7 @@ def test_so_it_does_in_a_longer_context(n):
         assert scores["full"] > 0.5 and scores["quest"] >= 0.9 * scores["full"], scores
 
 
-@pytest.mark.skipif(not FULL, reason="long; KVASIR_FULL=yes")
+@LONG
 def test_chunks_find_it_beyond_the_trained_length():
     """Trained on 8,192 tokens: by Dual Chunk Attention it is found at 12,000, and less by positions as they are."""
     n, found = 12000, {}

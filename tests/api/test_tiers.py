@@ -12,10 +12,11 @@ import httpx
 import pytest
 
 from bad_disk import BadDiskDaemon
-from daemon import SLOW, Daemon, eventually
+from daemon import FULL, LONG, SLOW, Daemon, eventually
 
 PAGE = 368640  # of SmolLM2-135M: 30 layers, 3 KV heads of 64, f16
-POOL = ("--kv-memory", 64 * PAGE, "--context", 900)  # a conversation of 900 tokens, and little more
+POOL = ("--kv-memory", 32 * PAGE, "--context", 450)  # a conversation of 450 tokens, and little more
+SENTENCES = 30                                       # some 350 tokens
 
 
 @pytest.fixture
@@ -48,24 +49,32 @@ def settled(d, kind):
 def push_out(d, rounds=2):
     """Prompts of others that need the whole pool."""
     for i in range(rounds):
-        complete(d, prompt(f"other{i}", 60), n=1)
+        complete(d, prompt(f"other{i}", SENTENCES), n=1)
+
+
+def comes_back(d, kind, text, answer, least):
+    """What was pushed out is found again, at least so many tokens of it: at once, or by and by where the disk is too busy to take
+    all that leaves."""
+    for _ in range(5):
+        push_out(d)
+        assert settled(d, kind)["stored"] > 0
+        again, _, cached = complete(d, text)
+        assert again == answer
+        if cached >= least:
+            return
+    raise AssertionError(f"{cached} of {least} tokens came back: {tier(d, kind)}")
 
 
 @pytest.mark.parametrize("kind", ["ram", "disk"])
 def test_what_left_the_pool_comes_back_with_the_same_answer(disk, kind):
     args = ("--kv-ram", "256M") if kind == "ram" else ("--kv-disk", f"{disk}:256M")
     with Daemon(*POOL, *args) as d:
-        text = prompt("mine", 60)
+        text = prompt("mine", SENTENCES)
         first, n, _ = complete(d, text)
-        push_out(d)
-        stored = settled(d, kind)
-        assert stored["stored"] > 0 and stored["pays"]
-        again, _, cached = complete(d, text)
-        assert again == first
+        comes_back(d, kind, text, first, n - 17 if SLOW == 1 else 0)  # all of it but the last page, or computing is quicker
         after = tier(d, kind)
-        if SLOW == 1:  # else computing may be quicker
-            assert cached >= n - 17, "all of it but the last page came back"
-            assert after["fetched"] >= n // 16 - 5
+        if SLOW == 1:
+            assert after["pays"] and after["fetched"] >= n // 16 - 5
         assert after["bytes_used"] <= after["bytes"]
         kv = httpx.get(d.url + "/v1/kv").json()
         assert kv["drift_pages"] == 0 and kv["fetches"]["under_way"] == 0
@@ -78,7 +87,7 @@ def test_a_request_that_is_alone_begins_with_the_first_layers(disk, kind):
     """It may have to give up where the machine is busy with other things, and have its pages all the same."""
     args = ("--kv-ram", "256M") if kind == "ram" else ("--kv-disk", f"{disk}:256M")
     with Daemon(*POOL, *args) as d:
-        text, answers = prompt("mine", 60), set()
+        text, answers = prompt("mine", SENTENCES), set()
         whole = d.pages()
         for turn in range(6):
             out, n, cached = complete(d, text)
@@ -98,7 +107,7 @@ def test_a_request_that_is_alone_begins_with_the_first_layers(disk, kind):
 
 def test_writes_keep_to_their_rate(disk):
     with Daemon(*POOL, "--kv-disk", f"{disk}:256M", "--kv-disk-rate", 1) as d:
-        complete(d, prompt("mine", 60))
+        complete(d, prompt("mine", SENTENCES))
         push_out(d)
         t = settled(d, "disk")
         # A record is written at once; the bound allows the next one after 100 hours.
@@ -109,17 +118,18 @@ def test_writes_keep_to_their_rate(disk):
 def test_the_break_even_chooses_rightly_both_ways(disk, delay_us, pays):
     """A page of 16 tokens is computed in some 12 ms: one that is read in a second is not worth it, one that is read in 1 ms is."""
     with BadDiskDaemon(*POOL, "--kv-disk", f"{disk}:256M", read_us=delay_us) as d:
-        text = prompt("mine", 60)
+        text = prompt("mine", SENTENCES)
         first, n, _ = complete(d, text)
         push_out(d)
         t = settled(d, "disk")
         assert t["io"] == "threads" and t["pays"] is pays
-        again, _, cached = complete(d, text)
-        assert again == first
-        t = tier(d, "disk")
         if pays:
-            assert t["fetched"] > n // 32 and cached > n // 2
+            comes_back(d, "disk", text, first, n // 2)
+            assert tier(d, "disk")["fetched"] > n // 32
         else:
+            again, _, cached = complete(d, text)
+            assert again == first
+            t = tier(d, "disk")
             # Now and then a few pages go down and come up, so that the figures stay true.
             assert t["stored"] <= 4 and t["fetched"] <= 4 and t["dropped"]["unpaid"] > 10
             assert cached < n // 2
@@ -127,7 +137,7 @@ def test_the_break_even_chooses_rightly_both_ways(disk, delay_us, pays):
 
 def test_a_disk_that_vanishes_harms_nobody(disk):
     with Daemon(*POOL, "--kv-disk", f"{disk}:256M") as d:
-        text = prompt("mine", 60)
+        text = prompt("mine", SENTENCES)
         first, _, _ = complete(d, text)
         push_out(d)
         settled(d, "disk")
@@ -155,13 +165,13 @@ FAILURES = {
 }
 
 
-@pytest.mark.parametrize("name", FAILURES)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=LONG if n in {"full", "read errors"} else ()) for n in FAILURES])
 def test_a_disk_that_fails_fails_no_request(disk, name):
     """Conversations that push each other out, from several clients, while it happens: all have their answers, the tier is off with
     one line, and nothing is left behind."""
     what, ends, seen = FAILURES[name]
     with BadDiskDaemon(*POOL, "--kv-disk", f"{disk}:256M") as d:
-        texts, news = ([prompt(f"{who}{i}", 30) for i in range(4)] for who in ("mine", "new"))
+        texts, news = ([prompt(f"{who}{i}", SENTENCES // 2) for i in range(4)] for who in ("mine", "new"))
         whole = d.pages()
         answers = [complete(d, t)[0] for t in texts]
         push_out(d, 1)
@@ -189,9 +199,9 @@ def test_a_disk_that_fails_fails_no_request(disk, name):
 def test_a_disk_that_is_full_from_the_start_fails_no_request(disk):
     with BadDiskDaemon(*POOL, "--kv-disk", f"{disk}:256M", allocate_error=errno.ENOSPC) as d:
         assert d.stderr().count("there is no disk tier") == 1 and "No space left" in d.stderr()
-        first = complete(d, prompt("mine", 30))[0]
+        first = complete(d, prompt("mine", SENTENCES // 2))[0]
         push_out(d, 1)
-        assert complete(d, prompt("mine", 30))[0] == first
+        assert complete(d, prompt("mine", SENTENCES // 2))[0] == first
 
 
 def test_no_disk_is_no_reason_not_to_serve():
@@ -201,9 +211,10 @@ def test_no_disk_is_no_reason_not_to_serve():
 
 
 def test_pages_outlive_kill_9(disk):
-    text = prompt("mine", 60)
+    text = prompt("mine", SENTENCES)
     d = Daemon(*POOL, "--kv-disk", f"{disk}:256M")
     first, n, _ = complete(d, text)
+    comes_back(d, "disk", text, first, n // 2)
     push_out(d)
     settled(d, "disk")
     d.process.kill()
@@ -217,12 +228,12 @@ def test_pages_outlive_kill_9(disk):
 
 def test_a_client_that_leaves_cancels_what_is_on_its_way(disk):
     with Daemon(*POOL, "--kv-ram", "256M") as d:
-        text = prompt("mine", 60)
+        text = prompt("mine", SENTENCES)
         first, _, _ = complete(d, text)
         push_out(d)
         for _ in range(5):
             with pytest.raises(httpx.TimeoutException):
-                httpx.post(d.url + "/v1/completions", json={"prompt": text, "max_tokens": 150}, timeout=0.02)
+                httpx.post(d.url + "/v1/completions", json={"prompt": text, "max_tokens": 80}, timeout=0.02)
             push_out(d, 1)
         d.wait_idle()
         kv = httpx.get(d.url + "/v1/kv").json()
@@ -232,7 +243,7 @@ def test_a_client_that_leaves_cancels_what_is_on_its_way(disk):
 
 def test_a_narrow_tier_says_what_it_is(disk):
     with Daemon(*POOL, "--kv-ram", "256M", "--kv-ram-dtype", "int8") as d:
-        text = prompt("mine", 60)
+        text = prompt("mine", SENTENCES)
         _, n, _ = complete(d, text)
         push_out(d)
         t = settled(d, "ram")
@@ -255,16 +266,16 @@ def test_a_session_tells_where_its_pages_are(disk):
         with Daemon(*POOL, "--session-heartbeat", "200s", *args) as d:
             made = httpx.post(d.url + "/v1/sessions", json={"id": "s"}).json()
             assert made["pages_by_tier"] == {"device": 0, "ram": 0, "disk": 0, "remote": 0, "lost": 0}
-            complete(d, prompt("mine", 60), session_id="s")
+            answer, _, _ = complete(d, prompt("mine", SENTENCES), session_id="s")
             n_pages = session(d)["pages"]
-            assert n_pages > 40 and places(d)["device"] == n_pages
-            push_out(d)
+            assert n_pages > 20 and places(d)["device"] == n_pages
             if kind != "lost":
-                settled(d, kind)
+                comes_back(d, kind, prompt("mine", SENTENCES), answer, 16 * n_pages // 2)
                 assert re.search(rf"^  below it   {kind} 25[56]\.\d MiB$", d.stdout(), re.M)
+            push_out(d)
             left = places(d)
             assert left[kind] > n_pages // 2 and sum(left[k] for k in {"device", kind, "lost"}) == n_pages
-            complete(d, prompt("mine", 60), session_id="s")
+            complete(d, prompt("mine", SENTENCES), session_id="s")
             assert places(d)["device"] == n_pages
 
 
@@ -277,7 +288,7 @@ def chat(d, session, messages, key="none"):
 
 def test_a_session_outlives_a_restart(disk):
     args = ("--kv-disk", f"{disk}:256M", "--session-heartbeat", "200s", "--session-ttl", "200s")
-    turns = [{"role": "user", "content": prompt("mine", 45)}]
+    turns = [{"role": "user", "content": prompt("mine", SENTENCES * 3 // 4)}]
     with Daemon(*POOL, *args) as d:
         for name, ttl in (("tea", 200), ("brief", 1)):
             made = httpx.post(d.url + "/v1/sessions", json={"id": name, "ttl": ttl})
@@ -336,12 +347,9 @@ def ids(n, seed):
     return [(seed * 7919 + i * 31) % 40000 + 1000 for i in range(n)]
 
 
-FULL = os.environ.get("KVASIR_FULL") == "yes"
-
-
 @pytest.mark.parametrize("kind", ["ram", "disk"])
 @pytest.mark.alone
-@pytest.mark.parametrize("n", [2000, pytest.param(6000, marks=pytest.mark.skipif(not FULL, reason="long; KVASIR_FULL=yes"))])
+@pytest.mark.parametrize("n", [2000, pytest.param(6000, marks=LONG)])
 def test_a_page_comes_back_sooner_than_it_is_computed(disk, kind, n):
     args = ("--kv-ram", "1G") if kind == "ram" else ("--kv-disk", f"{disk}:1G")
     with Daemon("--kv-memory", (n // 16 + 20) * PAGE, "--context", n + 100, *args) as d:
@@ -398,7 +406,7 @@ def test_sessions_of_api_keys_outlive_a_restart_by_their_names(disk):
         return httpx.get(d.url + "/v1/sessions/tea", headers={"x-api-key": "sk-" + name})
 
     args = ("--kv-disk", f"{disk}:256M", "--session-heartbeat", "200s", "--session-ttl", "200s")
-    turns = [{"role": "user", "content": prompt("mine", 45)}]
+    turns = [{"role": "user", "content": prompt("mine", SENTENCES * 3 // 4)}]
     with Daemon(*POOL, *args, env={"KVASIR_API_KEYS": keys("alice", "bob", "carol")}) as d:
         for name in ("alice", "bob"):
             made = httpx.post(d.url + "/v1/sessions", json={"id": "tea"}, headers={"x-api-key": "sk-" + name})

@@ -5,7 +5,7 @@ import re
 import httpx
 import pytest
 
-from daemon import SLOW, Daemon, eventually
+from daemon import LONG, SLOW, Daemon, eventually
 
 PAGE = 368640  # of SmolLM2-135M: 30 layers, 3 KV heads of 64, f16
 POOL = ("--kv-memory", 160 * PAGE, "--context", 2400, "--session-heartbeat", "200s", "--session-ttl", "200s")
@@ -199,8 +199,9 @@ def test_a_pool_that_is_too_small_takes_what_fits(pair):
         nothing_left(d)
 
 
-@pytest.mark.parametrize("narrow", [(), ("--kv-dtype", "int8")], ids=["exact", "int8"])
-@pytest.mark.parametrize("kind", ["ram", "disk"])
+@pytest.mark.parametrize("kind, narrow", [
+    pytest.param("ram", (), marks=LONG, id="ram-exact"), pytest.param("disk", (), id="disk-exact"),
+    pytest.param("ram", ("--kv-dtype", "int8"), id="ram-int8"), pytest.param("disk", ("--kv-dtype", "int8"), marks=LONG, id="disk-int8")])
 def test_pages_that_have_left_the_pool_are_exported_from_their_tier(kind, narrow, tmp_path):
     small = ("--kv-memory", 64 * PAGE if not narrow else 40 * PAGE, "--context", 900, "--session-heartbeat", "200s", "--session-ttl", "200s")
     args = ("--kv-ram", "256M") if kind == "ram" else ("--kv-disk", f"{tmp_path}/kv:256M")

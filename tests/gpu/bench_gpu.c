@@ -248,7 +248,7 @@ int main(int argc, char **argv)
 	}
 	struct whole w;
 	double t = now();
-	whole_open(&w, argv[2], 0, argv[1], CHUNK, options.form);
+	whole_open(&w, argv[2], 0, argv[1], CHUNK, options.form, NULL);
 	printf("%s: loaded in %.1f s, %.2f GB of weights\n", argv[1], now() - t, weight_bytes(w.gguf) * 1e-9);
 	bench_decode(&w);
 	if (options.form == KV_FORM_F16) {

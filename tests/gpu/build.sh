@@ -7,6 +7,10 @@ dir=$1 arch=$2 jobs=$3
 mkdir -p "$dir/tests/gpu"
 nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
 flags=(-std=gnu11 -O3 -D_GNU_SOURCE '-DKVASIR_VERSION="check"' -fvisibility=hidden -fno-math-errno -I.)
+compare_ops=()
+for f in tests/gpu/compare*.c; do
+	[ "$f" = tests/gpu/compare_model.c ] || compare_ops+=("$(basename "$f" .c)")
+done
 
 {
 	for name in $(sed -n "/^cuda_names = \[/,/^\]/s/^ *'\([a-z0-9_]*\)',$/\1/p" cuda/meson.build); do
@@ -33,7 +37,7 @@ flags=(-std=gnu11 -O3 -D_GNU_SOURCE '-DKVASIR_VERSION="check"' -fvisibility=hidd
 		echo "gcc ${flags[*]@Q} $extra -c -o $dir/$(tr / - <<<"${f%.c}").o $f"
 	done
 	echo "$nvcc -o $dir/tests/gpu/measure -gencode=arch=compute_$arch,code=sm_$arch -std=c++17 -O3 -I. tests/gpu/measure.cu -ldl"
-	for f in compare compare_attention compare_cache compare_choice compare_far compare_mass compare_ops compare_products compare_rows compare_model bench_gpu whole make_shape; do
+	for f in "${compare_ops[@]}" compare_model bench_gpu whole make_shape; do
 		echo "gcc ${flags[*]@Q} -c -o $dir/tests/gpu/$f.o tests/gpu/$f.c"
 	done
 } | xargs -d '\n' -P "$jobs" -I{} bash -c '{}'
@@ -45,7 +49,7 @@ link() {
 	g++ -o "$dir/tests/gpu/$out" "${@/#/$dir/tests/gpu/}" "$dir"/*.o -L"$cuda/lib64" -L"$cuda/targets/x86_64-linux/lib" -lcudart_static \
 		-lpthread -ldl -lrt -lm
 }
-link compare-ops compare.o compare_attention.o compare_cache.o compare_choice.o compare_far.o compare_mass.o compare_ops.o compare_products.o compare_rows.o
+link compare-ops "${compare_ops[@]/%/.o}"
 link compare-model compare_model.o whole.o
 link bench-gpu bench_gpu.o whole.o
 link make-shape make_shape.o

@@ -134,6 +134,8 @@ part "tiny Q4_K against the reference" 30 "$tools/compare-model" "$work/tiny-Q4_
 for kv in int8 fp8_e4m3; do
 	part "tiny BF16, KV in $kv, against the reference" 30 "$tools/compare-model" --kv "$kv" "$work/tiny-BF16.gguf" "$device"
 done
+part "tiny BF16, positions in chunks, against the reference" 30 "$tools/compare-model" --rope-scaling dca:4,original=100,chunk=64 \
+	"$work/tiny-BF16.gguf" "$device" "cpu-reference" 200 12
 sanitizer=$(command -v compute-sanitizer || echo "$toolkit/bin/compute-sanitizer")
 if [ -x "$sanitizer" ]; then
 	# A prompt so long that every kernel runs: those for many rows, too.
@@ -141,8 +143,8 @@ if [ -x "$sanitizer" ]; then
 		part "compute-sanitizer $tool, tiny Q4_K" 40 "$sanitizer" --tool "$tool" --error-exitcode 1 \
 			"$tools/compare-model" "$work/tiny-Q4_K.gguf" "$device" "$reference" 130 3
 	done
-	# What only context policies, and conversations larger than the pool, ask of a device.
-	for only in choice mass far; do
+	# What only context policies, positions in chunks, and conversations larger than the pool ask of a device.
+	for only in choice mass plus probe chunks far; do
 		for tool in memcheck racecheck; do
 			part "compute-sanitizer $tool, $only" 40 "$sanitizer" --tool "$tool" --error-exitcode 1 \
 				"$tools/compare-ops" "$device" --only "$only"

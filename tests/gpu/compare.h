@@ -65,5 +65,8 @@ void compare_products(struct pair *p);
 void compare_rows(struct pair *p);
 void compare_attention(struct pair *p);
 void compare_choice(struct pair *p);
+void compare_chunks(struct pair *p);
 void compare_far(struct pair *p);
 void compare_mass(struct pair *p);
+void compare_plus(struct pair *p);
+void compare_probe(struct pair *p);

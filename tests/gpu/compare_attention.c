@@ -4,54 +4,6 @@
  */
 #include "tests/gpu/compare_cache.h"
 
-/* The reference goes on with what the device has. */
-static void take_over(struct operand *o)
-{
-	float *got, *want;
-	operand_results(o, &got, &want);
-	must(o->p->reference->ops->mem_write(o->p->reference, o->reference, got, o->n * sizeof *got), "mem_write");
-	free(got);
-	free(want);
-}
-
-/*
- * One step over the batch, compared. Keys that are rotated may differ in a last bit, which could make another code of
- * one: of a narrow cache, or one of bfloat16s, the reference takes the device's.
- */
-static void step(struct cache *c, bool rope, const char *what)
-{
-	struct pair *p = c->p;
-	const bool both_bf16 = c->layout.type == QUANT_BF16 && c->reference_layout.type == QUANT_BF16;
-	const bool same_keys = rope && (c->layout.form != KV_FORM_F16 || both_bf16);
-	size_t kv_size = (size_t)(c->batch.n_rows * c->layout.n_head_kv * c->layout.head_dim);
-	size_t q_size = kv_size * (size_t)(c->n_head / c->layout.n_head_kv);
-	struct operand q = operand_new(p, q_size, 1.5f), k = operand_new(p, kv_size, 1.5f),
-		       v = operand_new(p, kv_size, 1);
-	struct operand out = operand_new(p, q_size, 1);
-	step_on(c, p->device, c->device, q.device, k.device, v.device, out.device, rope);
-	if (same_keys) {
-		take_over(&q);
-		take_over(&k);
-	}
-	step_on(c, p->reference, c->reference, q.reference, k.reference, v.reference, out.reference,
-	        rope && !same_keys);
-	/*
-	 * Keys and values are halves, or bfloat16s on one device, which have three bits less, as queries and
-	 * probabilities have on a fast CPU; a last bit of RoPE's sines may round a key to the next one, and a device
-	 * may round queries and probabilities to halves as well, and codes that it makes wide.
-	 */
-	const bool fewer_bits = c->layout.type != c->reference_layout.type || (both_bf16 && p->group_error > 0);
-	row_results(&out,
-	            fewer_bits                                              ? 5e-2
-	            : p->element_error > 0 || c->layout.form != KV_FORM_F16 ? 4e-3
-	                                                                    : 1e-3,
-	            what);
-	operand_free(&q);
-	operand_free(&k);
-	operand_free(&v);
-	operand_free(&out);
-}
-
 /* ", bf16" while both devices have been told to keep that. */
 static const char *chosen_elements = "";
 
@@ -79,19 +31,19 @@ static void conversations(struct pair *p, enum kv_form form, int32_t n_head_kv, 
 	begin_step(c);
 	for (int32_t s = 0; s < 4; s++)
 		add_rows(c, s, random_int(p, 1, most));
-	step(c, true, "prompts");
+	step_on_both(c, true, "prompts");
 	/* chunks on top, decode rows beside them, and a sequence that waits */
 	begin_step(c);
 	add_rows(c, 0, random_int(p, 2, most));
 	add_rows(c, 2, 1);
 	add_rows(c, 3, 1);
 	add_rows(c, 4, random_int(p, 1, most));
-	step(c, true, "chunks and single rows");
+	step_on_both(c, true, "chunks and single rows");
 	for (int i = 0; i < 3; i++) {
 		begin_step(c);
 		for (int32_t s = 0; s < 5; s++)
 			add_rows(c, s, 1);
-		step(c, i & 1, "single rows");
+		step_on_both(c, i & 1, "single rows");
 	}
 	cache_free(c);
 	row_end();
@@ -130,13 +82,13 @@ static void long_contexts(struct pair *p, enum kv_form form, int32_t n_head_kv, 
 	begin_step(c);
 	add_rows(c, 0, 1);
 	add_rows(c, 1, 5);
-	step(c, true, "one row");
+	step_on_both(c, true, "one row");
 	begin_step(c);
 	add_rows(c, 0, 30);
-	step(c, true, "a chunk");
+	step_on_both(c, true, "a chunk");
 	begin_step(c);
 	add_rows(c, 0, 1);
-	step(c, true, "one row more");
+	step_on_both(c, true, "one row more");
 	cache_free(c);
 	row_end();
 }
@@ -219,7 +171,7 @@ static void copies(struct pair *p, enum kv_form form)
 	struct cache *c = cache_new(p, form, 2, 2, 64, 64);
 	begin_step(c);
 	add_rows(c, 0, 37);
-	step(c, false, "prompt");
+	step_on_both(c, false, "prompt");
 	int32_t from[3], to[3];
 	for (int i = 0; i < 3; i++) {
 		from[i] = c->pages[i];
@@ -233,10 +185,10 @@ static void copies(struct pair *p, enum kv_form form)
 	c->at[5] = 37;
 	begin_step(c);
 	add_rows(c, 5, 3);
-	step(c, true, "after the copy");
+	step_on_both(c, true, "after the copy");
 	begin_step(c);
 	add_rows(c, 0, 1);
-	step(c, true, "the original");
+	step_on_both(c, true, "the original");
 	cache_free(c);
 	row_end();
 }

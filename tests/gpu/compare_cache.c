@@ -66,8 +66,17 @@ struct cache *cache_new(struct pair *p, enum kv_form form, int32_t n_head_kv, in
 	must(p->reference->ops->reserve(p->reference, MAX_ROWS, c->n_head * dim, &c->reference_layout), "reserve");
 	for (int32_t i = 0; i < dim / 2; i++)
 		c->freq[i] = (float)pow(10000, -2.0 * i / dim);
+	c->rope = (struct rope_params){ROPE_HALVES, dim, c->freq, 1, {0, 0}};
 	c->batch = (struct batch){.token = c->token, .position = c->position, .seq = c->seq};
 	return c;
+}
+
+void cache_of_chunks(struct cache *c, enum rope_pairing pairing, int32_t n_dims, int32_t size, int32_t reach)
+{
+	c->rope.pairing = pairing;
+	c->rope.n_dims = n_dims;
+	c->rope.chunks = (struct rope_chunks){size, reach};
+	c->params.chunked = &c->rope;
 }
 
 void cache_free(struct cache *c)
@@ -99,13 +108,56 @@ void add_rows(struct cache *c, int32_t seq, int32_t n)
 
 void step_on(struct cache *c, struct backend *b, void *kv, float *q, float *k, const float *v, float *out, bool rope)
 {
-	struct rope_params r = {ROPE_HALVES, c->layout.head_dim, c->freq, 1};
 	const struct kv_layout *layout = b == c->p->device ? &c->layout : &c->reference_layout;
 	int32_t n_head_kv = layout->n_head_kv, dim = layout->head_dim;
 	must(b->ops->step_begin(b, &c->batch), "step_begin");
 	if (rope)
-		must(b->ops->rope(b, q, c->n_head, k, n_head_kv, dim, &r), "rope");
+		must(b->ops->rope(b, q, c->n_head, k, n_head_kv, dim, &c->rope), "rope");
 	must(b->ops->kv_write(b, kv, layout, LAYER, k, v), "kv_write");
 	must(b->ops->attention(b, kv, layout, LAYER, q, c->n_head, &c->params, out), "attention");
 	must(b->ops->step_end(b), "step_end");
+}
+
+/* The reference goes on with what the device has. */
+static void take_over(struct operand *o)
+{
+	float *got, *want;
+	operand_results(o, &got, &want);
+	must(o->p->reference->ops->mem_write(o->p->reference, o->reference, got, o->n * sizeof *got), "mem_write");
+	free(got);
+	free(want);
+}
+
+void step_on_both(struct cache *c, bool rope, const char *what)
+{
+	struct pair *p = c->p;
+	const bool both_bf16 = c->layout.type == QUANT_BF16 && c->reference_layout.type == QUANT_BF16;
+	const bool same_keys = rope && (c->layout.form != KV_FORM_F16 || both_bf16);
+	size_t kv_size = (size_t)(c->batch.n_rows * c->layout.n_head_kv * c->layout.head_dim);
+	size_t q_size = kv_size * (size_t)(c->n_head / c->layout.n_head_kv);
+	struct operand q = operand_new(p, q_size, 1.5f), k = operand_new(p, kv_size, 1.5f),
+		       v = operand_new(p, kv_size, 1);
+	struct operand out = operand_new(p, q_size, 1);
+	step_on(c, p->device, c->device, q.device, k.device, v.device, out.device, rope);
+	if (same_keys) {
+		take_over(&q);
+		take_over(&k);
+	}
+	step_on(c, p->reference, c->reference, q.reference, k.reference, v.reference, out.reference,
+	        rope && !same_keys);
+	/*
+	 * Keys and values are halves, or bfloat16s on one device, which have three bits less, as queries and
+	 * probabilities have on a fast CPU; a last bit of RoPE's sines may round a key to the next one, and a device
+	 * may round queries and probabilities to halves as well, and codes that it makes wide.
+	 */
+	const bool fewer_bits = c->layout.type != c->reference_layout.type || (both_bf16 && p->group_error > 0);
+	row_results(&out,
+	            fewer_bits                                              ? 5e-2
+	            : p->element_error > 0 || c->layout.form != KV_FORM_F16 ? 4e-3
+	                                                                    : 1e-3,
+	            what);
+	operand_free(&q);
+	operand_free(&k);
+	operand_free(&v);
+	operand_free(&out);
 }

@@ -18,6 +18,7 @@ struct cache {
 	int32_t *pages;	  /* [n_pages] in random order; sequence s has pages_per_seq of them from s * pages_per_seq */
 	int32_t at[SEQS]; /* length so far */
 	float freq[128];
+	struct rope_params rope;
 	int32_t token[MAX_ROWS], position[MAX_ROWS];
 	struct batch_seq seq[SEQS];
 	struct batch batch;
@@ -27,8 +28,15 @@ struct cache {
 struct cache *cache_new(struct pair *p, enum kv_form form, int32_t n_head_kv, int32_t group, int32_t dim,
 			int32_t max_length);
 void cache_free(struct cache *c);
+/* From now on keys are of chunks (struct rope_chunks); n_dims of each head are turned. */
+void cache_of_chunks(struct cache *c, enum rope_pairing pairing, int32_t n_dims, int32_t size, int32_t reach);
 /* The next step's batch begins, and gets the next n rows of a sequence. */
 void begin_step(struct cache *c);
 void add_rows(struct cache *c, int32_t seq, int32_t n);
 /* On the device or the reference, as b is. */
 void step_on(struct cache *c, struct backend *b, void *kv, float *q, float *k, const float *v, float *out, bool rope);
+/*
+ * One step over the batch, compared. Keys that are rotated may differ in a last bit, which could make another code of
+ * one: of a narrow cache, or one of bfloat16s, the reference takes the device's.
+ */
+void step_on_both(struct cache *c, bool rope, const char *what);

@@ -102,11 +102,13 @@ static void attend(struct cache *c, int32_t s, const struct below *below, int32_
 
 /* n_tokens of a conversation, the last n_rows of them rows, and one row of others on either side. */
 static void far(struct pair *p, int32_t n_head_kv, int32_t group, int32_t dim, int32_t n_tokens, int32_t n_rows,
-		int32_t n_far, int32_t most, int32_t window, float cap)
+		int32_t n_far, int32_t most, int32_t window, float cap, int32_t chunk)
 {
 	char name[64];
 	snprintf(name, sizeof name, "far %dx%d of %d, %d rows, %d/%d%s", n_head_kv, group, dim, n_rows, n_far, most,
-		 window ? ", window" : "");
+		 window  ? ", window"
+		 : chunk ? ", chunks"
+			 : "");
 	row_begin(name);
 	struct cache *c = cache_new(p, KV_FORM_F16, n_head_kv, group, dim, n_tokens);
 	struct below below;
@@ -114,6 +116,8 @@ static void far(struct pair *p, int32_t n_head_kv, int32_t group, int32_t dim, i
 	size_t width = (size_t)(n_head_kv * dim), n = (size_t)(n_rows + 2) * width * (size_t)group;
 	c->params.window = window;
 	c->params.softcap = cap;
+	if (chunk)
+		cache_of_chunks(c, ROPE_INTERLEAVED, dim, chunk, chunk + chunk / 2);
 	for (int32_t s = 0; s < 3; s++)
 		while (c->at[s] < length[s]) {
 			begin_step(c);
@@ -167,17 +171,19 @@ void compare_far(struct pair *p)
 	if (!ops->attention_part || strcmp(info.name, "cpu-reference") == 0)
 		return;
 	const int32_t scale = p->large ? 6 : 1, part = KV_PART_PAGES;
-	far(p, 2, 3, 64, 1500 * scale, 1, 9 * part * scale, part, 0, 0);
-	far(p, 1, 4, 128, 700 * scale, 60, 4 * part * scale, 3 * part, 0, 0);
-	far(p, 3, 1, 64, 900 * scale, 7, 6 * part * scale, 1000 * part, 0, 2);
-	far(p, 1, 8, 80, 700 * scale, 40, 4 * part * scale, 2 * part, 300, 0);
-	far(p, 1, 2, 256, 600 * scale, 50, 3 * part * scale, part, 0, 0);
+	far(p, 2, 3, 64, 1500 * scale, 1, 9 * part * scale, part, 0, 0, 0);
+	far(p, 1, 4, 128, 700 * scale, 60, 4 * part * scale, 3 * part, 0, 0, 0);
+	far(p, 3, 1, 64, 900 * scale, 7, 6 * part * scale, 1000 * part, 0, 2, 0);
+	far(p, 1, 8, 80, 700 * scale, 40, 4 * part * scale, 2 * part, 300, 0, 0);
+	far(p, 1, 2, 256, 600 * scale, 50, 3 * part * scale, part, 0, 0, 0);
+	far(p, 2, 4, 64, 900 * scale, 1, 5 * part * scale, 2 * part, 0, 0, 448);
+	far(p, 1, 3, 128, 800 * scale, 70, 5 * part * scale, part, 0, 0, 192);
 	if (p->large)
-		far(p, 8, 4, 128, 30000, 1, 200 * part, 1000 * part, 0, 0);
+		far(p, 8, 4, 128, 30000, 1, 200 * part, 1000 * part, 0, 0, 0);
 	for (int i = 0; i < (p->large ? 6 : 2); i++) {
 		int32_t n_tokens = random_int(p, 300, 1200) * scale, n_rows = i % 2 ? random_int(p, 1, 100) : 1;
 		int32_t parts = random_int(p, 1, (n_tokens - n_rows) / KV_PAGE_TOKENS / part);
 		far(p, random_int(p, 1, 3), random_int(p, 1, 16), 8 * random_int(p, 1, 32), n_tokens, n_rows,
-		    parts * part, random_int(p, 1, parts) * part, i % 3 == 2 ? random_int(p, 20, 900) : 0, 0);
+		    parts * part, random_int(p, 1, parts) * part, i % 3 == 2 ? random_int(p, 20, 900) : 0, 0, 0);
 	}
 }

@@ -62,13 +62,15 @@ static void compare_told(const struct told *got, const struct told *want, int32_
 }
 
 static void masses(struct pair *p, enum kv_form form, int32_t n_head_kv, int32_t group, int32_t dim, int32_t from,
-		   int32_t n_rows, int32_t window, float cap)
+		   int32_t n_rows, int32_t window, float cap, int32_t chunk)
 {
 	char name[64];
 	int used = snprintf(name, sizeof name, "masses %dx%d heads of %d%s%s", n_head_kv, group, dim,
 			    form == KV_FORM_F16 ? "" : ", ", form == KV_FORM_F16 ? "" : kv_form_name(form));
 	if (window || cap > 0)
 		snprintf(name + used, sizeof name - (size_t)used, ", window %d, cap %g", window, (double)cap);
+	if (chunk)
+		snprintf(name + used, sizeof name - (size_t)used, ", chunks %d", chunk);
 	row_begin(name);
 	int32_t to = from + n_rows, pages = (to + KV_PAGE_TOKENS - 1) / KV_PAGE_TOKENS;
 	struct cache *c = cache_new(p, form, n_head_kv, group, dim, to);
@@ -78,6 +80,8 @@ static void masses(struct pair *p, enum kv_form form, int32_t n_head_kv, int32_t
 		give_up("the test asks for too much");
 	c->params.window = window;
 	c->params.softcap = cap;
+	if (chunk)
+		cache_of_chunks(c, ROPE_HALVES, dim, chunk, chunk + chunk / 2);
 	while (c->at[0] < from) {
 		begin_step(c);
 		add_rows(c, 0, from - c->at[0] < MAX_ROWS ? from - c->at[0] : MAX_ROWS);
@@ -119,14 +123,16 @@ void compare_mass(struct pair *p)
 	if (!info.weighs_pages)
 		return;
 	const int32_t from = p->large ? 5000 : 200, rows = p->large ? 300 : 40;
-	masses(p, KV_FORM_F16, 2, 3, 64, from, rows, 0, 0);
-	masses(p, KV_FORM_F16, 1, 8, 128, from, rows, 0, 0);
-	masses(p, KV_FORM_F16, 2, 4, 64, from, rows, 100, 2);
-	masses(p, KV_FORM_F16, 1, 2, 256, from / 2, rows, 0, 0);
+	masses(p, KV_FORM_F16, 2, 3, 64, from, rows, 0, 0, 0);
+	masses(p, KV_FORM_F16, 1, 8, 128, from, rows, 0, 0, 0);
+	masses(p, KV_FORM_F16, 2, 4, 64, from, rows, 100, 2, 0);
+	masses(p, KV_FORM_F16, 1, 2, 256, from / 2, rows, 0, 0, 0);
 	masses(p, KV_FORM_F16, random_int(p, 1, 2), random_int(p, 1, 16), 8 * random_int(p, 1, 32), 100, rows,
-	       random_int(p, 0, 1) * 33, 0);
+	       random_int(p, 0, 1) * 33, 0, 0);
+	masses(p, KV_FORM_F16, 2, 3, 64, from, rows, 0, 0, 64);
+	masses(p, KV_FORM_INT8, 1, 4, 128, from, rows, 0, 2, 64);
 	for (int form = KV_FORM_F16 + 1; form < KV_N_FORMS; form++) {
-		masses(p, (enum kv_form)form, 2, 3, 64, from, rows, 0, 0);
-		masses(p, (enum kv_form)form, 1, 4, 128, from / 2, rows, 50, 0);
+		masses(p, (enum kv_form)form, 2, 3, 64, from, rows, 0, 0, 0);
+		masses(p, (enum kv_form)form, 1, 4, 128, from / 2, rows, 50, 0, 0);
 	}
 }

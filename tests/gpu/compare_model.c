@@ -1,14 +1,14 @@
 /*
  * compare-model: a whole model on two devices.
  *
- *   compare-model [--kv FORM] FILE DEVICE [REFERENCE] [PROMPT] [NEW]
+ *   compare-model [--kv FORM] [--rope-scaling CHOICE] FILE DEVICE [REFERENCE] [PROMPT] [NEW]
  *
  * Prefill of PROMPT tokens in two chunks and NEW tokens one after the other, chosen greedily by the reference (default:
  * cpu-reference, 70, 12) and given to both. At each position the logits' difference, relative to their norm, must be
  * what rounding explains; and the token that the device would choose must be the reference's, unless the reference
  * itself has the two within that difference. Then the same prompt must give the same bits whether the device computes
- * it alone and at once or beside others and in pieces. --kv: over narrow KV on both (int8, fp8_e4m3). Exits with 0, 1,
- * or 77 without such a device; the last line is "N passed, N failed, 0 skipped".
+ * it alone and at once or beside others and in pieces. --kv: over narrow KV on both (int8, fp8_e4m3); --rope-scaling:
+ * as the daemon's. Exits with 0, 1, or 77 without such a device; the last line is "N passed, N failed, 0 skipped".
  */
 #include <math.h>
 #include <stdio.h>
@@ -176,12 +176,16 @@ out:
 int main(int argc, char **argv)
 {
 	enum kv_form form = KV_FORM_F16;
-	if (argc > 2 && strcmp(argv[1], "--kv") == 0 && kv_form_find(argv[2], &form)) {
-		argc -= 2;
-		argv += 2;
+	const char *rope = NULL;
+	for (; argc > 2 && argv[1][0] == '-'; argc -= 2, argv += 2) {
+		if (strcmp(argv[1], "--rope-scaling") == 0)
+			rope = argv[2];
+		else if (strcmp(argv[1], "--kv") != 0 || !kv_form_find(argv[2], &form))
+			break;
 	}
 	if (argc < 3 || argv[1][0] == '-') {
-		fprintf(stderr, "usage: compare-model [--kv FORM] FILE DEVICE [REFERENCE] [PROMPT] [NEW]\n");
+		fprintf(stderr, "usage: compare-model [--kv FORM] [--rope-scaling CHOICE] FILE DEVICE"
+				" [REFERENCE] [PROMPT] [NEW]\n");
 		return 2;
 	}
 	const char *device = argv[2], *reference = argc > 3 ? argv[3] : "cpu-reference";
@@ -197,8 +201,8 @@ int main(int argc, char **argv)
 	struct whole d, r;
 	const double narrow = form == KV_FORM_INT8 ? int8_tolerance : form == KV_FORM_FP8_E4M3 ? fp8_tolerance : 0;
 	t.tolerance = narrow > t.tolerance ? narrow : t.tolerance;
-	whole_open(&d, device, 0, argv[1], n_prompt, form);
-	whole_open(&r, reference, 0, argv[1], n_prompt, form);
+	whole_open(&d, device, 0, argv[1], n_prompt, form, rope);
+	whole_open(&r, reference, 0, argv[1], n_prompt, form, rope);
 	if (!whole_pages(&d, 1, n_prompt + n_new + 1) || !whole_pages(&r, 1, n_prompt + n_new + 1)) {
 		printf("no memory for pages\n");
 		return 1;

@@ -4,7 +4,7 @@
  *
  *   compare-ops DEVICE [--reference NAME] [--seed N] [--large] [--threads N] [--only NAME]
  *
- * --only takes one of the tables' parts: rows, products, attention, choice, mass, far.
+ * --only takes one of the tables' parts: rows, products, attention, chunks, choice, mass, plus, probe, far.
  *
  * The column "error" is the worst error as a share of what rounding explains. The last line is "N passed, N failed, 0
  * skipped"; the exit status is 77 when the machine has no such device. --large takes the sizes of real models: seconds
@@ -42,7 +42,8 @@ static const struct {
 	void (*compare)(struct pair *p);
 } parts[] = {
 	{"rows", compare_rows},	    {"products", compare_products}, {"attention", compare_attention},
-	{"choice", compare_choice}, {"mass", compare_mass},	    {"far", compare_far},
+	{"chunks", compare_chunks}, {"choice", compare_choice},	    {"mass", compare_mass},
+	{"plus", compare_plus},	    {"probe", compare_probe},	    {"far", compare_far},
 };
 
 int main(int argc, char **argv)

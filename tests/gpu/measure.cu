@@ -4,11 +4,11 @@
  *   copy_gbs            a device copy of 1 GiB, bytes read and written
  *   tier_to_device_gbs  copies from pinned memory, in which pages that left the device lie; the whole of it at once
  *   tier_to_host_gbs    and back
- * product_tflops      a bf16 product of 8192 x 8192 x 8192 by cuBLASLt, which is looked up at run time; "none" without
- * it
+ *   product_tflops      a bf16 product of 8192 x 8192 x 8192 by cuBLASLt, which is looked up at run time; "none"
+ *                       without it
  *
- * measure [--small]   --small: a thousandth of all that, for a try on the emulated GPU (measure-host), whose figures
- * mean nothing
+ *   measure [--small]   --small: a thousandth of all that, for a try on the emulated GPU (measure-host), whose figures
+ *                       mean nothing
  *
  * By hand: nvcc -O3 -std=c++17 -I. -o measure tests/gpu/measure.cu -ldl
  */

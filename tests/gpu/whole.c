@@ -10,16 +10,18 @@ static _Noreturn void fail(const char *what, const char *why, int status)
 }
 
 void whole_open(struct whole *w, const char *device, int32_t n_threads, const char *path, int32_t max_rows,
-                enum kv_form form)
+                enum kv_form form, const char *rope)
 {
+	struct rope_choice stretched;
 	struct backend_options o = {.device = device, .n_threads = n_threads};
 	struct error err = {0};
 	*w = (struct whole){.max_rows = max_rows};
 	enum status s = backend_create(&o, &w->backend, &err);
 	if (s != STATUS_OK)
 		fail(device, err.message, s == STATUS_UNSUPPORTED ? 77 : 1);
-	if (gguf_open(path, &w->gguf, &err) != STATUS_OK ||
-	    model_load(w->gguf, w->backend, &w->model, &err) != STATUS_OK)
+	if ((rope && rope_choice_parse(rope, &stretched, &err) != STATUS_OK) ||
+	    gguf_open(path, &w->gguf, &err) != STATUS_OK ||
+	    model_load_stretched(w->gguf, w->backend, rope ? &stretched : NULL, &w->model, &err) != STATUS_OK)
 		fail(path, err.message, 1);
 	const struct model_params *p = model_params(w->model);
 	w->token = calloc((size_t)max_rows, sizeof *w->token);

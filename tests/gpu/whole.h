@@ -4,6 +4,7 @@
 #pragma once
 
 #include "engine/model/forward.h"
+#include "engine/model/rope_choice.h"
 
 enum { WHOLE_SEQS = 64 };
 
@@ -20,11 +21,11 @@ struct whole {
 };
 
 /*
- * Opens device and model, for KV of a form, without wide copies; on failure prints why and exits: 77 when the machine
- * has no such device, else 1.
+ * Opens device and model, for KV of a form, without wide copies; rope: as --rope-scaling says, or NULL. On failure
+ * prints why and exits: 77 when the machine has no such device, else 1.
  */
 void whole_open(struct whole *w, const char *device, int32_t n_threads, const char *path, int32_t max_rows,
-                enum kv_form form);
+                enum kv_form form, const char *rope);
 /* Pages for n_seqs sequences of `length` positions, those of before given back. False when they do not fit. */
 bool whole_pages(struct whole *w, int32_t n_seqs, int32_t length);
 /*

@@ -14,6 +14,10 @@ static inline bool take_part(struct sched *s, const struct step_part *part, int3
 		sched_moved(part);
 		return false;
 	}
+	if (part->again) {
+		recall_computed(s, r, part->n_rows);
+		return false;
+	}
 	r->kv.n_tokens += part->n_rows;
 	sched_index(s, r);
 	if (request_pending(r) > 0)

@@ -25,6 +25,7 @@ static struct engine *start_bounded(const char *device, int32_t step_tokens, con
 {
 	struct engine_options o = options_for(device, step_tokens, kv_type);
 	o.kv_bounds = true;
+	o.kv_ram_bytes = 1 << 20;
 	return start_as(&o);
 }
 
@@ -51,6 +52,8 @@ static void compare(const char *kv_type, const struct engine_context *context)
 	assert_same(&a, &c);
 	assert_int_equal(a.context.evicted_tokens, b.context.evicted_tokens);
 	assert_int_equal(a.context.tokens_read, b.context.tokens_read);
+	assert_int_equal(a.context.pages_back, b.context.pages_back);
+	assert_int_equal(a.context.pages_below, b.context.pages_below);
 	if (is_full()) {
 		struct answer again = ask_in_context(cuda, prompt, context), full = ask(cuda, prompt, 20, 0);
 		assert_same(&a, &again);
@@ -100,6 +103,23 @@ static void rows_read_the_pages_that_promise_most(void **state)
 	}
 }
 
+static void what_left_the_window_comes_back(void **state)
+{
+	(void)state;
+	static const char *const exact[] = {"bf16", "f16"}; /* narrow pages do not come back */
+	const struct engine_context context = {
+		.policy = "streaming", .start_size = 4, .max_cache_size = 112, .page_in = true};
+	for (size_t i = 0; i < (is_full() ? 2 : 1); i++)
+		compare(exact[i], &context);
+	struct engine *e = start_bounded("cuda-host", 128, "f16");
+	char prompt[PROMPT_MAX];
+	long_prompt(prompt);
+	struct answer a = ask_in_context(e, prompt, &context);
+	assert_true(a.context.pages_in && a.context.pages_back > 0 && a.context.pages_below > a.context.pages_back);
+	assert_int_equal(a.context.pages_missing, 0);
+	engine_destroy(e);
+}
+
 static void rows_tell_how_they_attended(void **state)
 {
 	(void)state;
@@ -120,6 +140,7 @@ int main(void)
 		cmocka_unit_test_teardown(pages_go_by_their_norms, forget_failures),
 		cmocka_unit_test_teardown(pages_go_by_the_attention_they_got, forget_failures),
 		cmocka_unit_test_teardown(rows_read_the_pages_that_promise_most, forget_failures),
+		cmocka_unit_test_teardown(what_left_the_window_comes_back, forget_failures),
 		cmocka_unit_test_teardown(rows_tell_how_they_attended, forget_failures),
 	};
 	return cmocka_run_group_tests(tests, write_model, remove_model);

@@ -75,6 +75,46 @@ static void a_window_of_a_conversation_is_that_of_the_reference(void **state)
 	engine_destroy(chunks);
 }
 
+static struct engine *start_in_chunks(const char *device, int32_t step_tokens, const char *kv_type)
+{
+	struct engine_options o = options_for(device, step_tokens, kv_type);
+	o.rope_scaling = "dca:4,original=100,chunk=64";
+	return start_as(&o);
+}
+
+/* Positions that count anew every 64 tokens, over four times as many; in graphs too, and by rows that tell. */
+static void positions_in_chunks_are_those_of_the_reference(void **state)
+{
+	(void)state;
+	static const char *const types[] = {"f16", "int8"};
+	char prompt[PROMPT_MAX];
+	long_prompt(prompt);
+	for (size_t k = 0; k < 2; k++) {
+		struct engine *cuda = start_in_chunks("cuda-host", 128, types[k]),
+			      *cpu = start_in_chunks("cpu-reference", 128, types[k]),
+			      *few = start_in_chunks("cuda-host", 7, types[k]),
+			      *plain = start_with("cuda-host", 128, types[k]);
+		const struct engine_context told = {.policy = "full", .start_size = -1, .diagnostics = true};
+		uint64_t graphs = host_cuda_calls("cudaGraphLaunch");
+		struct answer a = ask(cuda, prompt, 20, 0), b = ask(cpu, prompt, 20, 0), c = ask(few, prompt, 20, 0);
+		assert_same(&a, &b);
+		assert_same(&a, &c);
+		assert_true(host_cuda_calls("cudaGraphLaunch") - graphs >= 30);
+		b = ask_in_context(cuda, prompt, &told);
+		c = ask_in_context(few, prompt, &told);
+		assert_same(&a, &b);
+		assert_same(&a, &c);
+		assert_memory_equal(&b.context.diagnostics, &c.context.diagnostics, sizeof b.context.diagnostics);
+		b = ask(plain, prompt, 20, 0);
+		assert_memory_not_equal(a.token, b.token, sizeof *a.token * (size_t)a.n);
+		engine_destroy(cuda);
+		engine_destroy(cpu);
+		engine_destroy(few);
+		engine_destroy(plain);
+	}
+	assert_string_equal(host_cuda_report(), "");
+}
+
 /*
  * Alone in steps of 7 rows, then beside others in large ones: sampled tokens show any difference in the logits' last
  * bits soon.
@@ -248,6 +288,7 @@ int main(void)
 		cmocka_unit_test_teardown(greedy_answers_are_those_of_the_reference, forget_failures),
 		cmocka_unit_test_teardown(greedy_answers_over_any_kv_are_those_of_the_reference, forget_failures),
 		cmocka_unit_test_teardown(a_window_of_a_conversation_is_that_of_the_reference, forget_failures),
+		cmocka_unit_test_teardown(positions_in_chunks_are_those_of_the_reference, forget_failures),
 		cmocka_unit_test_teardown(answers_do_not_depend_on_steps_or_neighbours, forget_failures),
 		cmocka_unit_test_teardown(a_lost_device_ends_requests_and_readiness_but_not_the_engine,
 					  forget_failures),

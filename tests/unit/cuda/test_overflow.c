@@ -28,9 +28,10 @@ static int remove_large_model(void **state)
 	return unlink(model_path) | rmdir(dir);
 }
 
-static struct engine *start_small(uint64_t ram_groups, uint64_t disk_groups, const char *kv_type)
+static struct engine *start_small(uint64_t ram_groups, uint64_t disk_groups, const char *kv_type, const char *rope)
 {
 	struct engine_options o = options_for("cuda-host", 256, kv_type);
+	o.rope_scaling = rope;
 	o.kv_bytes = SMALL * PAGE_BYTES;
 	o.context_tokens = CONTEXT;
 	o.kv_overflow_bytes = ram_groups * GROUP_BYTES;
@@ -51,12 +52,13 @@ static void prompt_of(char text[N_PROMPT + 1])
 }
 
 /* Sampled, so that a difference in the last bits of logits shows soon; beside: a second time, with a short one. */
-static void compare(const char *kv_type, uint64_t ram_groups, uint64_t disk_groups, bool beside)
+static void compare(const char *kv_type, const char *rope, uint64_t ram_groups, uint64_t disk_groups, bool beside)
 {
 	char prompt[N_PROMPT + 1];
 	prompt_of(prompt);
-	struct engine *large = start_with("cuda-host", 256, kv_type),
-		      *small = start_small(ram_groups, disk_groups, kv_type);
+	struct engine_options o = options_for("cuda-host", 256, kv_type);
+	o.rope_scaling = rope;
+	struct engine *large = start_as(&o), *small = start_small(ram_groups, disk_groups, kv_type, rope);
 	struct engine_stats stats;
 	struct answer want = ask(large, prompt, 8, 1.5f), brief = ask(large, "a short one", 8, 1.5f);
 	host_cuda_order(7); /* streams take turns by chance */
@@ -85,7 +87,7 @@ static bool is_full(void)
 static void pages_in_pinned_memory_give_the_same_bits(void **state)
 {
 	(void)state;
-	compare(NULL, 4, 0, is_full());
+	compare(NULL, NULL, 4, 0, is_full());
 }
 
 static void pages_on_disk_give_the_same_bits(void **state)
@@ -95,7 +97,13 @@ static void pages_on_disk_give_the_same_bits(void **state)
 		print_message("skipped: seconds; with KVASIR_FULL=yes\n");
 		skip();
 	}
-	compare("bf16", 1, 4, false);
+	compare("bf16", NULL, 1, 4, false);
+}
+
+static void pages_of_chunks_give_the_same_bits(void **state)
+{
+	(void)state;
+	compare(NULL, "dca:2,original=400,chunk=192", 4, 0, false);
 }
 
 /* What fails to be copied costs its request, and its room is there for the next one. */
@@ -104,7 +112,7 @@ static void a_copy_that_fails_costs_its_request_alone(void **state)
 	(void)state;
 	char prompt[N_PROMPT + 1];
 	prompt_of(prompt);
-	struct engine *small = start_small(4, 0, NULL);
+	struct engine *small = start_small(4, 0, NULL, NULL);
 	struct engine_stats stats;
 	assert_true(host_cuda_fail("cudaMemcpy2DAsync:3:cudaErrorLaunchOutOfResources"));
 	struct answer failed = ask(small, prompt, 4, 0);
@@ -122,6 +130,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_teardown(pages_in_pinned_memory_give_the_same_bits, forget_failures),
 		cmocka_unit_test_teardown(pages_on_disk_give_the_same_bits, forget_failures),
+		cmocka_unit_test_teardown(pages_of_chunks_give_the_same_bits, forget_failures),
 		cmocka_unit_test_teardown(a_copy_that_fails_costs_its_request_alone, forget_failures),
 	};
 	return cmocka_run_group_tests(tests, write_large_model, remove_large_model);

@@ -66,6 +66,7 @@ static const struct engine_long_policy policies[] = {
         {"norms", {.policy = "evict", .start_size = -1}},
         {"recency", {.policy = "evict", .start_size = -1, .by_age = true}},
         {"quest", {.policy = "quest", .start_size = -1}},
+	{"page_in", {.policy = "streaming", .start_size = -1, .page_in = true}},
 };
 static const int32_t lengths[] = {256, 400};
 
@@ -230,6 +231,30 @@ static void quest_costs_no_memory_and_nothing_with_all_of_it(void **state)
 	assert_true(whole.rows[0].kl_text == 0 && whole.rows[0].kl_recall == 0 && whole.rows[0].agreement == 1);
 }
 
+/* What comes back is a part of what may be kept, and says something about keys. */
+static void page_in_keeps_no_more_and_reads_otherwise(void **state)
+{
+	(void)state;
+	const struct engine_long_policy both[] = {policies[1], policies[5]};
+	struct engine_long_params p = params();
+	struct seen seen;
+	p.policy = both;
+	p.n_policies = 2;
+	p.n_lengths = 1;
+	p.cache_permille = 400;
+	measured(&p, &seen);
+	if (seen.n_left_out)
+		fail_msg("%s", seen.left_out[0].why);
+	assert_int_equal(seen.n_rows, 2);
+	const struct engine_long_row *window = &seen.rows[0], *back = &seen.rows[1];
+	assert_string_equal(back->policy, "page_in");
+	assert_int_equal(window->pages_back, 0);
+	assert_true(back->pages_back > 0 && back->tokens_resident <= 256 * 400 / 1000);
+	/* The tier holds all that leaves. */
+	assert_int_equal(back->tokens_recomputed, 0);
+	assert_true(back->kl_recall > 0 && back->kl_recall != window->kl_recall);
+}
+
 /* A stretched context is measured as far as it reaches. */
 static void stretching_reaches_further(void **state)
 {
@@ -346,6 +371,7 @@ int main(void)
 		cmocka_unit_test(what_does_not_fit_is_left_out_with_a_reason),
 		cmocka_unit_test(a_policy_that_refuses_leaves_the_others_their_rows),
 		cmocka_unit_test(quest_costs_no_memory_and_nothing_with_all_of_it),
+		cmocka_unit_test(page_in_keeps_no_more_and_reads_otherwise),
 		cmocka_unit_test(stretching_reaches_further),
 		cmocka_unit_test(the_processors_time_can_be_counted),
 		cmocka_unit_test(speed_alone_asks_nothing),

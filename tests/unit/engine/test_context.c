@@ -358,13 +358,10 @@ static void what_left_the_window_comes_back_for_the_answer(void **state)
 		buf_free(&together[i].text);
 	}
 	engine_destroy(e);
-	/* A tier that is too small loses some; the answer goes on without them. */
 	o = defaults();
 	o.kv_bounds = true;
 	o.kv_ram_bytes = 4 * 4096;
 	e = start(&o);
-	a = run_and_drop_text(e, ask(e, 360, 60, &c));
-	assert_true(a.usage.context.pages_missing > 0 && a.n_tokens == 60);
 	refused(e, (struct engine_context){.policy = "evict", .start_size = -1, .max_cache_size = 128, .page_in = true},
 		"kv_cache.page_in", "streaming");
 	refused(e, recalling(48), "kv_cache.max_cache_size", "64");
@@ -373,6 +370,93 @@ static void what_left_the_window_comes_back_for_the_answer(void **state)
 	e = start(&o);
 	refused(e, c, "kv_cache.page_in", "--kv-ram");
 	engine_destroy(e);
+}
+
+/* What a tier that is too small drops is computed again, to the bit as it was: the answer is that of a large one. */
+static void what_the_tier_lost_is_computed_again(void **state)
+{
+	(void)state;
+	enum { N = 360, ANSWER = 40 };
+	static struct answer whole, a, together[4];
+	/* Of 144 a page that stays, 3 of the window, and 5 that come back. */
+	struct engine_context c = streaming(4, 48, 144);
+	struct engine_options o = defaults();
+	c.page_in = true;
+	c.recall_every = -1;
+	c.recompute_tokens = 1 << 20;
+	o.kv_bounds = true;
+	o.kv_ram_bytes = 64 * 4096;
+	struct engine *e = start(&o);
+	whole = run_and_drop_text(e, ask(e, N, ANSWER, &c));
+	assert_int_equal(whole.usage.context.pages_recomputed, 0);
+	assert_int_equal(whole.usage.context.recalls, 1);
+	engine_destroy(e);
+	/* In long steps, in short ones, in a pool that has room for both sequences and not a page more. */
+	for (int variant = 0; variant < 3; variant++) {
+		o = defaults();
+		o.kv_bounds = true;
+		o.kv_ram_bytes = 6 * 4096;
+		if (variant == 1)
+			o.step_tokens = 8;
+		if (variant == 2)
+			o.kv_bytes = 14 * (4096 + 256);
+		e = start(&o);
+		a = run_and_drop_text(e, ask(e, N, ANSWER, &c));
+		const struct engine_context_usage *u = &a.usage.context;
+		same_tokens(&a, &whole);
+		assert_int_equal(u->pages_back, 5);
+		assert_in_range(u->pages_recomputed, 1, 5);
+		assert_true(u->pages_missing > 0);
+		/* What the index knows, all up to where the policy acted first, is not computed again, if it still does. */
+		assert_in_range(u->tokens_recomputed, PAGE, N - 48 - (variant == 2 ? 0 : 64));
+		assert_int_equal(u->tokens_recomputed % PAGE, 0);
+		assert_true(u->tokens_resident <= 144);
+		struct engine_stats s;
+		engine_stats(e, &s);
+		assert_int_equal(s.attic_again, u->pages_recomputed);
+		assert_int_equal(s.attic_again_tokens, u->tokens_recomputed);
+		assert_int_equal(s.attic_choices, 1);
+		assert_at_rest(e);
+		/* Nobody else finds anything of it: what is exact comes out as ever. */
+		struct answer exact = run_and_drop_text(e, ask(e, 200, 20, NULL));
+		assert_true(exact.usage.cached_tokens <= 144);
+		engine_destroy(e);
+	}
+	/* Beside others, who make each other begin anew; two leave while pages are computed for them, or before. */
+	o = defaults();
+	o.kv_bounds = true;
+	o.kv_ram_bytes = 30 * 4096; /* with bounds of what all of them drop, but not the pages */
+	o.step_tokens = 16;
+	o.kv_bytes = 24 * (4096 + 256);
+	e = start(&o);
+	uint64_t ids[4];
+	memset(together, 0, sizeof together);
+	for (int i = 0; i < 4; i++) {
+		struct engine_request *r = ask(e, N, ANSWER, &c);
+		ids[i] = r->id;
+		engine_submit(e, r);
+	}
+	await(e, ids, together, 4);
+	for (int i = 0; i < 4; i++) {
+		same_tokens(&together[i], &whole);
+		buf_free(&together[i].text);
+	}
+	assert_at_rest(e);
+	engine_destroy(e);
+	/* What it may take is bounded, also where there is no room for it; the answer goes on without those pages. */
+	for (int variant = 0; variant < 2; variant++) {
+		o = defaults();
+		o.kv_bounds = true;
+		o.kv_ram_bytes = 6 * 4096;
+		c.recompute_tokens = variant ? 1 << 20 : -1;
+		if (variant)
+			o.kv_bytes = 11 * (4096 + 256);
+		e = start(&o);
+		a = run_and_drop_text(e, ask(e, N, ANSWER, &c));
+		assert_int_equal(a.usage.context.pages_recomputed + a.usage.context.tokens_recomputed, 0);
+		assert_true(a.usage.context.pages_missing > 0 && a.n_tokens == ANSWER);
+		engine_destroy(e);
+	}
 }
 
 static void diagnostics_change_nothing_and_tell_how_far_it_is_from_exact(void **state)
@@ -968,6 +1052,7 @@ int main(void)
 		cmocka_unit_test(an_answer_does_not_depend_on_steps_company_or_what_was_known),
 		cmocka_unit_test(a_session_goes_on_as_if_all_were_computed_again),
 		cmocka_unit_test(what_left_the_window_comes_back_for_the_answer),
+		cmocka_unit_test(what_the_tier_lost_is_computed_again),
 		cmocka_unit_test(what_is_merged_is_told),
 		cmocka_unit_test(diagnostics_change_nothing_and_tell_how_far_it_is_from_exact),
 		cmocka_unit_test(divergence_is_symmetric_and_bounded),
