@@ -107,7 +107,7 @@ static inline void await(struct engine *e, const uint64_t *ids, struct answer *a
 	for (size_t ended = 0; ended < n;) {
 		struct list events;
 		list_init(&events);
-		assert_true(engine_wait(e, &events, 20000));
+		assert_true(engine_wait(e, &events, 60000));
 		for (struct list *l; (l = list_pop_front(&events));) {
 			struct engine_event *ev = list_entry(l, struct engine_event, link);
 			for (size_t i = 0; i < n; i++) {
@@ -148,7 +148,7 @@ static inline struct engine_event *reply(struct engine *e, uint64_t id)
 {
 	struct list events;
 	list_init(&events);
-	assert_true(engine_wait(e, &events, 20000));
+	assert_true(engine_wait(e, &events, 60000));
 	struct engine_event *ev = list_entry(list_pop_front(&events), struct engine_event, link);
 	assert_int_equal(ev->request_id, id);
 	assert_true(list_empty(&events));

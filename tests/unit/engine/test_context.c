@@ -960,7 +960,7 @@ static struct answer run_chat(struct engine *e, struct engine_request *r, int32_
 	while (!a.ended) {
 		struct list events;
 		list_init(&events);
-		assert_true(engine_wait(e, &events, 20000));
+		assert_true(engine_wait(e, &events, 60000));
 		for (struct list *l; (l = list_pop_front(&events));) {
 			struct engine_event *ev = list_entry(l, struct engine_event, link);
 			assert_int_equal(ev->request_id, id);

@@ -25,7 +25,7 @@ static void refuse(const char *text, const char *param, const char *what)
 		fail_msg("\"%s\" is not in \"%s\"", what, err.message);
 }
 
-static void only_an_object_is_a_body(void **state)
+static void only_an_object_is_taken(void **state)
 {
 	(void)state;
 	struct json root;
@@ -211,7 +211,7 @@ static void members_are_visited_in_order(void **state)
 	json_doc_free(doc);
 }
 
-UNIT_MAIN(cmocka_unit_test(only_an_object_is_a_body),
+UNIT_MAIN(cmocka_unit_test(only_an_object_is_taken),
 	  cmocka_unit_test(numbers_that_no_double_holds_are_refused_by_name),
 	  cmocka_unit_test(a_key_that_occurs_twice_is_refused),
 	  cmocka_unit_test(depth_and_size_are_bounded_before_parsing), cmocka_unit_test(null_and_absent_are_the_same),
