@@ -163,7 +163,7 @@ bool read_body(struct http_exchange *x, bool optional, struct json_doc **doc, st
 	*root = (struct json){0};
 	if (optional && http_body(x).n == 0)
 		return true;
-	if (json_parse(http_body(x), doc, root, &err) == STATUS_OK)
+	if (json_parse(http_body(x), "The body", doc, root, &err) == STATUS_OK)
 		return true;
 	reply_error(x, &err);
 	return false;

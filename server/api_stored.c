@@ -104,7 +104,7 @@ void api_response_input(struct http_exchange *x, void *app)
 	buf_puts(&text, "]}");
 	if (text.failed)
 		error_set(&err, STATUS_NOMEM, "There is no memory to answer.");
-	if (text.failed || json_parse(buf_str(&text), &doc, &root, &err) != STATUS_OK) {
+	if (text.failed || json_parse(buf_str(&text), "What is stored", &doc, &root, &err) != STATUS_OK) {
 		buf_free(&text);
 		reply_error(x, &err);
 		return;

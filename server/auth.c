@@ -291,7 +291,7 @@ enum status auth_set_keys(struct auth *a, struct str text, const char *where, st
 	if (!next)
 		return error_set(err, STATUS_NOMEM, "%s: there is no memory for the keys", where);
 	*next = *a;
-	enum status st = json_parse(text, &doc, &root, &inner);
+	enum status st = json_parse(text, "The text", &doc, &root, &inner);
 	if (st == STATUS_OK)
 		st = read_keys(next, &root, &inner);
 	if (st == STATUS_OK) {

@@ -89,7 +89,7 @@ static enum status render_line(void *arg, const char *line, size_t n, struct buf
 	struct json root;
 	struct buf prompt = BUF_INIT;
 	(void)err; /* a line that is wrong is answered in its place; the others go on */
-	enum status st = json_parse((struct str){line, n}, &doc, &root, &why);
+	enum status st = json_parse((struct str){line, n}, "The line", &doc, &root, &why);
 	if (st == STATUS_OK)
 		st = render(arg, &root, &prompt, &why);
 	if (st == STATUS_OK) {

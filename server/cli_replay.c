@@ -113,7 +113,7 @@ static enum status read_prompt(struct str line, struct blocks *blocks, struct en
 {
 	struct json_doc *doc = NULL;
 	struct json root;
-	enum status st = json_parse(line, &doc, &root, err);
+	enum status st = json_parse(line, "The line", &doc, &root, err);
 	if (st != STATUS_OK)
 		return st;
 	struct json time = json_get(&root, "timestamp"), ids = json_get(&root, "hash_ids");

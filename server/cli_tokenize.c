@@ -58,7 +58,7 @@ static enum status encode_line(void *arg, const char *line, size_t n, struct buf
 	struct json root;
 	struct str text = {NULL, 0};
 	(void)err; /* a line that is wrong is answered in its place; the others go on */
-	enum status st = json_parse((struct str){line, n}, &doc, &root, &why);
+	enum status st = json_parse((struct str){line, n}, "The line", &doc, &root, &why);
 	if (st == STATUS_OK) {
 		struct json member = json_get(&root, "text");
 		st = json_read_text(&member, &text, &why);

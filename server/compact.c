@@ -183,7 +183,7 @@ static enum status build(const struct compact *c, const struct buf *text, bool r
 	struct json_doc *doc = NULL;
 	struct json root;
 	enum status status = text->failed ? error_set(err, STATUS_NOMEM, "There is no memory for the request.")
-					  : json_parse(buf_str(text), &doc, &root, err);
+					  : json_parse(buf_str(text), "The conversation", &doc, &root, err);
 	if (status == STATUS_OK) {
 		struct json messages = json_get(&root, "messages"), tools = json_get(&root, "tools");
 		struct chat_request q = {.messages = &messages,
@@ -236,7 +236,7 @@ static enum status parse(const struct compact *c, struct parsed *p, struct error
 	buf_append_buf(&text, &c->messages);
 	buf_puts(&text, "]}");
 	status = text.failed ? error_set(err, STATUS_NOMEM, "There is no memory for the request.")
-			     : json_parse(buf_str(&text), &p->doc, &p->root, err);
+			     : json_parse(buf_str(&text), "The conversation", &p->doc, &p->root, err);
 	buf_free(&text);
 	if (status != STATUS_OK)
 		return status;

@@ -156,7 +156,7 @@ static void locate(struct str s, size_t upto, char *path, size_t cap)
 	}
 }
 
-enum status json_parse(struct str text, struct json_doc **doc, struct json *root, struct error *err)
+enum status json_parse(struct str text, const char *what, struct json_doc **doc, struct json *root, struct error *err)
 {
 	json_error_t je;
 	json_t *node = NULL;
@@ -168,7 +168,7 @@ enum status json_parse(struct str text, struct json_doc **doc, struct json *root
 	*doc = NULL;
 	*root = (struct json){0};
 	if (text.n == 0)
-		return error_set(err, STATUS_INVALID, "This is empty; a JSON object is expected.");
+		return error_set(err, STATUS_INVALID, "%s is empty; a JSON object is expected.", what);
 	if (measure(text, err) != STATUS_OK)
 		return STATUS_INVALID;
 	struct arena *a = arena_create(SIZE_MAX / 2);
@@ -183,14 +183,14 @@ enum status json_parse(struct str text, struct json_doc **doc, struct json *root
 		locate(text, je.position > 0 ? (size_t)je.position : 0, path, sizeof path);
 		if (code == json_error_numeric_overflow)
 			status = error_set_param(err, STATUS_INVALID, path, "%s is a number out of range.",
-			                         path[0] ? path : "The JSON text");
+			                         path[0] ? path : what);
 		else if (code == json_error_duplicate_key)
 			status = error_set_param(err, STATUS_INVALID, path, "%s occurs twice in one object.", path);
 		else
-			status = error_set(err, STATUS_INVALID, "This is not valid JSON: %s (line %d, column %d).",
+			status = error_set(err, STATUS_INVALID, "%s is not valid JSON: %s (line %d, column %d).", what,
 					   je.text, je.line, je.column);
 	} else if (!json_is_object(node)) {
-		status = error_set(err, STATUS_INVALID, "This must be a JSON object.");
+		status = error_set(err, STATUS_INVALID, "%s must be a JSON object.", what);
 	}
 	if (status != STATUS_OK) {
 		arena_destroy(a);
@@ -198,7 +198,7 @@ enum status json_parse(struct str text, struct json_doc **doc, struct json *root
 	}
 	d->arena = a;
 	*doc = d;
-	root->node = node;
+	*root = (struct json){.node = node, .key = what};
 	return STATUS_OK;
 }
 
@@ -297,7 +297,12 @@ enum status json_fail(const struct json *j, enum status status, struct error *er
 	va_start(args, fmt);
 	vsnprintf(text, sizeof text, fmt, args);
 	va_end(args);
-	return error_set_param(err, status, path, "%s %s", path[0] ? path : "The JSON text", text);
+	if (!path[0]) { /* the root, or a member whose name is empty */
+		while (j->up)
+			j = j->up;
+		return error_set(err, status, "%s %s", j->key ? j->key : "This", text);
+	}
+	return error_set_param(err, status, path, "%s %s", path, text);
 }
 
 static const char *const kind_names[] = {

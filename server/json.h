@@ -29,7 +29,7 @@ struct json_doc;
 struct json {
 	const void *node;      /* NULL: absent or null */
 	const struct json *up; /* NULL: the root */
-	const char *key;       /* under which it stands in an object, or NULL */
+	const char *key;       /* under which it stands in an object, or NULL; of the root: what is complained of */
 	size_t index;	       /* at which it stands in an array */
 };
 
@@ -37,9 +37,10 @@ enum json_kind { JSON_NONE, JSON_BOOL, JSON_INT, JSON_FLOAT, JSON_TEXT, JSON_LIS
 
 /*
  * Parses one JSON object. INVALID says where the text goes wrong; when it is a value that no program could hold (1e999,
- * an integer beyond 64 bits) the error names its parameter. *root borrows from *doc, which the caller frees.
+ * an integer beyond 64 bits) the error names its parameter. `what` begins the sentences about the text as a whole ("The
+ * body"), and is static. *root borrows from *doc, which the caller frees.
  */
-enum status json_parse(struct str text, struct json_doc **doc, struct json *root, struct error *err);
+enum status json_parse(struct str text, const char *what, struct json_doc **doc, struct json *root, struct error *err);
 void json_doc_free(struct json_doc *doc); /* NULL is allowed */
 
 enum json_kind json_kind(const struct json *j);

@@ -592,7 +592,7 @@ void lanes_message(struct ws_conn *ws, struct str text, void *app)
 		ws_close(ws, WS_CLOSE_POLICY, "the API key is not valid any more");
 		return;
 	}
-	if (json_parse(text, &doc, &root, &err) != STATUS_OK) {
+	if (json_parse(text, "The message", &doc, &root, &err) != STATUS_OK) {
 		send_error(c, NULL, &err);
 		return;
 	}

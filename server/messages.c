@@ -75,7 +75,7 @@ static struct value *tool_calls_value(struct arena *a, const struct json *calls,
 		enum status parsed = STATUS_INVALID;
 		bool ok = true;
 		if (json_kind(&arguments) == JSON_TEXT)
-			parsed = json_parse(json_text(&arguments), &doc, &root, NULL);
+			parsed = json_parse(json_text(&arguments), "The text", &doc, &root, NULL);
 		if (parsed == STATUS_OK) {
 			struct value *f = json_to_value(a, &function);
 			ok = value_dict_set(a, f, "arguments", 9, json_to_value(a, &root)) &&

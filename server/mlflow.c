@@ -241,7 +241,7 @@ static bool read_text(const struct buf *answer, const char *const *path, char ou
 	struct json at[5];
 	struct error err;
 	size_t depth = 0;
-	if (json_parse(buf_str(answer), &doc, &at[0], &err) != STATUS_OK)
+	if (json_parse(buf_str(answer), "The answer", &doc, &at[0], &err) != STATUS_OK)
 		return false;
 	for (; path[depth] && depth < 4; depth++)
 		at[depth + 1] = json_get(&at[depth], path[depth]);

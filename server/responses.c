@@ -272,7 +272,7 @@ static enum status build_prompt(struct response *r, struct engine_request *reque
 	if (text.failed)
 		status = error_set(err, STATUS_NOMEM, "There is no memory for the request.");
 	else
-		status = json_parse(buf_str(&text), &doc, &root, err);
+		status = json_parse(buf_str(&text), "The conversation", &doc, &root, err);
 	if (status == STATUS_OK) {
 		struct json messages = json_get(&root, "messages"), tools = json_get(&root, "tools");
 		/* A warm-up stops where the next turn's input will begin. */

@@ -99,7 +99,8 @@ static enum status add_compaction(struct response_request *q, const struct json 
 	struct json root;
 	int64_t turns = 0, messages = 0;
 	enum status status =
-		json_kind(&content) == JSON_TEXT ? json_parse(json_text(&content), &doc, &root, NULL) : STATUS_INVALID;
+		json_kind(&content) == JSON_TEXT ? json_parse(json_text(&content), "The text", &doc, &root, NULL)
+						 : STATUS_INVALID;
 	if (status == STATUS_NOMEM)
 		return error_set(err, STATUS_NOMEM, "There is no memory for the request.");
 	struct json window = {0}, n_turns = {0}, n_messages = {0};

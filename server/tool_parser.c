@@ -212,7 +212,7 @@ static bool decode(struct tool_parser *p, const struct buf *json, struct buf *ou
 	buf_append_buf(&object, json);
 	buf_putc(&object, '}');
 	if (!object.failed)
-		parsed = json_parse(buf_str(&object), &doc, &root, NULL);
+		parsed = json_parse(buf_str(&object), "The text", &doc, &root, NULL);
 	p->failed = p->failed || parsed == STATUS_NOMEM;
 	ok = parsed == STATUS_OK;
 	if (ok) {

@@ -52,7 +52,7 @@ static void expect_json(const char *text, size_t n)
 	struct json root;
 	struct error err = {0};
 	expect(utf8_valid(text, n));
-	if (json_parse((struct str){text, n}, &doc, &root, &err) != STATUS_OK) {
+	if (json_parse((struct str){text, n}, "The body", &doc, &root, &err) != STATUS_OK) {
 		/* jansson does not read keys with NUL in them, nor does json.c read what is too deep or too large. */
 		expect(strstr(err.message, "NUL byte") || strstr(err.message, "nested") ||
 		       strstr(err.message, "more than"));

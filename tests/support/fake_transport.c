@@ -542,7 +542,7 @@ const char *json_at_path(const char *text, const char *path)
 	struct json_doc *doc;
 	struct json root;
 	struct error err = {0};
-	if (json_parse(str_from(text), &doc, &root, &err) != STATUS_OK) {
+	if (json_parse(str_from(text), "The body", &doc, &root, &err) != STATUS_OK) {
 		snprintf(result, sizeof result, "(not JSON: %s) %s", err.message, text);
 		return result;
 	}

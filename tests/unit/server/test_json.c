@@ -8,7 +8,7 @@ static struct json_doc *parse(const char *text, struct json *root)
 {
 	struct json_doc *doc;
 	struct error err = {0};
-	assert_int_equal(json_parse(str_from(text), &doc, root, &err), STATUS_OK);
+	assert_int_equal(json_parse(str_from(text), "The body", &doc, root, &err), STATUS_OK);
 	return doc;
 }
 
@@ -18,7 +18,7 @@ static void refuse(const char *text, const char *param, const char *what)
 	struct json_doc *doc;
 	struct json root;
 	struct error err = {0};
-	assert_int_equal(json_parse(str_from(text), &doc, &root, &err), STATUS_INVALID);
+	assert_int_equal(json_parse(str_from(text), "The body", &doc, &root, &err), STATUS_INVALID);
 	assert_null(doc);
 	assert_string_equal(err.param, param);
 	if (!strstr(err.message, what))
@@ -32,14 +32,28 @@ static void only_an_object_is_taken(void **state)
 	struct json_doc *doc = parse("{}", &root);
 	assert_int_equal(json_kind(&root), JSON_DICT);
 	json_doc_free(doc);
-	refuse("", "", "empty");
-	refuse("[1]", "", "object");
+	refuse("", "", "The body is empty");
+	refuse("[1]", "", "The body must be a JSON object");
 	refuse("\"x\"", "", "not valid JSON");
-	refuse("{\"a\":1", "", "not valid JSON");
+	refuse("{\"a\":1", "", "The body is not valid JSON");
 	refuse("{\"a\":1} x", "", "not valid JSON");
 	refuse("{\"a\":\"\xff\"}", "", "not valid JSON");
 	refuse("{\"a\":\"\\ud800\"}", "", "not valid JSON");
 	refuse("{\"a\":NaN}", "", "not valid JSON");
+}
+
+static void what_the_text_is_begins_the_sentence(void **state)
+{
+	(void)state;
+	struct json_doc *doc;
+	struct json root;
+	struct error err = {0};
+	assert_int_equal(json_parse(str_from("{"), "The message", &doc, &root, &err), STATUS_INVALID);
+	assert_memory_equal(err.message, "The message is not", 18);
+	assert_int_equal(json_parse(str_from("{}"), "The message", &doc, &root, &err), STATUS_OK);
+	assert_int_equal(json_fail(&root, STATUS_INVALID, &err, "has no type."), STATUS_INVALID);
+	assert_string_equal(err.message, "The message has no type.");
+	json_doc_free(doc);
 }
 
 static void numbers_that_no_double_holds_are_refused_by_name(void **state)
@@ -211,7 +225,7 @@ static void members_are_visited_in_order(void **state)
 	json_doc_free(doc);
 }
 
-UNIT_MAIN(cmocka_unit_test(only_an_object_is_taken),
+UNIT_MAIN(cmocka_unit_test(only_an_object_is_taken), cmocka_unit_test(what_the_text_is_begins_the_sentence),
 	  cmocka_unit_test(numbers_that_no_double_holds_are_refused_by_name),
 	  cmocka_unit_test(a_key_that_occurs_twice_is_refused),
 	  cmocka_unit_test(depth_and_size_are_bounded_before_parsing), cmocka_unit_test(null_and_absent_are_the_same),

@@ -32,7 +32,7 @@ struct parsed {
 static void parse(const struct buf *b, struct parsed *p)
 {
 	struct error err;
-	if (json_parse(buf_str(b), &p->doc, &p->root, &err) != STATUS_OK)
+	if (json_parse(buf_str(b), "The body", &p->doc, &p->root, &err) != STATUS_OK)
 		fail_msg("%s: %s", err.message, b->data);
 	p->metrics = json_get(&p->root, "metrics");
 }

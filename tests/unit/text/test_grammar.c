@@ -49,7 +49,7 @@ static enum status compile(const char *schema, struct grammar **g, struct error 
 	struct buf text = BUF_INIT;
 	enum status status;
 	buf_printf(&text, "{\"s\":%s}", schema);
-	assert_int_equal(json_parse(buf_str(&text), &doc, &root, err), STATUS_OK);
+	assert_int_equal(json_parse(buf_str(&text), "The body", &doc, &root, err), STATUS_OK);
 	inner = json_get(&root, "s");
 	status = grammar_json(json_to_value(a, &inner), g, err);
 	json_doc_free(doc);
