@@ -215,3 +215,27 @@ void operand_results(const struct operand *o, float **got, float **want)
 	must(o->p->device->ops->mem_read(o->p->device, *got, o->device, bytes), "mem_read");
 	must(o->p->reference->ops->mem_read(o->p->reference, *want, o->reference, bytes), "mem_read");
 }
+
+static void choose_elements(struct pair *p, enum quant_type device, enum quant_type reference)
+{
+	must(p->device->ops->choose_kv(p->device, device), "choose_kv");
+	must(p->reference->ops->choose_kv(p->reference, reference), "choose_kv");
+}
+
+const char *choose_other_elements(struct pair *p, struct own_elements *own)
+{
+	struct backend_info info[2];
+	if (!p->device->ops->choose_kv || !p->reference->ops->choose_kv)
+		return NULL;
+	p->device->ops->info(p->device, &info[0]);
+	p->reference->ops->info(p->reference, &info[1]);
+	*own = (struct own_elements){{info[0].kv_type, info[1].kv_type}};
+	enum quant_type other = info[0].kv_type == QUANT_F16 ? QUANT_BF16 : QUANT_F16;
+	choose_elements(p, other, other);
+	return other == QUANT_BF16 ? ", bf16" : ", f16";
+}
+
+void choose_own_elements(struct pair *p, const struct own_elements *own)
+{
+	choose_elements(p, own->type[0], own->type[1]);
+}

@@ -60,6 +60,18 @@ void row_results(const struct operand *o, double tolerance, const char *where);
 void row_end(void);
 int rows_passed(void);
 
+/* The 16-bit types of KV elements that both devices had before choose_other_elements(). */
+struct own_elements {
+	enum quant_type type[2];
+};
+
+/*
+ * Both devices keep KV in the other 16-bit type from now on, until choose_own_elements(): what a row's name says of
+ * that (", bf16"). NULL, and nothing is changed, where one of them has no choice.
+ */
+const char *choose_other_elements(struct pair *p, struct own_elements *own);
+void choose_own_elements(struct pair *p, const struct own_elements *own);
+
 /* Comparisons, in compare_*.c. */
 void compare_products(struct pair *p);
 void compare_rows(struct pair *p);

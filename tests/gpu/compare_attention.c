@@ -224,16 +224,11 @@ static void many_copies(struct pair *p)
 /* Pages of the other 16-bit type, on devices that have both; the reference is told the same. */
 static void other_elements(struct pair *p)
 {
-	struct backend_info info[2];
-	struct backend *b[] = {p->device, p->reference};
-	for (int i = 0; i < 2; i++)
-		b[i]->ops->info(b[i], &info[i]);
-	enum quant_type other = info[0].kv_type == QUANT_F16 ? QUANT_BF16 : QUANT_F16;
-	if (!p->device->ops->choose_kv || !p->reference->ops->choose_kv)
+	struct own_elements own;
+	const char *chosen = choose_other_elements(p, &own);
+	if (!chosen)
 		return;
-	for (int i = 0; i < 2; i++)
-		must(b[i]->ops->choose_kv(b[i], other), "choose_kv");
-	chosen_elements = other == QUANT_BF16 ? ", bf16" : ", f16";
+	chosen_elements = chosen;
 	conversations(p, KV_FORM_F16, 3, 3, 64, p->large ? 400 : 90, 0, 0);
 	conversations(p, KV_FORM_F16, 2, 1, 128, p->large ? 400 : 90, 0, 0);
 	conversations(p, KV_FORM_F16, 1, 4, 256, p->large ? 600 : 120, 33, 0);
@@ -245,8 +240,7 @@ static void other_elements(struct pair *p)
 	copies(p, KV_FORM_F16);
 	odd_values(p, KV_FORM_F16);
 	chosen_elements = "";
-	for (int i = 0; i < 2; i++)
-		must(b[i]->ops->choose_kv(b[i], info[i].kv_type), "choose_kv");
+	choose_own_elements(p, &own);
 }
 
 void compare_attention(struct pair *p)

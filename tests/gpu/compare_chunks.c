@@ -111,22 +111,16 @@ static void bits(struct pair *p, enum kv_form form, int32_t n_head_kv, int32_t g
 /* Pages of the other 16-bit type, on devices that have both. */
 static void other_elements(struct pair *p)
 {
-	struct backend_info info[2];
-	struct backend *b[] = {p->device, p->reference};
-	for (int i = 0; i < 2; i++)
-		b[i]->ops->info(b[i], &info[i]);
-	enum quant_type other = info[0].kv_type == QUANT_F16 ? QUANT_BF16 : QUANT_F16;
-	if (!p->device->ops->choose_kv || !p->reference->ops->choose_kv)
+	struct own_elements own;
+	const char *chosen = choose_other_elements(p, &own);
+	if (!chosen)
 		return;
-	for (int i = 0; i < 2; i++)
-		must(b[i]->ops->choose_kv(b[i], other), "choose_kv");
-	chosen_elements = other == QUANT_BF16 ? ", bf16" : ", f16";
+	chosen_elements = chosen;
 	conversation(p, KV_FORM_F16, 1, 3, 72, 72, 128, 150, 300, 0);
 	conversation(p, KV_FORM_F16, 1, 1, 176, 88, 64, 100, 150, 0);
 	bits(p, KV_FORM_F16, 1, 5, 128, 64, 150);
 	chosen_elements = "";
-	for (int i = 0; i < 2; i++)
-		must(b[i]->ops->choose_kv(b[i], info[i].kv_type), "choose_kv");
+	choose_own_elements(p, &own);
 }
 
 void compare_chunks(struct pair *p)

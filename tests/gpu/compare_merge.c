@@ -312,13 +312,11 @@ void compare_merge(struct pair *p)
 	merges(p, "", 3, 24, (int32_t[]){16, 24});
 	merges(p, "", 1, 256, (int32_t[]){256, 2});
 	merges(p, "", random_int(p, 1, 5), any, (int32_t[]){any / 4 * 2, any});
-	enum quant_type other = info[0].kv_type == QUANT_F16 ? QUANT_BF16 : QUANT_F16;
-	if (!b[0]->ops->choose_kv || !b[1]->ops->choose_kv)
+	struct own_elements own;
+	const char *chosen = choose_other_elements(p, &own);
+	if (!chosen)
 		return;
-	for (int i = 0; i < 2; i++)
-		must(b[i]->ops->choose_kv(b[i], other), "choose_kv");
-	merges(p, other == QUANT_BF16 ? ", bf16" : ", f16", 2, 64, (int32_t[]){64, 64});
-	merges(p, other == QUANT_BF16 ? ", bf16" : ", f16", 1, 24, (int32_t[]){24, 8});
-	for (int i = 0; i < 2; i++)
-		must(b[i]->ops->choose_kv(b[i], info[i].kv_type), "choose_kv");
+	merges(p, chosen, 2, 64, (int32_t[]){64, 64});
+	merges(p, chosen, 1, 24, (int32_t[]){24, 8});
+	choose_own_elements(p, &own);
 }

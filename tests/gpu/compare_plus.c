@@ -174,13 +174,11 @@ void compare_plus(struct pair *p)
 	raises(p, "", 1, 2, 256, length / 2, 0, 0);
 	raises(p, "", random_int(p, 1, 2), random_int(p, 1, 16), 8 * random_int(p, 1, p->large ? 32 : 12), 200,
 	       random_int(p, 0, 1) * 150, (float)random_int(p, 0, 1) * 3);
-	enum quant_type other = info[0].kv_type == QUANT_F16 ? QUANT_BF16 : QUANT_F16;
-	if (!b[0]->ops->choose_kv || !b[1]->ops->choose_kv)
+	struct own_elements own;
+	const char *chosen = choose_other_elements(p, &own);
+	if (!chosen)
 		return;
-	for (int i = 0; i < 2; i++)
-		must(b[i]->ops->choose_kv(b[i], other), "choose_kv");
-	raises(p, other == QUANT_BF16 ? ", bf16" : ", f16", 2, 3, 64, length, 0, 0);
-	raises(p, other == QUANT_BF16 ? ", bf16" : ", f16", 1, 2, 136, 200, 0, 0);
-	for (int i = 0; i < 2; i++)
-		must(b[i]->ops->choose_kv(b[i], info[i].kv_type), "choose_kv");
+	raises(p, chosen, 2, 3, 64, length, 0, 0);
+	raises(p, chosen, 1, 2, 136, 200, 0, 0);
+	choose_own_elements(p, &own);
 }

@@ -188,12 +188,10 @@ void compare_probe(struct pair *p)
 	probes(p, "", 1, 9, 24, p->large ? 10000 : 70);
 	probes(p, "", 1, 2, 256, 1);
 	probes(p, "", random_int(p, 1, 3), random_int(p, 1, 16), 8 * random_int(p, 1, 32), n);
-	enum quant_type other = info[0].kv_type == QUANT_F16 ? QUANT_BF16 : QUANT_F16;
-	if (!b[0]->ops->choose_kv || !b[1]->ops->choose_kv)
+	struct own_elements own;
+	const char *chosen = choose_other_elements(p, &own);
+	if (!chosen)
 		return;
-	for (int i = 0; i < 2; i++)
-		must(b[i]->ops->choose_kv(b[i], other), "choose_kv");
-	probes(p, other == QUANT_BF16 ? ", bf16" : ", f16", 2, 3, 64, n);
-	for (int i = 0; i < 2; i++)
-		must(b[i]->ops->choose_kv(b[i], info[i].kv_type), "choose_kv");
+	probes(p, chosen, 2, 3, 64, n);
+	choose_own_elements(p, &own);
 }
