@@ -160,16 +160,19 @@ INLINE void add_products(vi *sum, const vb *v, int rows, enum pack_planes planes
 	for (int j = 0; j < subvectors; j++) {
 		int sub = group * subvectors + j, k = j % parts, run = short_run(planes);
 		vb w = subvector(v, planes, sub);
+		vb_pin(&w);
 		UNROLL
 		for (int r = 0; r < rows; r++) {
 			const int8_t *a = q + r * ROW_STRIDE + 4 * sub;
 			if (!in_shorts) {
 				vi *to = k == 0 ? &sum[r] : &part[r][k];
 				*to = dot(*to, w, a, planes);
+				vi_pin(to);
 				continue;
 			}
 			part[r][0] = j % run == 0 ? vi_short_products(w, a)
 			                          : vi_add_shorts(part[r][0], vi_short_products(w, a));
+			vi_pin(&part[r][0]);
 			if (j % run == run - 1 || j == subvectors - 1)
 				sum[r] = vi_add(sum[r], vi_pair_sums(part[r][0]));
 		}
@@ -324,16 +327,16 @@ INLINE void tile_float(const struct tile_job *t, int rows, enum pack_planes plan
 		for (int v = 0; v < FLOAT_VECTORS; v++)
 			acc[r][v] = vf_zero();
 	for (int64_t k = 0; k < t->n_in; k++, p += FLOAT_VECTORS * LANES * bytes) {
-		vf w[FLOAT_VECTORS];
+		vf x[FLOAT_ROWS];
 		UNROLL
-		for (int v = 0; v < FLOAT_VECTORS; v++)
-			w[v] = load_weights(p + v * LANES * bytes, planes);
+		for (int r = 0; r < rows; r++)
+			x[r] = vf_set1(t->x[r * t->n_in + k]);
 		UNROLL
-		for (int r = 0; r < rows; r++) {
-			vf x = vf_set1(t->x[r * t->n_in + k]);
+		for (int v = 0; v < FLOAT_VECTORS; v++) {
+			vf w = load_weights(p + v * LANES * bytes, planes);
 			UNROLL
-			for (int v = 0; v < FLOAT_VECTORS; v++)
-				acc[r][v] = vf_fma(w[v], x, acc[r][v]);
+			for (int r = 0; r < rows; r++)
+				acc[r][v] = vf_fma(w, x[r], acc[r][v]);
 		}
 	}
 	UNROLL
@@ -357,7 +360,7 @@ INLINE void tile_pairs(const struct tile_job *t, int rows, bool narrow)
 	for (int64_t k = 0; k < t->n_in; k += 2, p += FLOAT_VECTORS * VB) {
 		vb w[FLOAT_VECTORS];
 		UNROLL
-		for (int v = 0; v < FLOAT_VECTORS; v++)
+		for (int v = 0; v < FLOAT_VECTORS && narrow; v++)
 			w[v] = vb_load(p + v * VB);
 		UNROLL
 		for (int r = 0; r < rows && narrow; r++)
@@ -366,18 +369,19 @@ INLINE void tile_pairs(const struct tile_job *t, int rows, bool narrow)
 				acc[r][v] = vf_dot_bf16(acc[r][v], w[v], t->narrow + r * stride + k);
 		UNROLL
 		for (int half = 0; half < 2 && !narrow; half++) {
-			vf element[FLOAT_VECTORS];
+			vf x[FLOAT_ROWS];
 			if (k + half == t->n_in)
 				break;
 			UNROLL
-			for (int v = 0; v < FLOAT_VECTORS; v++)
-				element[v] = half ? vf_high_bf16(w[v]) : vf_low_bf16(w[v]);
+			for (int r = 0; r < rows; r++)
+				x[r] = vf_set1(t->x[r * t->n_in + k + half]);
 			UNROLL
-			for (int r = 0; r < rows; r++) {
-				vf x = vf_set1(t->x[r * t->n_in + k + half]);
+			for (int v = 0; v < FLOAT_VECTORS; v++) {
+				vb pair = vb_load(p + v * VB);
+				vf element = half ? vf_high_bf16(pair) : vf_low_bf16(pair);
 				UNROLL
-				for (int v = 0; v < FLOAT_VECTORS; v++)
-					acc[r][v] = vf_fma(element[v], x, acc[r][v]);
+				for (int r = 0; r < rows; r++)
+					acc[r][v] = vf_fma(element, x[r], acc[r][v]);
 			}
 		}
 	}

@@ -71,17 +71,17 @@ INLINE void qk(int n_queries, int n_pages, const kv_factor *q, const uint16_t *c
 		for (int v = 0; v < n_vectors; v++)
 			sum[i][v] = vf_zero();
 	for (int32_t d = 0; d < head_dim; d++) {
-		vf key[4];
+		vf x[QK_QUERIES];
 		fetch(f, 2);
 		UNROLL
-		for (int v = 0; v < n_vectors; v++)
-			key[v] = page_load(k[v / PAGE_VECTORS] + d * KV_PAGE_TOKENS + v % PAGE_VECTORS * LANES);
+		for (int i = 0; i < n_queries; i++)
+			x[i] = vf_set1(q[i * head_dim + d]);
 		UNROLL
-		for (int i = 0; i < n_queries; i++) {
-			vf x = vf_set1(q[i * head_dim + d]);
+		for (int v = 0; v < n_vectors; v++) {
+			vf key = page_load(k[v / PAGE_VECTORS] + d * KV_PAGE_TOKENS + v % PAGE_VECTORS * LANES);
 			UNROLL
-			for (int v = 0; v < n_vectors; v++)
-				sum[i][v] = vf_fma(x, key[v], sum[i][v]);
+			for (int i = 0; i < n_queries; i++)
+				sum[i][v] = vf_fma(x[i], key, sum[i][v]);
 		}
 	}
 	UNROLL
@@ -108,17 +108,17 @@ INLINE void pv(int n_queries, int n_vectors, int partial, const kv_factor *weigh
 		}
 	for (int t = from; t < n; t++) {
 		const uint16_t *row = v[t / KV_PAGE_TOKENS] + (int64_t)(t % KV_PAGE_TOKENS) * head_dim + at;
-		vf value[4];
+		vf w[QK_QUERIES];
 		fetch(f, 2);
 		UNROLL
-		for (int k = 0; k < n_vectors; k++)
-			value[k] = partial ? page_load_n(row, partial) : page_load(row + k * LANES);
+		for (int i = 0; i < n_queries; i++)
+			w[i] = vf_set1(weight[i * ATTN_BLOCK + t]);
 		UNROLL
-		for (int i = 0; i < n_queries; i++) {
-			vf w = vf_set1(weight[i * ATTN_BLOCK + t]);
+		for (int k = 0; k < n_vectors; k++) {
+			vf value = partial ? page_load_n(row, partial) : page_load(row + k * LANES);
 			UNROLL
-			for (int k = 0; k < n_vectors; k++)
-				sum[i][k] = vf_fma(w, value[k], sum[i][k]);
+			for (int i = 0; i < n_queries; i++)
+				sum[i][k] = vf_fma(w[i], value, sum[i][k]);
 		}
 	}
 	UNROLL

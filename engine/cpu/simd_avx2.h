@@ -139,6 +139,8 @@ INLINE vf vf_load_s8(const void *p) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_e
 
 INLINE vb vb_load(const void *p) { return _mm256_loadu_si256(p); }
 INLINE void vb_settle(vb *w) { (void)w; } /* there are too few registers */
+INLINE void vb_pin(vb *w) { __asm__("" : "+x"(*w)); }
+INLINE void vi_pin(vi *a) { __asm__("" : "+x"(*a)); }
 INLINE vb vb_set1(int x) { return _mm256_set1_epi8((char)x); }
 INLINE vb vb_and(vb a, vb b) { return _mm256_and_si256(a, b); }
 INLINE vb vb_or_and(vb a, vb b, vb mask) { return _mm256_or_si256(a, _mm256_and_si256(b, mask)); }

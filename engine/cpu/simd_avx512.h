@@ -175,6 +175,8 @@ INLINE vf vf_load_s8(const void *p) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_e
 INLINE vb vb_load(const void *p) { return _mm512_loadu_si512(p); }
 /* a vector that is in a register and stays there, rather than being read again for each use */
 INLINE void vb_settle(vb *w) { __asm__("" : "+v"(*w)); }
+INLINE void vb_pin(vb *w) { (void)w; }
+INLINE void vi_pin(vi *a) { (void)a; }
 INLINE vb vb_set1(int x) { return _mm512_set1_epi8((char)x); }
 INLINE vb vb_and(vb a, vb b) { return _mm512_and_si512(a, b); }
 /* a | (b & mask) */

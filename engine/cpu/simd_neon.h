@@ -168,6 +168,8 @@ INLINE vf vf_load_s8(const void *p)
 
 INLINE vb vb_load(const void *p) { return vld1q_u8(p); }
 INLINE void vb_settle(vb *w) { (void)w; }
+INLINE void vb_pin(vb *w) { (void)w; }
+INLINE void vi_pin(vi *a) { (void)a; }
 INLINE vb vb_set1(int x) { return vdupq_n_u8((uint8_t)x); }
 INLINE vb vb_and(vb a, vb b) { return vandq_u8(a, b); }
 INLINE vb vb_or_and(vb a, vb b, vb mask) { return vorrq_u8(a, vandq_u8(b, mask)); }
