@@ -154,6 +154,7 @@ struct matmul_job {
 	bool precise;
 	bool narrow; /* those products that can take bfloat16s do */
 	bool along; /* kernels take fine parts along: a block is what one call of them takes */
+	bool wide;  /* ... and all units have them, as one with the other part */
 	int64_t block_rows; /* rows whose fine parts are listed together */
 };
 
@@ -233,6 +234,9 @@ static void refine_units(void *arg, int64_t begin, int64_t end, int thread)
 			if (!is_fine[r])
 				continue;
 			j->f->kernels->refine(j->x + (b.first + r) * j->n_in + u * UNIT, fine + n);
+			if (j->wide)
+				j->f->kernels->widen((struct act *)j->f->act.p + b.first * n_units + u * b.n_rows + r,
+						     fine + n);
 			row[n++] = (int32_t)r;
 		}
 		b.n_fine[u] = n;
@@ -322,7 +326,8 @@ static void multiply_block(const struct matmul_job *j, const struct matmul *mm, 
 		for (int64_t r = 0; r < b.n_rows; r += k->rows_quant) {
 			aim(j, mm, t, b.first + r, &tile);
 			tile.sums = fine ? sums + r * k->lanes : NULL;
-			k->tile(&tile, w->format->type, (int)min_i64(k->rows_quant, b.n_rows - r));
+			(j->wide ? k->tile_wide : k->tile)(&tile, w->format->type,
+							   (int)min_i64(k->rows_quant, b.n_rows - r));
 		}
 	}
 }
@@ -448,6 +453,7 @@ static enum status matmul(struct backend *b, const float *x, int64_t n_rows, con
 	if (quantised) {
 		int64_t group = f->kernels->rows_quant;
 		j.along = j.precise || n_rows <= FINE_ALONG;
+		j.wide = j.precise && f->kernels->tile_wide;
 		enum status s = reserve_act(f, n_rows, j.n_in);
 		if (s != STATUS_OK)
 			return s;

@@ -223,6 +223,12 @@ struct cpu_kernels {
 	void (*tile)(const struct tile_job *j, enum quant_type type, int rows);
 	/* Adds the products of one unit of a quantised tile. */
 	void (*tile_add_unit)(const struct tile_job *j, enum quant_type type, int rows);
+	/*
+	 * For rows whose units all have fine parts. widen() makes both parts of a unit one, in the place of the fine
+	 * one, which tile_wide() then takes at once. NULL: tile() is as good.
+	 */
+	void (*widen)(struct act *coarse, struct act *fine);
+	void (*tile_wide)(const struct tile_job *j, enum quant_type type, int rows);
 
 	/* add: to what out has. */
 	void (*rms_norm)(const float *x, int32_t dim, const float *gain, float eps, bool add, float *out);

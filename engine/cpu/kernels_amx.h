@@ -48,11 +48,11 @@ INLINE vb bf16_pairs(vf a, vf b)
 	return _mm512_permutexvar_epi16(_mm512_loadu_si512(order), (__m512i)_mm512_cvtne2ps_pbh(b, a));
 }
 
-/* Byte `at` of each lane of w as x * scale + min. */
-INLINE vf dequantized_byte(vb w, int at, vf scale, vf min)
+/* Byte `at` of each lane of w as x * scale.d + scale.min. */
+INLINE vf dequantized_byte(vb w, int at, struct unit_scale scale)
 {
 	__m512i x = _mm512_and_si512(_mm512_srli_epi32(w, 8 * (unsigned)at), _mm512_set1_epi32(0xFF));
-	return vf_fma(vi_to_float(x), scale, min);
+	return vf_fma(vi_to_float(x), scale.d, scale.min);
 }
 
 /* A unit, whose planes are at p and scales at s, as a tile. The stored integers' offset is part of the minimum. */
@@ -65,21 +65,16 @@ INLINE void dequantize_unit(const char *p, const char *s, struct super super, st
 	UNROLL
 	for (int g = 0; g < f.groups; g++) {
 		const int n = 8 / f.groups;
-		vf scale = f.super ? vf_mul(vf_load_s8(s), super.d) : vf_load_half(s), min = vf_zero();
-		s += f.super ? LANES : 2 * LANES;
-		if (f.has_min) {
-			min = f.super ? vf_mul(vf_load_s8(s), super.dmin) : vf_load_half(s);
-			s += f.super ? LANES : 2 * LANES;
-		} else if (f.offset >= 0) {
-			min = vf_mul(scale, vf_set1(-(float)(1 << f.offset)));
-		}
+		struct unit_scale scale = load_unit_scale(&s, super, f);
+		if (!f.has_min && f.offset >= 0)
+			scale.min = vf_mul(scale.d, vf_set1(-(float)(1 << f.offset)));
 		UNROLL
 		for (int j = g * n; j < (g + 1) * n; j++, out += 2 * VB) {
 			vb w = subvector(v, f.planes, j);
-			_mm512_storeu_si512(out, bf16_pairs(dequantized_byte(w, 0, scale, min),
-			                                    dequantized_byte(w, 1, scale, min)));
-			_mm512_storeu_si512(out + VB, bf16_pairs(dequantized_byte(w, 2, scale, min),
-			                                         dequantized_byte(w, 3, scale, min)));
+			_mm512_storeu_si512(out, bf16_pairs(dequantized_byte(w, 0, scale),
+			                                    dequantized_byte(w, 1, scale)));
+			_mm512_storeu_si512(out + VB, bf16_pairs(dequantized_byte(w, 2, scale),
+			                                         dequantized_byte(w, 3, scale)));
 		}
 	}
 }

@@ -205,13 +205,7 @@ INLINE void add_unit(vf *acc, const char *p, const char *s, struct super super, 
 	}
 	UNROLL
 	for (int g = 0; g < f.groups; g++) {
-		vf scale, min = vf_zero();
-		scale = f.super ? vf_mul(vf_load_s8(s), super.d) : vf_load_half(s);
-		s += f.super ? LANES : 2 * LANES;
-		if (f.has_min) {
-			min = f.super ? vf_mul(vf_load_s8(s), super.dmin) : vf_load_half(s);
-			s += f.super ? LANES : 2 * LANES;
-		}
+		const struct unit_scale scale = load_unit_scale(&s, super, f);
 		vi sum[ROWS_MAX];
 		const int which = f.groups == 1 ? 2 : g;
 		UNROLL
@@ -220,9 +214,9 @@ INLINE void add_unit(vf *acc, const char *p, const char *s, struct super super, 
 		add_products(sum, v, rows, f.planes, g, f.groups, a->q);
 		UNROLL
 		for (int r = 0; r < rows; r++) {
-			acc[r] = vf_fma(vf_mul(vi_to_float(sum[r]), scale), vf_set1(a[r].d), acc[r]);
+			acc[r] = vf_fma(vf_mul(vi_to_float(sum[r]), scale.d), vf_set1(a[r].d), acc[r]);
 			if (f.has_min)
-				acc[r] = vf_fma(min, vf_set1(a[r].sum[which]), acc[r]);
+				acc[r] = vf_fma(scale.min, vf_set1(a[r].sum[which]), acc[r]);
 		}
 	}
 }

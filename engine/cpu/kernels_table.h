@@ -1,4 +1,7 @@
-/* The last of the kernel sources: defines TABLE, the table that holds the functions of the others. */
+/*
+ * The last of the kernel sources: defines TABLE, the table that holds the functions of the others. WIDEN and TILE_WIDE
+ * name those of kernels_wide.h, where it was included.
+ */
 #pragma once
 
 #include "engine/cpu/kernels_pages_table.h"
@@ -16,6 +19,10 @@ const struct cpu_kernels TABLE = {
         .narrow = HAS_BF16 ? narrow : NULL,
         .tile = tile,
         .tile_add_unit = tile_add_unit,
+#ifdef TILE_WIDE
+        .widen = WIDEN,
+        .tile_wide = TILE_WIDE,
+#endif
         .rms_norm = rms_norm,
         .glu = glu,
         .softcap = softcap,

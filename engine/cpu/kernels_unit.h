@@ -103,6 +103,24 @@ INLINE struct super load_super(const char *s, struct form f)
 	return super;
 }
 
+/* The scales of a group: x = d * q + min. */
+struct unit_scale {
+	vf d, min;
+};
+
+/* Of the next group, whose scales are at *s; min: zero where the format has none. */
+INLINE struct unit_scale load_unit_scale(const char **s, struct super super, struct form f)
+{
+	struct unit_scale scale = {.min = vf_zero()};
+	scale.d = f.super ? vf_mul(vf_load_s8(*s), super.d) : vf_load_half(*s);
+	*s += f.super ? LANES : 2 * LANES;
+	if (f.has_min) {
+		scale.min = f.super ? vf_mul(vf_load_s8(*s), super.dmin) : vf_load_half(*s);
+		*s += f.super ? LANES : 2 * LANES;
+	}
+	return scale;
+}
+
 /*
  * The forms of all quantised formats: planes, groups, has_min and super as in the pack_format row; offset of the
  * format.

@@ -169,3 +169,21 @@ INLINE vi vi_dot_s8(vi acc, vb w, const int8_t *a)
 	__m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(four_bytes(a), w));
 	return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 }
+/* For kernels_wide.h. */
+INLINE vb vb_sub(vb a, vb b) { return _mm256_sub_epi8(a, b); }
+/* The signed bytes of lanes 0 to 3, and of 4 to 7, as shorts. */
+INLINE vi vi_first_shorts(vb w) { return _mm256_cvtepi8_epi16(_mm256_castsi256_si128(w)); }
+INLINE vi vi_last_shorts(vb w) { return _mm256_cvtepi8_epi16(_mm256_extracti128_si256(w, 1)); }
+INLINE vi vi_four_shorts(const int16_t *a)
+{
+	int64_t four;
+	memcpy(&four, a, 8);
+	return _mm256_set1_epi64x(four);
+}
+/* Sums of products of two shorts. */
+INLINE vi vi_short_pairs(vi a, vi b) { return _mm256_madd_epi16(a, b); }
+/* The sums of neighbours: of `first` in lanes 0 to 3, of `last` in 4 to 7. */
+INLINE vi vi_join(vi first, vi last)
+{
+	return _mm256_permute4x64_epi64(_mm256_hadd_epi32(first, last), 0xD8);
+}
