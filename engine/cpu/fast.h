@@ -160,11 +160,11 @@ struct attn_job {
 	struct block_weights *weights;
 	int32_t first_block, n_blocks;
 	float *turned; /* [head_dim] scratch */
+	void *unpacked; /* [ATTN_BLOCK / 16][2][16 * head_dim] scratch, of floats or of what takes less */
 	/* For narrow KV: */
 	const char *slab;
 	const struct kv_layout *layout;
 	int32_t layer, head_kv;      /* the first */
-	uint16_t *unpacked;          /* [ATTN_BLOCK / 16][2][16 * head_dim] scratch */
 };
 
 /* Bounds of n pages for the queries of a row that share a KV head: see struct kv_bounds. */

@@ -150,11 +150,11 @@ static size_t partial_floats(int32_t head_dim)
 	return (size_t)ATTN_QUERIES * ((size_t)head_dim + 2);
 }
 
-/* Scaled queries, scores, two partials, a block of K and V in halves, and a query that is turned further. */
+/* Scaled queries, scores, two partials, a block of K and V in floats, and a query that is turned further. */
 static size_t thread_floats(int32_t head_dim)
 {
 	return (size_t)ATTN_QUERIES * ((size_t)head_dim + ATTN_BLOCK) + 2 * partial_floats(head_dim) +
-	       ((size_t)ATTN_BLOCK + 1) * (size_t)head_dim;
+	       (2 * (size_t)ATTN_BLOCK + 1) * (size_t)head_dim;
 }
 
 static enum status reserve(struct fast *f, struct attn_cut *cut, int64_t tiles, int64_t whole_items, int32_t head_dim)
@@ -618,8 +618,8 @@ static void run_item(const struct attention_call *c, const struct attn_item *ite
 		.layout = c->layout,
 		.layer = c->layer,
 		.head_kv = item->head_kv,
-		.unpacked = (uint16_t *)(second + partial_floats(dim)),
-		.turned = second + partial_floats(dim) + (int64_t)ATTN_BLOCK * dim,
+		.unpacked = second + partial_floats(dim),
+		.turned = second + partial_floats(dim) + (int64_t)ATTN_BLOCK * 2 * dim,
 	};
 	const int n = j.n_heads * j.n_queries;
 	int64_t place = thread; /* of its weights */

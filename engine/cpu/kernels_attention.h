@@ -118,7 +118,8 @@ INLINE struct block_weights *weights_of(const struct attn_job *j, const struct b
 }
 
 /* Queries i .. i + n_queries over positions [from, n) of a block. */
-INLINE void attend_block(const struct attn_job *j, int n_queries, int i, int from, int n, struct block *b)
+INLINE void attend_block(const struct attn_job *j, enum elements e, int n_queries, int i, int from, int n,
+                         struct block *b)
 {
 	int32_t dim = j->head_dim, at = 0;
 	const kv_factor *q = (const kv_factor *)j->q + i * FACTOR_STRIDE(dim);
@@ -127,34 +128,95 @@ INLINE void attend_block(const struct attn_job *j, int n_queries, int i, int fro
 	int n_pages = (n + KV_PAGE_TOKENS - 1) / KV_PAGE_TOKENS, page = from / KV_PAGE_TOKENS;
 	struct fetcher f = b->fetch; /* kept in registers */
 	for (; page + QK_PAGES <= n_pages; page += QK_PAGES)
-		qk(n_queries, QK_PAGES, q, b->k + page, dim, score + page * KV_PAGE_TOKENS, &f);
+		qk(e, n_queries, QK_PAGES, q, b->k + page, dim, score + page * KV_PAGE_TOKENS, &f);
 	for (; page < n_pages; page++)
-		qk(n_queries, 1, q, b->k + page, dim, score + page * KV_PAGE_TOKENS, &f);
+		qk(e, n_queries, 1, q, b->k + page, dim, score + page * KV_PAGE_TOKENS, &f);
 	for (int m = 0; m < n_queries; m++)
 		softmax_block(score + m * ATTN_BLOCK, from, n, b->k_scale, b->v_scale, j->softcap, b->plus,
 			      j->max + i + m, j->sum + i + m, acc + (int64_t)m * dim, dim, weights_of(j, b, i + m));
 	for (; at + 4 * LANES <= dim; at += 4 * LANES)
-		pv(n_queries, 4, 0, weight, b->v, from, n, dim, at, acc, &f);
+		pv(e, n_queries, 4, 0, weight, b->v, from, n, dim, at, acc, &f);
 	for (; at + LANES <= dim; at += LANES)
-		pv(n_queries, 1, 0, weight, b->v, from, n, dim, at, acc, &f);
+		pv(e, n_queries, 1, 0, weight, b->v, from, n, dim, at, acc, &f);
 	if (at < dim)
-		pv(n_queries, 1, dim - at, weight, b->v, from, n, dim, at, acc, &f);
+		pv(e, n_queries, 1, dim - at, weight, b->v, from, n, dim, at, acc, &f);
 	b->fetch = f;
 }
 
-#define ATTEND(n)                                                                                                      \
-	static void attend_##n(const struct attn_job *j, int i, int from, int end, struct block *b)                    \
+/* attend_NAME: a table of what takes n queries, over elements E. */
+#define ATTEND(name, e, n)                                                                                             \
+	static void attend_##name##_##n(const struct attn_job *j, int i, int from, int end, struct block *b)           \
 	{                                                                                                              \
-		attend_block(j, n, i, from, end, b);                                                                   \
+		attend_block(j, e, n, i, from, end, b);                                                                \
 	}
-ATTEND(1)
-ATTEND(2)
-ATTEND(3)
 #if QK_QUERIES > 3
-ATTEND(4)
-ATTEND(5)
-ATTEND(6)
+#define ATTEND_TABLE(name, e)                                                                                          \
+	ATTEND(name, e, 1)                                                                                             \
+	ATTEND(name, e, 2)                                                                                             \
+	ATTEND(name, e, 3)                                                                                             \
+	ATTEND(name, e, 4)                                                                                             \
+	ATTEND(name, e, 5)                                                                                             \
+	ATTEND(name, e, 6)                                                                                             \
+	static attend_fn *const attend_##name[] = {                                                                    \
+		NULL, attend_##name##_1, attend_##name##_2, attend_##name##_3, attend_##name##_4, attend_##name##_5,   \
+		attend_##name##_6};
+#else
+#define ATTEND_TABLE(name, e)                                                                                          \
+	ATTEND(name, e, 1)                                                                                             \
+	ATTEND(name, e, 2)                                                                                             \
+	ATTEND(name, e, 3)                                                                                             \
+	static attend_fn *const attend_##name[] = {NULL, attend_##name##_1, attend_##name##_2, attend_##name##_3};
 #endif
+ATTEND_TABLE(page, ELEMENTS_PAGE)
+
+#ifdef __AVX512BF16__
+#define attend_unpacked attend_page
+typedef uint16_t unpacked;
+
+static bool are_unpacked(const struct attn_job *j)
+{
+	(void)j;
+	return false;
+}
+#else
+/*
+ * Of more queries than these, several groups go through the same elements, which become floats once for all of them.
+ * What is computed with them is the same.
+ */
+enum { UNPACK_ABOVE = 2 * QK_QUERIES };
+ATTEND_TABLE(unpacked, ELEMENTS_FLOAT)
+typedef float unpacked;
+
+static bool are_unpacked(const struct attn_job *j)
+{
+	return j->n_queries > UNPACK_ABOVE;
+}
+#endif
+
+/* Room for a page's K and V of a head, which they come to when they are unpacked. */
+INLINE unpacked *unpacked_page(const struct attn_job *j, int page)
+{
+	return (unpacked *)j->unpacked + (int64_t)page * 2 * j->head_dim * KV_PAGE_TOKENS;
+}
+
+/* A page's K and V, which are at `from`. */
+INLINE const uint16_t *unpack_elements(const struct attn_job *j, const uint16_t *from, int page)
+{
+#ifdef __AVX512BF16__
+	(void)j, (void)page;
+	return from;
+#else
+	float *to = unpacked_page(j, page);
+	elements_to_floats(ELEMENTS_PAGE, from, 2 * (int64_t)j->head_dim * KV_PAGE_TOKENS, to);
+	return (const uint16_t *)(const void *)to;
+#endif
+}
+
+/* What unpacked V is behind unpacked K, counted in shorts. */
+INLINE int64_t unpacked_size(const struct attn_job *j)
+{
+	return (int64_t)j->head_dim * KV_PAGE_TOKENS * (int64_t)(sizeof(unpacked) / sizeof(uint16_t));
+}
 
 /*
  * The first head's K in the block's pages from position `at`, those that hold positions below `end`; how many there
@@ -173,13 +235,6 @@ static int find_pages(const struct attn_job *j, int32_t at, int32_t end, const u
 	}
 	return n;
 }
-
-static attend_fn *const attend_wide[] = {
-        NULL,     attend_1, attend_2, attend_3,
-#if QK_QUERIES > 3
-        attend_4, attend_5, attend_6,
-#endif
-};
 
 /* The pages of a block that have positions [from, end) of it: a bit for each. */
 INLINE uint32_t pages_in(int32_t from, int32_t end)
@@ -219,6 +274,7 @@ static void attend_head(const struct attn_job *j, int head, int32_t at, struct b
 static void attn_run(const struct attn_job *j)
 {
 	const int64_t k_size = (int64_t)j->head_dim * KV_PAGE_TOKENS;
+	const bool unpack = are_unpacked(j);
 	struct block b = {0};
 	struct fetcher *f = &b.fetch;
 	int n_pages = find_pages(j, j->from, j->to, f->pages);
@@ -235,8 +291,12 @@ static void attn_run(const struct attn_job *j)
 			for (int p = 0; p < n_pages; p++) {
 				b.k[p] = base[p] + 2 * head * k_size;
 				b.v[p] = b.k[p] + k_size;
+				if (unpack) {
+					b.k[p] = unpack_elements(j, b.k[p], p);
+					b.v[p] = b.k[p] + unpacked_size(j);
+				}
 			}
-			attend_head(j, head, at, &b, attend_wide, 0, false);
+			attend_head(j, head, at, &b, unpack ? attend_unpacked : attend_page, 0, false);
 		}
 		n_pages = f->n_pages;
 	}

@@ -8,6 +8,9 @@ enum {
 	BLOCK_PAGES = ATTN_BLOCK / KV_PAGE_TOKENS,
 };
 
+/* What K and V are as products take them: as they stand in pages, floats that they became before, or codes (narrow.h). */
+enum elements { ELEMENTS_PAGE, ELEMENTS_FLOAT, ELEMENTS_INT8, ELEMENTS_E4M3 };
+
 /*
  * Asks for the lines of the pages that will be read next, while the present ones are computed with. In ascending order,
  * since other orders confuse the hardware's own prefetching, and a few at a time, since a processor keeps few requests.

@@ -1,10 +1,10 @@
 /*
- * Attention over narrow KV (narrow.h; the codes of keys are [head_dim][16], those of values [16][head_dim]): the codes
- * of a page become what the kernels of wide pages read, in the first-level cache, just before they are computed with.
- * Scales stay apart: scores are multiplied by those of keys, weights by those of values, so codes are exact as halves
- * and as bfloat16s. Where few queries share a KV head and codes are looked up, they go into the products as they are
- * looked up: the products are the same. Bytes may also be multiplied as they are (kernels_bytes.h). Included by the
- * sources of each instruction set, behind kernels_attention.h.
+ * Attention over narrow KV (narrow.h; the codes of keys are [head_dim][16], those of values [16][head_dim]). Scales stay
+ * apart: scores are multiplied by those of keys, weights by those of values, so codes are exact as halves, bfloat16s and
+ * floats. Where few queries share a KV head, codes become what is multiplied as they are read; where many do, they
+ * become that once for all of them, in the first-level cache, just before they are computed with. The products are the
+ * same. Bytes may also be multiplied as they are (kernels_bytes.h). Included by the sources of each instruction set,
+ * behind kernels_attention.h.
  */
 #pragma once
 
@@ -24,16 +24,7 @@ INLINE float code_unit(enum kv_form form)
 
 INLINE vf code_values(enum kv_form form, const uint8_t *code)
 {
-	if (form == KV_FORM_INT8) {
-		float x[LANES];
-		for (int i = 0; i < LANES; i++)
-			x[i] = (float)(int8_t)code[i];
-		return vf_load(x);
-	}
-	uint16_t half[LANES];
-	for (int i = 0; i < LANES; i++)
-		half[i] = (uint16_t)((code[i] & 0x80) << 8 | (code[i] & 0x7F) << 7);
-	return vf_load_half(half);
+	return form == KV_FORM_INT8 ? vf_load_s8(code) : vf_load_e4m3(code);
 }
 
 #ifdef __AVX512BF16__
@@ -91,7 +82,7 @@ INLINE void look_up(const struct unpacker *u, enum kv_form form, vb codes, vb or
 
 /* K and V as kernels_pages_bf16.h has them. */
 INLINE void unpack_page(const struct unpacker *u, enum kv_form form, const struct narrow_block *from, int32_t head_dim,
-                        uint16_t *to)
+                        unpacked *to)
 {
 	const int64_t n = (int64_t)head_dim * KV_PAGE_TOKENS;
 	const uint8_t *k = from->code, *v = from->code + n;
@@ -264,10 +255,15 @@ static void unpacker_init(enum kv_form form, struct unpacker *u)
 	u->nothing = 0;
 }
 
+ATTEND_TABLE(int8, ELEMENTS_INT8)
+ATTEND_TABLE(e4m3, ELEMENTS_E4M3)
+
+/* As above. */
 static attend_fn *const *attend_codes_of(const struct attn_job *j, enum kv_form form)
 {
-	(void)j, (void)form;
-	return NULL;
+	if (are_unpacked(j))
+		return NULL;
+	return form == KV_FORM_INT8 ? attend_int8 : attend_e4m3;
 }
 
 static void prepare_queries(const struct attn_job *j, enum kv_form form)
@@ -275,14 +271,13 @@ static void prepare_queries(const struct attn_job *j, enum kv_form form)
 	(void)j, (void)form;
 }
 
-/* K [head_dim][16] and V [16][head_dim] as kernels_pages_plain.h has them. */
+/* K [head_dim][16] and V [16][head_dim]. */
 INLINE void unpack_page(const struct unpacker *u, enum kv_form form, const struct narrow_block *from, int32_t head_dim,
-                        uint16_t *to)
+                        unpacked *to)
 {
-	const int64_t n = 2 * (int64_t)head_dim * KV_PAGE_TOKENS; /* in the order of the codes */
 	(void)u;
-	for (int64_t i = 0; i < n; i += LANES)
-		page_store(to + i, code_values(form, from->code + i));
+	elements_to_floats(form == KV_FORM_INT8 ? ELEMENTS_INT8 : ELEMENTS_E4M3,
+			   (const uint16_t *)(const void *)from->code, 2 * (int64_t)head_dim * KV_PAGE_TOKENS, to);
 }
 _Static_assert((int)KV_PAGE_TOKENS % (int)LANES == 0, "codes are whole vectors");
 #endif
@@ -377,14 +372,16 @@ INLINE void load_scales(enum kv_form form, const struct narrow_block *block, boo
 	}
 }
 
-/* Where the 16-bit K and V of a page and head are: in its copy, or in `halves`. */
-INLINE const uint16_t *open_page(const struct unpacker *u, enum kv_form form, const char *page, bool wide, int head,
-                                 int32_t head_dim, uint16_t *halves)
+/* K and V of page `p` of a block and a head, unpacked. */
+INLINE const uint16_t *open_page(const struct attn_job *j, const struct unpacker *u, enum kv_form form,
+				 const struct narrow_pages *pages, int p, int head)
 {
-	if (wide)
-		return (const uint16_t *)(const void *)page + head * 2 * (int64_t)head_dim * KV_PAGE_TOKENS;
-	unpack_page(u, form, block_of(page, head, head_dim), head_dim, halves);
-	return halves;
+	const char *page = pages->page[p];
+	if (pages->wide >> p & 1)
+		return unpack_elements(
+			j, (const uint16_t *)(const void *)page + head * 2 * (int64_t)j->head_dim * KV_PAGE_TOKENS, p);
+	unpack_page(u, form, block_of(page, head, j->head_dim), j->head_dim, unpacked_page(j, p));
+	return (const uint16_t *)(const void *)unpacked_page(j, p);
 }
 
 /* The codes of a block's pages, but for those with a wide copy, which nobody reads as codes. */
@@ -396,15 +393,13 @@ INLINE void use_codes(const struct attn_job *j, const struct narrow_pages *pages
 	}
 }
 
-/* All pages of a block with 16 bits an element. */
-INLINE void use_halves(const struct attn_job *j, const struct unpacker *u, enum kv_form form,
-                       const struct narrow_pages *pages, int head, struct block *b)
+/* All pages of a block, unpacked. */
+INLINE void use_unpacked(const struct attn_job *j, const struct unpacker *u, enum kv_form form,
+			 const struct narrow_pages *pages, int head, struct block *b)
 {
-	const int64_t k_size = (int64_t)j->head_dim * KV_PAGE_TOKENS;
 	for (int p = 0; p < pages->n; p++) {
-		b->k[p] = open_page(u, form, pages->page[p], pages->wide >> p & 1, head, j->head_dim,
-		                    j->unpacked + p * 2 * k_size);
-		b->v[p] = b->k[p] + k_size;
+		b->k[p] = open_page(j, u, form, pages, p, head);
+		b->v[p] = b->k[p] + unpacked_size(j);
 	}
 }
 
@@ -441,8 +436,8 @@ INLINE void run_narrow(const struct attn_job *j, enum kv_form form)
 				attend_head(j, head, at, &b, attend, pages.wide, false);
 			}
 			if (!attend || pages.wide) {
-				use_halves(j, &u, form, &pages, head, &b);
-				attend_head(j, head, at, &b, attend_wide, attend ? pages.wide : 0, attend != NULL);
+				use_unpacked(j, &u, form, &pages, head, &b);
+				attend_head(j, head, at, &b, attend_unpacked, attend ? pages.wide : 0, attend != NULL);
 			}
 		}
 		pages = next;

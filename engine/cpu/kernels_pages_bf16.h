@@ -56,10 +56,11 @@ INLINE void store_weights(float *score, int k, vf w)
 }
 
 /* score[i][0 .. 16 n_pages) = q[i] K for n_queries queries over n_pages pages; both counts are constants. */
-INLINE void qk(int n_queries, int n_pages, const kv_factor *q, const uint16_t *const *k, int32_t head_dim, float *score,
-               struct fetcher *f)
+INLINE void qk(enum elements e, int n_queries, int n_pages, const kv_factor *q, const uint16_t *const *k,
+               int32_t head_dim, float *score, struct fetcher *f)
 {
 	vf sum[QK_QUERIES][4];
+	(void)e; /* there is one kind */
 	UNROLL
 	for (int i = 0; i < n_queries; i++)
 		UNROLL
@@ -98,10 +99,11 @@ INLINE void qk(int n_queries, int n_pages, const kv_factor *q, const uint16_t *c
  * acc[i][at ..] += sum over tokens [from, n) of weight[i][t] V[t][at ..], n_vectors vectors wide; `partial`: only the
  * first `partial` lanes.
  */
-INLINE void pv(int n_queries, int n_vectors, int partial, const kv_factor *weight, const uint16_t *const *v, int from,
-               int n, int32_t head_dim, int32_t at, float *acc, struct fetcher *f)
+INLINE void pv(enum elements e, int n_queries, int n_vectors, int partial, const kv_factor *weight,
+               const uint16_t *const *v, int from, int n, int32_t head_dim, int32_t at, float *acc, struct fetcher *f)
 {
 	vf sum[QK_QUERIES][4];
+	(void)e;
 	UNROLL
 	for (int i = 0; i < n_queries; i++)
 		UNROLL

@@ -30,6 +30,36 @@ INLINE vf bound_load_n(const void *p, int n) { return page_load_n(p, n); }
 
 typedef float kv_factor; /* what K and V are multiplied with: queries and weights */
 
+/* A vector from element i on. Codes become floats that have to be multiplied by their scale and code_unit(). */
+INLINE vf element_load(enum elements e, const uint16_t *from, int64_t i)
+{
+	switch (e) {
+	case ELEMENTS_FLOAT: return vf_load((const float *)(const void *)from + i);
+	case ELEMENTS_INT8: return vf_load_s8((const char *)from + i);
+	case ELEMENTS_E4M3: return vf_load_e4m3((const char *)from + i);
+	default: return page_load(from + i);
+	}
+}
+
+/* Its first n lanes, where no more may be read. */
+INLINE vf element_load_n(enum elements e, const uint16_t *from, int64_t i, int n)
+{
+	uint16_t code[LANES / 2] = {0};
+	if (e == ELEMENTS_PAGE)
+		return page_load_n(from + i, n);
+	if (e == ELEMENTS_FLOAT)
+		return vf_load_n((const float *)(const void *)from + i, n);
+	memcpy(code, (const char *)from + i, (size_t)n);
+	return element_load(e, code, 0);
+}
+
+/* n elements as floats; n: whole vectors. */
+INLINE void elements_to_floats(enum elements e, const uint16_t *from, int64_t n, float *to)
+{
+	for (int64_t i = 0; i < n; i += LANES)
+		vf_store(to + i, element_load(e, from, i));
+}
+
 /* Factors between two queries whose rows have n floats' room. */
 #define FACTOR_STRIDE(n) ((int64_t)(n))
 
@@ -60,8 +90,8 @@ INLINE void store_weights(float *score, int k, vf w)
 }
 
 /* score[i][0 .. 16 n_pages) = q[i] K for n_queries queries over n_pages pages; both counts are constants. */
-INLINE void qk(int n_queries, int n_pages, const kv_factor *q, const uint16_t *const *k, int32_t head_dim, float *score,
-               struct fetcher *f)
+INLINE void qk(enum elements e, int n_queries, int n_pages, const kv_factor *q, const uint16_t *const *k,
+               int32_t head_dim, float *score, struct fetcher *f)
 {
 	const int n_vectors = n_pages * PAGE_VECTORS;
 	vf sum[QK_QUERIES][4];
@@ -78,7 +108,7 @@ INLINE void qk(int n_queries, int n_pages, const kv_factor *q, const uint16_t *c
 			x[i] = vf_set1(q[i * head_dim + d]);
 		UNROLL
 		for (int v = 0; v < n_vectors; v++) {
-			vf key = page_load(k[v / PAGE_VECTORS] + d * KV_PAGE_TOKENS + v % PAGE_VECTORS * LANES);
+			vf key = element_load(e, k[v / PAGE_VECTORS], d * KV_PAGE_TOKENS + v % PAGE_VECTORS * LANES);
 			UNROLL
 			for (int i = 0; i < n_queries; i++)
 				sum[i][v] = vf_fma(x[i], key, sum[i][v]);
@@ -95,8 +125,8 @@ INLINE void qk(int n_queries, int n_pages, const kv_factor *q, const uint16_t *c
  * acc[i][at ..] += sum over tokens [from, n) of weight[i][t] V[t][at ..], n_vectors vectors wide; `partial`: only the
  * first `partial` lanes.
  */
-INLINE void pv(int n_queries, int n_vectors, int partial, const kv_factor *weight, const uint16_t *const *v, int from,
-               int n, int32_t head_dim, int32_t at, float *acc, struct fetcher *f)
+INLINE void pv(enum elements e, int n_queries, int n_vectors, int partial, const kv_factor *weight,
+               const uint16_t *const *v, int from, int n, int32_t head_dim, int32_t at, float *acc, struct fetcher *f)
 {
 	vf sum[QK_QUERIES][4];
 	UNROLL
@@ -107,7 +137,8 @@ INLINE void pv(int n_queries, int n_vectors, int partial, const kv_factor *weigh
 			sum[i][k] = partial ? vf_load_n(a, partial) : vf_load(a);
 		}
 	for (int t = from; t < n; t++) {
-		const uint16_t *row = v[t / KV_PAGE_TOKENS] + (int64_t)(t % KV_PAGE_TOKENS) * head_dim + at;
+		const uint16_t *page = v[t / KV_PAGE_TOKENS];
+		const int64_t row = (int64_t)(t % KV_PAGE_TOKENS) * head_dim + at;
 		vf w[QK_QUERIES];
 		fetch(f, 2);
 		UNROLL
@@ -115,7 +146,8 @@ INLINE void pv(int n_queries, int n_vectors, int partial, const kv_factor *weigh
 			w[i] = vf_set1(weight[i * ATTN_BLOCK + t]);
 		UNROLL
 		for (int k = 0; k < n_vectors; k++) {
-			vf value = partial ? page_load_n(row, partial) : page_load(row + k * LANES);
+			vf value = partial ? element_load_n(e, page, row, partial)
+			                   : element_load(e, page, row + k * LANES);
 			UNROLL
 			for (int i = 0; i < n_queries; i++)
 				sum[i][k] = vf_fma(w[i], value, sum[i][k]);

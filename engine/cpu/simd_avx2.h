@@ -136,6 +136,11 @@ INLINE vi vi_add(vi a, vi b) { return _mm256_add_epi32(a, b); }
 INLINE vi vi_shl(vi a, int n) { return _mm256_slli_epi32(a, n); }
 INLINE vf vi_to_float(vi a) { return _mm256_cvtepi32_ps(a); }
 INLINE vf vf_load_s8(const void *p) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p))); }
+INLINE vf vf_load_e4m3(const void *p)
+{
+	__m128i shifted = _mm_slli_epi16(_mm_cvtepi8_epi16(_mm_loadl_epi64(p)), 7);
+	return _mm256_cvtph_ps(_mm_and_si128(shifted, _mm_set1_epi16((int16_t)0xBFFF)));
+}
 
 INLINE vb vb_load(const void *p) { return _mm256_loadu_si256(p); }
 INLINE void vb_settle(vb *w) { (void)w; } /* there are too few registers */

@@ -165,6 +165,11 @@ INLINE vf vf_load_s8(const void *p)
 	int16x8_t w = vmovl_s8(vget_low_s8(four_bytes(p)));
 	return vcvtq_f32_s32(vmovl_s16(vget_low_s16(w)));
 }
+INLINE vf vf_load_e4m3(const void *p)
+{
+	int16x4_t w = vshl_n_s16(vget_low_s16(vmovl_s8(vget_low_s8(four_bytes(p)))), 7);
+	return vcvt_f32_f16(vreinterpret_f16_u16(vand_u16(vreinterpret_u16_s16(w), vdup_n_u16(0xBFFF))));
+}
 
 INLINE vb vb_load(const void *p) { return vld1q_u8(p); }
 INLINE void vb_settle(vb *w) { (void)w; }
