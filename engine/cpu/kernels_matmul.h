@@ -364,14 +364,16 @@ INLINE void tile_pairs(const struct tile_job *t, int rows, bool narrow)
 		UNROLL
 		for (int half = 0; half < 2 && !narrow; half++) {
 			vf x[FLOAT_ROWS];
+			const char *pairs = p;
 			if (k + half == t->n_in)
 				break;
+			__asm__ volatile("" : "+r"(pairs)); /* read again: there is no room for both halves */
 			UNROLL
 			for (int r = 0; r < rows; r++)
 				x[r] = vf_set1(t->x[r * t->n_in + k + half]);
 			UNROLL
 			for (int v = 0; v < FLOAT_VECTORS; v++) {
-				vb pair = vb_load(p + v * VB);
+				vb pair = vb_load(pairs + v * VB);
 				vf element = half ? vf_high_bf16(pair) : vf_low_bf16(pair);
 				UNROLL
 				for (int r = 0; r < rows; r++)
