@@ -87,7 +87,7 @@ def fetch(model, directory):
 
 def main(argv):
     names = argv[1:] or ["smollm2"]
-    if not argv or any(n not in MODELS for n in names):
+    if not argv or argv[0].startswith("-") or any(n not in MODELS for n in names):
         sys.exit(__doc__.strip())
     for name in names:
         try:
