@@ -112,7 +112,7 @@ static void bench_products(struct backend *b, const struct shape *s, int64_t n_r
 	float *x = random_rows(s->n_in * n_rows), *y = must_alloc(sizeof(float) * (size_t)(s->n_out * n_rows));
 	printf("%-8s %12s %16s\n", "format", "1 row, GB/s", "many, GMAC/s");
 	for (size_t i = 0; (f = quant_format_at(i)); i++) {
-		if (only && !strstr(f->name, only))
+		if ((only && !strstr(f->name, only)) || s->n_in % f->block_elems)
 			continue;
 		void *data = random_weights(f, s->n_in * s->n_out);
 		struct product p = {.b = b, .x = x};
