@@ -18,6 +18,8 @@
 #   cuda      the kernels by nvcc for one GPU, with gates on what it made of them, and for the oldest without optimising (--full: as they
 #             are, for all GPUs); the API on the emulated GPU, and while it fails (--full: at every call of the CUDA runtime; and all of
 #             tests/gpu/check.sh)
+#   avx512    where the machine has no AVX-512 with BF16: its backends over emulated instructions, and AMX's, against the reference
+#             (--full: all tests of the CPU backends)
 #   aarch64   what is built for 64-bit ARM, under QEMU: the CPU backends against the reference, and a tiny model against NumPy
 #             (--full: all tests of the CPU backends)
 #   fuzz      each parser for 5 seconds (--full: for 10 minutes)
@@ -31,7 +33,7 @@
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 2
 
-everyday=(includes readme noserver unit golden api deploy soak sanitize clang cuda aarch64 fuzz)
+everyday=(includes readme noserver unit golden api deploy soak sanitize clang cuda avx512 aarch64 fuzz)
 slow=(tsan clients)
 full=no
 suites=()
@@ -472,6 +474,42 @@ need_cuobjdump() {
 	[ -d "$dir" ] || python3 -m pip install -q --target "$dir" nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm >"$logs/cuobjdump.log" 2>&1
 	KVASIR_CUOBJDUMP=$(find "$dir" -name cuobjdump -type f 2>/dev/null | head -n 1)
 	export KVASIR_CUOBJDUMP
+}
+
+# All backends of x86-64 but AMX's own must have been there, and some test must have run.
+over_emulation() { # PROGRAM PATTERN
+	local said
+	said=$("$1" "$2" 2>&1) || { echo "$said"; return 1; }
+	echo "$said"
+	grep -qE 'PASSED *\] [1-9]' <<<"$said" && ! grep -qE 'cpu-a(vx.*|mx-emulated): not on this machine' <<<"$said"
+}
+
+suite_avx512() {
+	if [ "$(uname -m)" != x86_64 ]; then
+		skip avx512 "this is no x86-64 machine"
+		return
+	elif grep -q -m 1 '^flags.* avx512_bf16' /proc/cpuinfo; then
+		skip avx512 "this machine has the instructions, and the other suites test them"
+		return
+	elif [ ! -e /usr/include/simde/x86/avx512.h ]; then
+		skip avx512 "libsimde-dev is not installed"
+		return
+	fi
+	local dir=build-avx512 name names='fast narrow' tests='*the_reference*' unit=tests/unit/test-cpu
+	if [ "$full" = yes ]; then
+		names+=' chunks choice mass plus parts'
+		tests='*'
+	fi
+	if [ ! -f "$dir/build.ninja" ]; then
+		check avx512-setup meson setup -Dwerror=true -Demulate_avx512=true -Dcuda=disabled -Dhost_cuda=disabled -Dserver=disabled "$dir" ||
+			return
+	fi
+	# shellcheck disable=SC2086 # one program for each name
+	check avx512-build ninja -j "$jobs" -C "$dir" $(printf "$unit-%s " $names) || return
+	check avx512-fast over_emulation "$dir/$unit-fast" "$tests"
+	for name in ${names#fast}; do
+		check "avx512-$name" over_emulation "$dir/$unit-$name" '*'
+	done
 }
 
 # What only a second architecture of Debian has is looked for by its files.

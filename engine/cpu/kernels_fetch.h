@@ -8,7 +8,7 @@ enum {
 	BLOCK_PAGES = ATTN_BLOCK / KV_PAGE_TOKENS,
 };
 
-/* What K and V are as products take them: as they stand in pages, floats that they became before, or codes (narrow.h). */
+/* What products read of K and V: what stands in pages, floats that it became before, or codes (narrow.h). */
 enum elements { ELEMENTS_PAGE, ELEMENTS_FLOAT, ELEMENTS_INT8, ELEMENTS_E4M3 };
 
 /*

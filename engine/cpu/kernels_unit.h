@@ -6,7 +6,10 @@
 
 #include "engine/cpu/fast.h"
 
-#if defined(__clang__)
+#if defined(KVASIR_EMULATE_AVX512)
+#define UNROLL /* functions in place of instructions would take the compiler many minutes */
+#define NO_UNROLL
+#elif defined(__clang__)
 #define UNROLL _Pragma("clang loop unroll(full)")
 #define NO_UNROLL _Pragma("clang loop unroll(disable)")
 #else

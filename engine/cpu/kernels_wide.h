@@ -85,10 +85,12 @@ INLINE void tile_quantised_wide(const struct tile_job *t, int rows, struct form 
 		struct super super = load_super(p, f);
 		p += span_scale_bytes(f, n);
 		NO_UNROLL
-		for (int u = 0; u < n; u++, p += unit_bytes(f.planes), s += unit_scale_bytes(f), a += rows, wide += rows) {
+		for (int u = 0; u < n; u++, a += rows, wide += rows) {
 			if (rows >= PREFETCH_ROWS)
 				prefetch_ahead(p, unit_bytes(f.planes), f.planes == PLANES_8);
 			add_unit_wide(acc, p, s, super, a, wide, rows, f);
+			p += unit_bytes(f.planes);
+			s += unit_scale_bytes(f);
 		}
 	}
 	UNROLL

@@ -5,8 +5,12 @@
  */
 #pragma once
 
-#include <immintrin.h>
 #include <stdint.h>
+#ifdef KVASIR_EMULATE_AVX512
+#include "tests/support/avx512_emulated.h"
+#else
+#include <immintrin.h>
+#endif
 
 enum {
 	LANES = 16,
@@ -172,8 +176,8 @@ INLINE vf vi_to_float(vi a) { return _mm512_cvtepi32_ps(a); }
 /* LANES int8 to float */
 INLINE vf vf_load_s8(const void *p) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p))); }
 /*
- * LANES codes of E4M3 as floats, times 2^-8: with their bits in those places, and the sign kept, they are halves with an
- * exponent that is 8 too small.
+ * LANES codes of E4M3 as floats, times 2^-8: with their bits in those places, and the sign kept, they are halves with
+ * an exponent that is 8 too small.
  */
 INLINE vf vf_load_e4m3(const void *p)
 {
@@ -183,7 +187,11 @@ INLINE vf vf_load_e4m3(const void *p)
 
 INLINE vb vb_load(const void *p) { return _mm512_loadu_si512(p); }
 /* a vector that is in a register and stays there, rather than being read again for each use */
+#ifdef KVASIR_EMULATE_AVX512
+INLINE void vb_settle(vb *w) { (void)w; }
+#else
 INLINE void vb_settle(vb *w) { __asm__("" : "+v"(*w)); }
+#endif
 INLINE void vb_pin(vb *w) { (void)w; }
 INLINE void vi_pin(vi *a) { (void)a; }
 INLINE vb vb_set1(int x) { return _mm512_set1_epi8((char)x); }
