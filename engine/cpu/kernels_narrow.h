@@ -1,10 +1,10 @@
 /*
  * Attention over narrow KV (narrow.h; the codes of keys are [head_dim][16], those of values [16][head_dim]). Scales
  * stay apart: scores are multiplied by those of keys, weights by those of values, so codes are exact as halves,
- * bfloat16s and floats. Where few queries share a KV head, codes become what is multiplied as they are read; where many do, they
- * become that once for all of them, in the first-level cache, just before they are computed with. The products are the
- * same. Bytes may also be multiplied as they are (kernels_bytes.h). Included by the sources of each instruction set,
- * behind kernels_attention.h.
+ * bfloat16s and floats. Where few queries share a KV head, codes become what is multiplied as they are read; where many
+ * do, they become that once for all of them, in the first-level cache, just before they are computed with. The products
+ * are the same. Bytes may also be multiplied as they are (kernels_bytes.h). Included by the sources of each instruction
+ * set, behind kernels_attention.h.
  */
 #pragma once
 
