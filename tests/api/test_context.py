@@ -264,10 +264,15 @@ def test_what_left_the_window_comes_back_when_it_is_asked_for(recalling):
 
 @pytest.mark.trained
 def test_what_comes_back_is_what_was_asked_for(recalling):
-    lost, found = complete(recalling, RECALLED, WINDOW, n=8), complete(recalling, RECALLED, {**WINDOW, "page_in": True}, n=8)
-    assert "71432" in complete(recalling, RECALLED, n=8)["choices"][0]["text"]
-    assert "71432" not in lost["choices"][0]["text"]
-    assert "71432" in found["choices"][0]["text"], found
+    found = 0
+    for name, number in ("heron", "71432"), ("otter", "58213"), ("badger", "90417"), ("beaver", "24681"):
+        text = RECALLED.replace("heron", name).replace("71432", number)
+        everything, lost, back = (complete(recalling, text, kv, n=8)["choices"][0]["text"]
+                                  for kv in ({}, WINDOW, {**WINDOW, "page_in": True}))
+        assert number in everything and number not in lost
+        found += number in back
+    # A choice by bounds: which number is told of seven pages differs between kinds of arithmetic. In exact ones it is three of them.
+    assert found >= 2
 
 
 @pytest.mark.trained  # and its sizes
