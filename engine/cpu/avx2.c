@@ -10,8 +10,6 @@
 #define TABLE cpu_kernels_avx2
 #define TABLE_NAME "cpu-avx2"
 #define TABLE_DETAIL "AVX2, FMA, F16C"
-#define WIDEN widen
-#define TILE_WIDE tile_wide
 #define PAGES_TABLE cpu_pages_avx2
 #define PAGES_OTHER cpu_pages_avx2_bf16
 #include "engine/cpu/kernels_table.h"

@@ -1,6 +1,6 @@
 /*
- * The last of the kernel sources: defines TABLE, the table that holds the functions of the others. WIDEN and TILE_WIDE
- * name those of kernels_wide.h, where it was included.
+ * The last of the kernel sources: defines TABLE, the table that holds the functions of the others, with those of
+ * kernels_wide.h where that was included.
  */
 #pragma once
 
@@ -19,9 +19,9 @@ const struct cpu_kernels TABLE = {
         .narrow = HAS_BF16 ? narrow : NULL,
         .tile = tile,
         .tile_add_unit = tile_add_unit,
-#ifdef TILE_WIDE
-        .widen = WIDEN,
-        .tile_wide = TILE_WIDE,
+#ifdef HAS_WIDE
+        .widen = widen,
+        .tile_wide = tile_wide,
 #endif
         .rms_norm = rms_norm,
         .glu = glu,

@@ -10,6 +10,8 @@
 
 #include "engine/cpu/kernels_matmul.h"
 
+#define HAS_WIDE /* for kernels_table.h */
+
 /* A unit of a row: 256 * q of the coarse part + q of the fine one. */
 struct act_wide {
 	int16_t q[UNIT];

@@ -93,17 +93,7 @@ EMULATED uint16_t emulated_bf16(float x)
 	return (uint16_t)((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
 }
 
-EMULATED __m256i emulated_cvtneps_pbh(__m512 a)
-{
-	float from[16];
-	uint16_t to[16];
-	__m256i r;
-	memcpy(from, &a, sizeof from);
-	for (int i = 0; i < 16; i++)
-		to[i] = emulated_bf16(from[i]);
-	memcpy(&r, to, sizeof r);
-	return r;
-}
+CONVERT(emulated_cvtneps_pbh, __m256i, __m512, 16, float, uint16_t, emulated_bf16(x))
 
 /* b in the lower half. */
 EMULATED __m512bh emulated_cvtne2ps_pbh(__m512 a, __m512 b)
