@@ -574,12 +574,15 @@ suite_aarch64() {
 
 suite_fuzz() {
 	need_clang fuzz || return
+	need_python fuzz || return
 	local seconds=5
 	[ "$full" = no ] || seconds=600
 	build_fuzz # what is wrong with it is said below
 	KVASIR_JOBS=$jobs summed fuzz tests/fuzz/run.sh "$seconds"
 }
 
+# Also what meson or a script calls by the name of python3 finds the packages of the tests.
+! venv tests/requirements.txt >"$logs/venv.log" 2>&1 || PATH=$cache/venv/bin:$PATH
 model
 export KVASIR_TEST_MODEL=${KVASIR_TEST_MODEL:-}
 start=$SECONDS

@@ -17,7 +17,8 @@ if [ ! -f "$build/build.ninja" ]; then
 fi
 ninja -C "$build" -j "${KVASIR_JOBS:-$(nproc)}" fuzz-targets >"$build/fuzz-build.log" 2>&1 || { tail -n 40 "$build/fuzz-build.log"; exit 1; }
 [ "$seconds" != --build ] || exit 0
-python3 "$root/tests/fuzz/make_seeds.py" "$build/seeds"
+python3 "$root/tests/fuzz/make_seeds.py" "$build/seeds" ||
+	{ echo "make_seeds.py failed; it wants the packages of tests/requirements.txt" >&2; exit 1; }
 
 if [ $# -eq 0 ]; then
 	for exe in "$build"/tests/fuzz/fuzz-*; do
