@@ -10,7 +10,7 @@
 enum {
 	PIECE_BYTES = 256 << 10,      /* smallest share of weights worth handing to a thread */
 	BLOCK_BYTES = 256 << 10,     /* weights that stay in the second-level cache while all rows pass by, */
-	ACT_BYTES = 512 << 10,       /* beside quantised activations of a block of rows, */
+	ACT_BYTES = 256 << 10,       /* beside quantised activations of a block of rows, */
 	/* which has this many rows at most, so that a tile's sums of their fine parts stay in the first */
 	BLOCK_ROWS = 256,
 	INLINE_FLOATS = 8 << 10,     /* row operations below this size are quicker done alone */
@@ -255,15 +255,38 @@ static void list_fine_units(const struct matmul_job *j)
 	}
 }
 
+typedef void tile_fn(const struct tile_job *j, enum quant_type type, int rows);
+
+/* Several tiles at once where there are as many rows as kernels want for that, else one after the other. */
+static void run_tiles(const struct cpu_kernels *k, tile_fn *run, const struct tile_job *tiles, enum quant_type type,
+                      int rows)
+{
+	if (tiles->n_tiles == 1 || rows == k->rows_quant) {
+		run(tiles, type, rows);
+		return;
+	}
+	struct tile_job one = *tiles;
+	one.n_tiles = 1;
+	for (int t = 0; t < tiles->n_tiles; t++) {
+		run(&one, type, rows);
+		one.tile += tiles->tile_bytes;
+		one.y += k->lanes;
+		one.n_outs -= k->lanes;
+		one.bias = one.bias ? one.bias + k->lanes : NULL;
+		one.sums = one.sums ? one.sums + tiles->sums_stride : NULL;
+	}
+}
+
 /*
- * Sums up the fine parts of a block's rows with a tile, in sums[n_rows][lanes], as a kernel does that takes both parts
- * at once: by themselves, in ascending order.
+ * Sums up the fine parts of a block's rows with some tiles, in sums[tiles][BLOCK_ROWS][lanes], as a kernel does that
+ * takes both parts at once: by themselves, in ascending order.
  */
 static void sum_fine(const struct matmul_job *j, const struct fine_block *b, enum quant_type type,
                      struct tile_job *tile, float *sums)
 {
 	const struct cpu_kernels *k = j->f->kernels;
-	memset(sums, 0, (size_t)b->n_rows * (size_t)k->lanes * sizeof *sums);
+	for (int t = 0; t < tile->n_tiles; t++)
+		memset(sums + t * tile->sums_stride, 0, (size_t)b->n_rows * (size_t)k->lanes * sizeof *sums);
 	tile->sums = sums;
 	for (int32_t i = 0; i < *b->n_units; i++) {
 		int64_t u = b->unit[i], n = b->n_fine[u];
@@ -271,25 +294,31 @@ static void sum_fine(const struct matmul_job *j, const struct fine_block *b, enu
 		for (int64_t r = 0; r < n; r += k->rows_quant) {
 			tile->act = b->fine + u * b->n_rows + r;
 			tile->row = b->row + u * b->n_rows + r;
-			k->tile_add_unit(tile, type, (int)min_i64(k->rows_quant, n - r));
+			run_tiles(k, k->tile_add_unit, tile, type, (int)min_i64(k->rows_quant, n - r));
 		}
 	}
 }
 
-/* Tile t of a product, for rows that aim() gives: filled in place, as copies of it cost more than a small product. */
-static void begin_tile(const struct matmul_job *j, const struct matmul *mm, int64_t t, struct tile_job *out)
+/*
+ * n tiles of a product from t on, for rows that aim() gives: filled in place, as copies of it cost more than a small
+ * product.
+ */
+static void begin_tiles(const struct matmul_job *j, const struct matmul *mm, int64_t t, int64_t n, struct tile_job *out)
 {
 	const struct weight *w = mm->weight;
 	int64_t at = t * w->tile_outs;
 	out->tile = w->tiles + (size_t)t * w->tile_bytes;
+	out->n_tiles = (int)n;
+	out->tile_bytes = w->tile_bytes;
 	out->n_units = w->n_units;
 	out->fine = NULL;
 	out->n_in = j->n_in;
 	out->y_stride = w->desc.n_out;
-	out->n_outs = (int)min_i64(w->tile_outs, w->desc.n_out - at);
+	out->n_outs = (int)min_i64(n * w->tile_outs, w->desc.n_out - at);
 	out->bias = mm->bias ? mm->bias + at : NULL;
 	out->accumulate = mm->accumulate;
 	out->sums = NULL;
+	out->sums_stride = (int64_t)BLOCK_ROWS * j->f->kernels->lanes;
 }
 
 /* The rows from `row` on. */
@@ -313,9 +342,12 @@ static void multiply_block(const struct matmul_job *j, const struct matmul *mm, 
 	const struct cpu_kernels *k = j->f->kernels;
 	struct fine_block b = fine_block(j, block);
 	bool fine = !j->along && *b.n_units > 0;
-	for (int64_t t = begin; t < end; t++) {
+	/* A few rows, whose fine parts are taken along, wait for memory, and are best off with one stream of it. */
+	int64_t at_once = j->along || b.n_rows < k->rows_quant ? 1 : k->tiles_quant;
+	for (int64_t t = begin, n; t < end; t += n) {
 		struct tile_job tile;
-		begin_tile(j, mm, t, &tile);
+		n = end - t < at_once ? 1 : at_once;
+		begin_tiles(j, mm, t, n, &tile);
 		if (fine)
 			sum_fine(j, &b, w->format->type, &tile, sums);
 		if (j->along && *b.n_units > 0) {
@@ -326,8 +358,8 @@ static void multiply_block(const struct matmul_job *j, const struct matmul *mm, 
 		for (int64_t r = 0; r < b.n_rows; r += k->rows_quant) {
 			aim(j, mm, t, b.first + r, &tile);
 			tile.sums = fine ? sums + r * k->lanes : NULL;
-			(j->wide ? k->tile_wide : k->tile)(&tile, w->format->type,
-							   (int)min_i64(k->rows_quant, b.n_rows - r));
+			run_tiles(k, j->wide ? k->tile_wide : k->tile, &tile, w->format->type,
+			          (int)min_i64(k->rows_quant, b.n_rows - r));
 		}
 	}
 }
@@ -361,7 +393,7 @@ static void multiply_tiles(const struct matmul_job *j, const struct matmul *mm, 
 		return;
 	}
 	int64_t some = (int64_t)(BLOCK_BYTES / w->tile_bytes) + 1;
-	float *sums = (float *)j->f->fine_sums.p + (int64_t)thread * BLOCK_ROWS * k->lanes;
+	float *sums = (float *)j->f->fine_sums.p + (int64_t)thread * BLOCK_ROWS * k->lanes * k->tiles_quant;
 	for (; begin < end; begin += some) {
 		int64_t stop = min_i64(begin + some, end);
 		if (!pack_is_float(w->format)) {
@@ -372,7 +404,7 @@ static void multiply_tiles(const struct matmul_job *j, const struct matmul *mm, 
 		for (int64_t row = 0; row < j->n_rows; row += k->rows_float)
 			for (int64_t t = begin; t < stop; t++) {
 				struct tile_job tile;
-				begin_tile(j, mm, t, &tile);
+				begin_tiles(j, mm, t, 1, &tile);
 				aim(j, mm, t, row, &tile);
 				k->tile(&tile, w->format->type, (int)min_i64(k->rows_float, j->n_rows - row));
 			}
@@ -414,6 +446,7 @@ static enum status reserve_act(struct fast *f, int64_t n_rows, int64_t n_in)
 	           scratch_grow(&f->fine_unit, n_blocks * n_units * sizeof(int32_t)) &&
 	           scratch_grow(&f->n_fine_units, n_blocks * sizeof(int32_t)) &&
 	           scratch_grow(&f->fine_sums, BLOCK_ROWS * (size_t)f->kernels->lanes *
+	                                               (size_t)f->kernels->tiles_quant *
 	                                               (size_t)threads_count(f->base.threads) * sizeof(float)));
 	return ok ? STATUS_OK : STATUS_NOMEM;
 }

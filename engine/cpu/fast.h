@@ -97,9 +97,11 @@ enum status pack_layout(struct weight *w, int lanes, int tile_floats);
 /* Packs tiles [begin, end) of w->desc.data into w->tiles, which is zeroed. */
 void pack_tiles(const struct weight *w, int lanes, int64_t begin, int64_t end);
 
-/* One tile times a group of rows. */
+/* A tile, or several quantised ones in a row, times a group of rows. */
 struct tile_job {
 	const char *tile;
+	int n_tiles;           /* quantised: 1, or, without `fine`, as many as kernels take at once */
+	size_t tile_bytes;
 	int64_t n_units;       /* quantised */
 	const struct act *act; /* [n_units][rows]; one unit only: [rows] */
 	/*
@@ -112,13 +114,14 @@ struct tile_job {
 	const int32_t *row;    /* [rows] whose rows these are, */
 	/* [..][lanes] and the sums to add to, by row; all units: [rows][lanes] to add in the end, or NULL */
 	float *sums;
+	int64_t sums_stride;   /* floats between those of a tile and of the next */
 	int64_t n_in;          /* float formats */
 	const float *x;        /* [rows][n_in] */
 	const uint16_t *narrow; /* BF16: [rows][n_in rounded up to even] the same as bfloat16, or NULL: x counts */
 	float *y;              /* first output of the tile in the first row */
 	int64_t y_stride;      /* floats between rows of y */
-	int n_outs;            /* outputs of the tile that exist */
-	const float *bias;     /* of the tile's first output, or NULL */
+	int n_outs;            /* outputs of the tiles that exist */
+	const float *bias;     /* of the first output, or NULL */
 	bool accumulate;
 };
 
@@ -202,7 +205,8 @@ struct cpu_kernels {
 	const char *name, *detail;
 	int lanes;
 	int tile_floats;   /* outputs of a float tile */
-	int rows_quant;    /* rows a kernel takes at once, of quantised */
+	int rows_quant;    /* rows a kernel takes at once, of quantised, */
+	int tiles_quant;   /* and how many tiles, if there are so many rows */
 	int rows_float;    /* ... and of float formats */
 	const struct cpu_pages *pages[2]; /* the best first */
 
@@ -219,9 +223,9 @@ struct cpu_kernels {
 	 * x as it is.
 	 */
 	void (*narrow)(const float *x, int64_t n, uint16_t *out);
-	/* rows: 1 .. rows_quant or rows_float */
+	/* rows: 1 .. rows_quant or rows_float; several tiles: rows_quant */
 	void (*tile)(const struct tile_job *j, enum quant_type type, int rows);
-	/* Adds the products of one unit of a quantised tile. */
+	/* Adds the products of one unit of quantised tiles. */
 	void (*tile_add_unit)(const struct tile_job *j, enum quant_type type, int rows);
 	/*
 	 * For rows whose units all have fine parts. widen() makes both parts of a unit one, in the place of the fine
@@ -280,7 +284,7 @@ struct fast {
 	struct scratch n_fine;                /* int32_t [n_units] */
 	struct scratch fine_unit;             /* int32_t [n_units]: units that have such rows, ascending, */
 	struct scratch n_fine_units;          /* int32_t: and how many there are */
-	struct scratch fine_sums;             /* float [n_threads][rows of a block at most][lanes] */
+	struct scratch fine_sums;             /* float [n_threads][tiles_quant][rows of a block at most][lanes] */
 	/* uint16_t [n_rows][n_in], both rounded up: see narrow_stride() and narrow_room() */
 	struct scratch narrow;
 	struct scratch amx_scratch;           /* [n_threads][amx_scratch_bytes()] */

@@ -9,6 +9,7 @@
 enum {
 	FLOAT_VECTORS = 4,
 	ROW_STRIDE = sizeof(struct act), /* of rows in a group */
+	PRODUCTS_MAX = QUANT_TILES * ROWS_MAX,
 	FINE_ABOVE = 2, /* times the mean square of the units' largest values: see struct act */
 	/*
 	 * With so many rows the products of a unit take longer than the memory, and what the processor fetches of
@@ -135,53 +136,59 @@ INLINE void store_outputs(const struct tile_job *t, int row, int at, vf v)
 	if (t->accumulate)
 		v = vf_add(v, vf_load_n(y, n));
 	if (t->sums)
-		v = vf_add(v, vf_load(t->sums + row * LANES));
+		v = vf_add(v, vf_load(t->sums + at / LANES * t->sums_stride + row * LANES));
 	vf_store_n(y, v, n);
 }
 
 /*
- * Adds the integer products of a group's weights and each row's q. With few rows, several partial sums keep the
- * multipliers busy in spite of their latency; without an instruction for four products at a time, partial sums are
- * short integers for as long as they fit. Integer sums are the same in any order.
+ * Adds the integer products of a group's weights and each row's q; v: the planes of `tiles` tiles, sum: [tiles][rows].
+ * With few rows, several partial sums keep the multipliers busy in spite of their latency; without an instruction for
+ * four products at a time, partial sums are short integers for as long as they fit. Integer sums are the same in any
+ * order.
  */
-INLINE void add_products(vi *sum, const vb *v, int rows, enum pack_planes planes, int group, int groups,
+INLINE void add_products(vi *sum, vb (*v)[8], int rows, int tiles, enum pack_planes planes, int group, int groups,
                          const int8_t *q)
 {
-	const int subvectors = groups == 1 ? 8 : 4;
+	const int subvectors = groups == 1 ? 8 : 4, n = rows * tiles;
 	const bool in_shorts = HAS_SHORTS && planes != PLANES_8;
-	const int parts = in_shorts ? 1 : rows == 1 ? 4 : rows <= 3 ? 2 : 1;
-	vi part[ROWS_MAX][4];
+	const int parts = in_shorts ? 1 : n == 1 ? 4 : n <= 3 ? 2 : 1;
+	vi part[PRODUCTS_MAX][4];
 	UNROLL
-	for (int r = 0; r < rows && parts > 1; r++)
+	for (int i = 0; i < n && parts > 1; i++)
 		UNROLL
 		for (int k = 1; k < parts; k++)
-			part[r][k] = vi_zero();
+			part[i][k] = vi_zero();
 	UNROLL
 	for (int j = 0; j < subvectors; j++) {
 		int sub = group * subvectors + j, k = j % parts, run = short_run(planes);
-		vb w = subvector(v, planes, sub);
-		vb_pin(&w);
+		vb w[QUANT_TILES];
 		UNROLL
-		for (int r = 0; r < rows; r++) {
+		for (int t = 0; t < tiles; t++) {
+			w[t] = subvector(v[t], planes, sub);
+			vb_pin(&w[t]);
+		}
+		UNROLL
+		for (int i = 0; i < n; i++) {
+			const int r = i / tiles, t = i % tiles, at = t * rows + r;
 			const int8_t *a = q + r * ROW_STRIDE + 4 * sub;
 			if (!in_shorts) {
-				vi *to = k == 0 ? &sum[r] : &part[r][k];
-				*to = dot(*to, w, a, planes);
+				vi *to = k == 0 ? &sum[at] : &part[at][k];
+				*to = dot(*to, w[t], a, planes);
 				vi_pin(to);
 				continue;
 			}
-			part[r][0] = j % run == 0 ? vi_short_products(w, a)
-			                          : vi_add_shorts(part[r][0], vi_short_products(w, a));
-			vi_pin(&part[r][0]);
+			part[at][0] = j % run == 0 ? vi_short_products(w[t], a)
+			                           : vi_add_shorts(part[at][0], vi_short_products(w[t], a));
+			vi_pin(&part[at][0]);
 			if (j % run == run - 1 || j == subvectors - 1)
-				sum[r] = vi_add(sum[r], vi_pair_sums(part[r][0]));
+				sum[at] = vi_add(sum[at], vi_pair_sums(part[at][0]));
 		}
 	}
 	UNROLL
-	for (int r = 0; r < rows && parts > 1; r++)
+	for (int i = 0; i < n && parts > 1; i++)
 		UNROLL
 		for (int k = 1; k < parts; k++)
-			sum[r] = vi_add(sum[r], part[r][k]);
+			sum[i] = vi_add(sum[i], part[i][k]);
 }
 
 /* What a sum begins with: minus the stored integers' offset times the sum of the row's q. */
@@ -190,33 +197,48 @@ INLINE vi begin_sum(int32_t minus_sum, int offset)
 	return offset < 0 ? vi_zero() : vi_shl(vi_set1(minus_sum), offset);
 }
 
+/* Where a unit of some tiles is: the scales and planes of the first, and how far behind them the next tile's are. */
+struct unit {
+	const char *scales, *planes;
+	size_t stride;
+	struct super super[QUANT_TILES];
+};
+
 /*
- * Adds the products of a unit, whose scales are at s and planes at p, with `rows` rows' part of it. Integer sums are
+ * Adds the products of a unit of `tiles` tiles with `rows` rows' part of it; acc: [tiles][rows]. Integer sums are
  * exact; each group adds d_w * d_a * dot (+ min * sum) to the float sum.
  */
-INLINE void add_unit(vf *acc, const char *p, const char *s, struct super super, const struct act *a, int rows,
-                     struct form f)
+INLINE void add_unit(vf *acc, const struct unit *u, const struct act *a, int rows, int tiles, struct form f)
 {
-	vb v[8];
+	vb v[QUANT_TILES][8];
+	const char *s[QUANT_TILES];
 	UNROLL
-	for (int i = 0; i < unit_bytes(f.planes) / VB; i++) {
-		v[i] = vb_load(p + i * VB);
-		vb_settle(&v[i]);
+	for (int t = 0; t < tiles; t++) {
+		s[t] = u->scales + (size_t)t * u->stride;
+		UNROLL
+		for (int i = 0; i < unit_bytes(f.planes) / VB; i++) {
+			v[t][i] = vb_load(u->planes + (size_t)t * u->stride + i * VB);
+			vb_settle(&v[t][i]);
+		}
 	}
 	UNROLL
 	for (int g = 0; g < f.groups; g++) {
-		const struct unit_scale scale = load_unit_scale(&s, super, f);
-		vi sum[ROWS_MAX];
+		vi sum[PRODUCTS_MAX];
 		const int which = f.groups == 1 ? 2 : g;
 		UNROLL
-		for (int r = 0; r < rows; r++)
-			sum[r] = begin_sum(a[r].minus_sum[which], f.offset);
-		add_products(sum, v, rows, f.planes, g, f.groups, a->q);
+		for (int i = 0; i < tiles * rows; i++)
+			sum[i] = begin_sum(a[i % rows].minus_sum[which], f.offset);
+		add_products(sum, v, rows, tiles, f.planes, g, f.groups, a->q);
 		UNROLL
-		for (int r = 0; r < rows; r++) {
-			acc[r] = vf_fma(vf_mul(vi_to_float(sum[r]), scale.d), vf_set1(a[r].d), acc[r]);
-			if (f.has_min)
-				acc[r] = vf_fma(scale.min, vf_set1(a[r].sum[which]), acc[r]);
+		for (int t = 0; t < tiles; t++) {
+			const struct unit_scale scale = load_unit_scale(&s[t], u->super[t], f);
+			UNROLL
+			for (int r = 0; r < rows; r++) {
+				const int i = t * rows + r;
+				acc[i] = vf_fma(vf_mul(vi_to_float(sum[i]), scale.d), vf_set1(a[r].d), acc[i]);
+				if (f.has_min)
+					acc[i] = vf_fma(scale.min, vf_set1(a[r].sum[which]), acc[i]);
+			}
 		}
 	}
 }
@@ -233,75 +255,92 @@ INLINE void prefetch_ahead(const char *p, int bytes, bool far)
 }
 
 /* Adds a unit's products with the fine parts of n rows of `rows`; acc is indexed by row. */
-INLINE void add_fine(vf *acc, const char *p, const char *s, struct super super, const struct act *a, const int32_t *row,
-                     int n, int rows, struct form f)
+INLINE void add_fine(vf *acc, const struct unit *u, const struct act *a, const int32_t *row, int n, int rows,
+                     struct form f)
 {
 	if (n == rows && rows > 1) {
-		add_unit(acc, p, s, super, a, rows, f);
+		add_unit(acc, u, a, rows, 1, f);
 		return;
 	}
 	NO_UNROLL
 	for (int i = 0; i < n; i++)
-		add_unit(&acc[row[i]], p, s, super, a + i, 1, f);
+		add_unit(&acc[row[i]], u, a + i, 1, 1, f);
 }
 
-/* A tile of a quantised format times `rows` rows; fine: with their fine parts. */
-INLINE void tile_quantised(const struct tile_job *t, int rows, struct form f, bool fine)
+/* `tiles` tiles of a quantised format times `rows` rows; fine: with their fine parts, of one tile. */
+INLINE void tile_quantised(const struct tile_job *j, int rows, int tiles, struct form f, bool fine)
 {
-	const char *p = t->tile;
-	const struct act *a = t->act, *more = t->fine;
-	const int32_t *n_fine = t->n_fine, *fine_row = t->fine_row;
-	vf acc[ROWS_MAX], acc_fine[ROWS_MAX];
+	const char *p = j->tile;
+	const struct act *a = j->act, *more = j->fine;
+	const int32_t *n_fine = j->n_fine, *fine_row = j->fine_row;
+	vf acc[PRODUCTS_MAX], acc_fine[PRODUCTS_MAX];
 	UNROLL
-	for (int r = 0; r < rows; r++)
-		acc[r] = acc_fine[r] = vf_zero();
-	for (int64_t left = t->n_units; left > 0; left -= SPAN_UNITS) {
+	for (int i = 0; i < tiles * rows; i++)
+		acc[i] = acc_fine[i] = vf_zero();
+	for (int64_t left = j->n_units; left > 0; left -= SPAN_UNITS) {
 		const int n = f.super || left > SPAN_UNITS ? SPAN_UNITS : (int)left;
-		const char *s = p + super_scale_bytes(f);
-		/* All scales before the planes, so that memory sees one ascending stream. */
-		for (const char *line = p, *end = p + span_scale_bytes(f, n); line < end; line += 64)
-			__builtin_prefetch(line);
-		struct super super = load_super(p, f);
-		p += span_scale_bytes(f, n);
-		NO_UNROLL /* the loop fits the decoder's cache, eight copies of it do not */
-		for (int u = 0; u < n; u++, p += unit_bytes(f.planes), s += unit_scale_bytes(f), a += rows) {
-			if (rows >= PREFETCH_ROWS)
-				prefetch_ahead(p, unit_bytes(f.planes), f.planes == PLANES_8);
-			add_unit(acc, p, s, super, a, rows, f);
-			if (!fine)
-				continue;
-			if (*n_fine > 0)
-				add_fine(acc_fine, p, s, super, more, fine_row, *n_fine, rows, f);
-			n_fine++;
-			more += rows;
-			fine_row += rows;
+		struct unit at = {.scales = p + super_scale_bytes(f),
+		                  .planes = p + span_scale_bytes(f, n),
+		                  .stride = j->tile_bytes};
+		UNROLL
+		for (int t = 0; t < tiles; t++) {
+			const char *scales = p + (size_t)t * j->tile_bytes, *end = scales + span_scale_bytes(f, n);
+			/* All scales before the planes, so that memory sees one ascending stream. */
+			for (const char *line = scales; line < end; line += 64)
+				__builtin_prefetch(line);
+			at.super[t] = load_super(scales, f);
 		}
+		NO_UNROLL /* the loop fits the decoder's cache, eight copies of it do not */
+		for (int u = 0; u < n; u++, a += rows) {
+			for (int t = 0; t < tiles && rows >= PREFETCH_ROWS; t++)
+				prefetch_ahead(at.planes + (size_t)t * at.stride, unit_bytes(f.planes),
+				               f.planes == PLANES_8);
+			add_unit(acc, &at, a, rows, tiles, f);
+			if (fine) {
+				if (*n_fine > 0)
+					add_fine(acc_fine, &at, more, fine_row, *n_fine, rows, f);
+				n_fine++;
+				more += rows;
+				fine_row += rows;
+			}
+			at.planes += unit_bytes(f.planes);
+			at.scales += unit_scale_bytes(f);
+		}
+		p = at.planes;
 	}
 	UNROLL
-	for (int r = 0; r < rows; r++)
-		store_outputs(t, r, 0, acc[r]);
+	for (int i = 0; i < tiles * rows; i++)
+		store_outputs(j, i % rows, i / rows * LANES, acc[i]);
+	if (!fine)
+		return;
 	UNROLL
-	for (int r = 0; r < rows && fine; r++) {
-		float *y = t->y + r * t->y_stride;
-		vf_store_n(y, vf_add(vf_load_n(y, t->n_outs), acc_fine[r]), t->n_outs);
+	for (int r = 0; r < rows; r++) {
+		float *y = j->y + r * j->y_stride;
+		vf_store_n(y, vf_add(vf_load_n(y, j->n_outs), acc_fine[r]), j->n_outs);
 	}
 }
 
 /* Adds one unit's products to the sums that `rows` rows have already: for the parts that refine() made. */
-INLINE void tile_unit(const struct tile_job *t, int rows, struct form f)
+INLINE void tile_unit(const struct tile_job *j, int rows, int tiles, struct form f)
 {
-	const int span = (int)(t->unit / SPAN_UNITS), u = (int)(t->unit % SPAN_UNITS);
-	const int64_t left = t->n_units - (int64_t)span * SPAN_UNITS;
-	const char *s = t->tile + (int64_t)span * (span_scale_bytes(f, SPAN_UNITS) + SPAN_UNITS * unit_bytes(f.planes));
+	const int span = (int)(j->unit / SPAN_UNITS), u = (int)(j->unit % SPAN_UNITS);
+	const int64_t left = j->n_units - (int64_t)span * SPAN_UNITS;
+	const char *s = j->tile + (int64_t)span * (span_scale_bytes(f, SPAN_UNITS) + SPAN_UNITS * unit_bytes(f.planes));
 	const char *p = s + span_scale_bytes(f, left < SPAN_UNITS ? (int)left : SPAN_UNITS) + u * unit_bytes(f.planes);
-	vf acc[ROWS_MAX];
+	struct unit at = {.scales = s + super_scale_bytes(f) + u * unit_scale_bytes(f),
+	                  .planes = p,
+	                  .stride = j->tile_bytes};
+	vf acc[PRODUCTS_MAX];
 	UNROLL
-	for (int r = 0; r < rows; r++)
-		acc[r] = vf_load(t->sums + t->row[r] * LANES);
-	add_unit(acc, p, s + super_scale_bytes(f) + u * unit_scale_bytes(f), load_super(s, f), t->act, rows, f);
+	for (int t = 0; t < tiles; t++)
+		at.super[t] = load_super(s + (size_t)t * j->tile_bytes, f);
 	UNROLL
-	for (int r = 0; r < rows; r++)
-		vf_store(t->sums + t->row[r] * LANES, acc[r]);
+	for (int i = 0; i < tiles * rows; i++)
+		acc[i] = vf_load(j->sums + i / rows * j->sums_stride + j->row[i % rows] * LANES);
+	add_unit(acc, &at, j->act, rows, tiles, f);
+	UNROLL
+	for (int i = 0; i < tiles * rows; i++)
+		vf_store(j->sums + i / rows * j->sums_stride + j->row[i % rows] * LANES, acc[i]);
 }
 
 INLINE vf load_weights(const char *p, enum pack_planes planes)
@@ -421,16 +460,35 @@ static __attribute__((unused)) void narrow(const float *x, int64_t n, uint16_t *
 		}                                                                                                      \
 	}
 
+/* Several tiles at once: with as many rows as there may be. */
+#define TILES_FUNCTION(name, call, ...)                                                                                \
+	static __attribute__((unused)) void name(const struct tile_job *t)                                             \
+	{                                                                                                              \
+		const struct form form = {__VA_ARGS__};                                                                \
+		call;                                                                                                  \
+	}
+
 #define QUANTISED(name, ...)                                                                                           \
-	TILE_FUNCTION(whole_##name, QUANT_ROWS, tile_quantised(t, ROWS, ((struct form){__VA_ARGS__}), false))          \
-	TILE_FUNCTION(fine_##name, QUANT_ROWS, tile_quantised(t, ROWS, ((struct form){__VA_ARGS__}), true))            \
-	TILE_FUNCTION(unit_##name, QUANT_ROWS, tile_unit(t, ROWS, ((struct form){__VA_ARGS__})))                       \
+	TILE_FUNCTION(whole_##name, QUANT_ROWS, tile_quantised(t, ROWS, 1, ((struct form){__VA_ARGS__}), false))       \
+	TILE_FUNCTION(fine_##name, QUANT_ROWS, tile_quantised(t, ROWS, 1, ((struct form){__VA_ARGS__}), true))         \
+	TILE_FUNCTION(unit_##name, QUANT_ROWS, tile_unit(t, ROWS, 1, ((struct form){__VA_ARGS__})))                    \
+	TILES_FUNCTION(tiles_whole_##name, tile_quantised(t, QUANT_ROWS, QUANT_TILES, form, false), __VA_ARGS__)       \
+	TILES_FUNCTION(tiles_unit_##name, tile_unit(t, QUANT_ROWS, QUANT_TILES, form), __VA_ARGS__)                    \
 	static void tile_##name(const struct tile_job *t, int rows)                                                    \
 	{                                                                                                              \
-		if (t->fine)                                                                                           \
+		if (QUANT_TILES > 1 && t->n_tiles > 1)                                                                 \
+			tiles_whole_##name(t);                                                                         \
+		else if (t->fine)                                                                                      \
 			fine_##name(t, rows);                                                                          \
 		else                                                                                                   \
 			whole_##name(t, rows);                                                                         \
+	}                                                                                                              \
+	static void add_##name(const struct tile_job *t, int rows)                                                     \
+	{                                                                                                              \
+		if (QUANT_TILES > 1 && t->n_tiles > 1)                                                                 \
+			tiles_unit_##name(t);                                                                          \
+		else                                                                                                   \
+			unit_##name(t, rows);                                                                          \
 	}
 
 #define QUANTISED_FORM(type, name, ...) QUANTISED(name, __VA_ARGS__)
@@ -462,9 +520,9 @@ static void tile(const struct tile_job *t, enum quant_type type, int rows)
 static void tile_add_unit(const struct tile_job *t, enum quant_type type, int rows)
 {
 	static void (*const kernel[])(const struct tile_job *, int) = {
-	        [QUANT_Q4_0] = unit_q4_0, [QUANT_Q4_1] = unit_q4_1, [QUANT_Q5_0] = unit_q5_0, [QUANT_Q5_1] = unit_q5_1,
-	        [QUANT_Q8_0] = unit_q8_0, [QUANT_Q2_K] = unit_q2_k, [QUANT_Q3_K] = unit_q3_k, [QUANT_Q4_K] = unit_q4_k,
-	        [QUANT_Q5_K] = unit_q5_k, [QUANT_Q6_K] = unit_q6_k,
+	        [QUANT_Q4_0] = add_q4_0, [QUANT_Q4_1] = add_q4_1, [QUANT_Q5_0] = add_q5_0, [QUANT_Q5_1] = add_q5_1,
+	        [QUANT_Q8_0] = add_q8_0, [QUANT_Q2_K] = add_q2_k, [QUANT_Q3_K] = add_q3_k, [QUANT_Q4_K] = add_q4_k,
+	        [QUANT_Q5_K] = add_q5_k, [QUANT_Q6_K] = add_q6_k,
 	};
 	kernel[type](t, rows);
 }

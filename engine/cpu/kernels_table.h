@@ -12,6 +12,7 @@ const struct cpu_kernels TABLE = {
         .lanes = LANES,
         .tile_floats = FLOAT_VECTORS * LANES,
         .rows_quant = QUANT_ROWS,
+        .tiles_quant = QUANT_TILES,
         .rows_float = FLOAT_ROWS,
         .pages = {&PAGES_TABLE, &PAGES_OTHER},
         .quantize = quantize,

@@ -11,6 +11,7 @@ enum {
 	HAS_SHORTS = 1,
 	HAS_BF16 = 0,
 	QUANT_ROWS = 4,
+	QUANT_TILES = 2,
 	FLOAT_ROWS = 3,
 };
 

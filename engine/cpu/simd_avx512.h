@@ -25,6 +25,8 @@ enum {
 	HAS_BF16 = 0,
 #endif
 	QUANT_ROWS = 8, /* rows of a quantised tile whose sums fit the registers */
+	/* tiles that such rows go through at once: more save loads where there are fewer sums than loads pay for */
+	QUANT_TILES = 1,
 	FLOAT_ROWS = 6,
 };
 

@@ -19,6 +19,7 @@ enum {
 	HAS_SHORTS = 1,
 	QUANT_ROWS = 4,
 #endif
+	QUANT_TILES = 1,
 	HAS_BF16 = 0,
 	FLOAT_ROWS = 6,
 };
