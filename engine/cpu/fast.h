@@ -32,7 +32,7 @@ enum {
 	SPAN_UNITS = 8,    /* units of a span, and of a K-quant super-block */
 	ROWS_MAX = 8,      /* rows a matmul kernel takes at once */
 	ATTN_BLOCK = 64,   /* positions between two updates of the running softmax */
-	ATTN_QUERIES = 32, /* query vectors that an attention item takes at once */
+	ATTN_QUERIES = 64, /* query vectors that an attention item takes at once */
 };
 
 /*

@@ -107,8 +107,10 @@ static void softmax_block(float *score, int from, int n, const float *k_scale, c
 		softmax_of(score, from, n, k_scale, v_scale, cap, NULL, false, max, sum, acc, head_dim, weights);
 	else if (cap > 0)
 		softmax_of(score, from, n, k_scale, v_scale, cap, NULL, false, max, sum, acc, head_dim, NULL);
-	else
+	else if (from > 0 || n < ATTN_BLOCK || k_scale || v_scale)
 		softmax_of(score, from, n, k_scale, v_scale, 0, NULL, false, max, sum, acc, head_dim, NULL);
+	else /* most of them */
+		softmax_of(score, 0, ATTN_BLOCK, NULL, NULL, 0, NULL, false, max, sum, acc, head_dim, NULL);
 }
 
 /* Where the weights of a query in a block go, or NULL. */

@@ -136,21 +136,24 @@ INLINE void pv(enum elements e, int n_queries, int n_vectors, int partial, const
 			const float *a = acc + i * head_dim + at + k * LANES;
 			sum[i][k] = partial ? vf_load_n(a, partial) : vf_load(a);
 		}
-	for (int t = from; t < n; t++) {
+	for (int t = from; t < n;) {
 		const uint16_t *page = v[t / KV_PAGE_TOKENS];
-		const int64_t row = (int64_t)(t % KV_PAGE_TOKENS) * head_dim + at;
-		vf w[QK_QUERIES];
-		fetch(f, 2);
-		UNROLL
-		for (int i = 0; i < n_queries; i++)
-			w[i] = vf_set1(weight[i * ATTN_BLOCK + t]);
-		UNROLL
-		for (int k = 0; k < n_vectors; k++) {
-			vf value = partial ? element_load_n(e, page, row, partial)
-			                   : element_load(e, page, row + k * LANES);
+		int64_t row = (int64_t)(t % KV_PAGE_TOKENS) * head_dim + at;
+		const int next = t - t % KV_PAGE_TOKENS + KV_PAGE_TOKENS, end = next < n ? next : n;
+		for (; t < end; t++, row += head_dim) {
+			vf w[QK_QUERIES];
+			fetch(f, 2);
 			UNROLL
 			for (int i = 0; i < n_queries; i++)
-				sum[i][k] = vf_fma(w[i], value, sum[i][k]);
+				w[i] = vf_set1(weight[i * ATTN_BLOCK + t]);
+			UNROLL
+			for (int k = 0; k < n_vectors; k++) {
+				vf value = partial ? element_load_n(e, page, row, partial)
+				                   : element_load(e, page, row + k * LANES);
+				UNROLL
+				for (int i = 0; i < n_queries; i++)
+					sum[i][k] = vf_fma(w[i], value, sum[i][k]);
+			}
 		}
 	}
 	UNROLL
