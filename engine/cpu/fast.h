@@ -32,7 +32,7 @@ enum {
 	SPAN_UNITS = 8,    /* units of a span, and of a K-quant super-block */
 	ROWS_MAX = 8,      /* rows a matmul kernel takes at once */
 	ATTN_BLOCK = 64,   /* positions between two updates of the running softmax */
-	ATTN_QUERIES = 64, /* query vectors that an attention item takes at once */
+	ATTN_QUERIES = 64, /* query vectors that an attention item takes at once, at most */
 };
 
 /*
@@ -185,6 +185,7 @@ struct bound_job {
 struct cpu_pages {
 	enum quant_type type;
 	enum kv_block_order keys, values;
+	int item_queries; /* query vectors of an attention item, up to ATTN_QUERIES */
 
 	/* One position of one head, to its places in a page: see kernels_pages_*.h. */
 	void (*kv_store)(const float *k, const float *v, int32_t head_dim, int32_t token, uint16_t *k_page,

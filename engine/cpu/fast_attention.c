@@ -182,14 +182,22 @@ enum status attn_plan_reserve(struct fast *f, int32_t max_rows, const struct kv_
 
 /* ---- The plan of a step ---- */
 
+/* What a layer's work is cut by. */
+struct cut_shape {
+	int32_t queries; /* of an item at most */
+	int32_t group, n_head_kv;
+	int32_t window, chunk;
+};
+
 /*
  * Writes the tiles of a sequence to out, where it is not NULL, and counts them. first_chosen: where in `chosen` what
  * its rows choose begins.
  */
-static int64_t cut_sequence(const struct batch_seq *seq, int32_t group, int32_t n_head_kv, int32_t window,
-			    int32_t chunk, int64_t first_chosen, struct attn_tile *out)
+static int64_t cut_sequence(const struct batch_seq *seq, const struct cut_shape *shape, int64_t first_chosen,
+                            struct attn_tile *out)
 {
-	int32_t n_heads = min_i32(group, ATTN_QUERIES), rows_max = ATTN_QUERIES / n_heads,
+	const int32_t group = shape->group, window = shape->window, chunk = shape->chunk;
+	int32_t n_heads = min_i32(group, shape->queries), rows_max = shape->queries / n_heads,
 		choose = fast_chooses_from(seq, window);
 	int64_t n = 0, next_chosen = first_chosen;
 	for (int32_t row = 0; row < seq->n_rows;) {
@@ -225,7 +233,7 @@ static int64_t cut_sequence(const struct batch_seq *seq, int32_t group, int32_t 
 			};
 		}
 		row += n_rows;
-		next_chosen += chooses ? (int64_t)n_head_kv * seq->choice.n_pages : 0;
+		next_chosen += chooses ? (int64_t)shape->n_head_kv * seq->choice.n_pages : 0;
 	}
 	return n;
 }
@@ -251,12 +259,14 @@ static int64_t tile_cost(const struct attn_tile *t, int32_t window)
 }
 
 /* KV heads of an item: as many as fit, but the tile's `n_ranges` ranges shall make enough items for all threads. */
-static int32_t choose_span(const struct attn_tile *t, int32_t n_head_kv, int64_t n_ranges, int64_t n_threads)
+static int32_t choose_span(const struct attn_tile *t, const struct cut_shape *shape, int64_t n_ranges,
+                           int64_t n_threads)
 {
+	const int32_t n_head_kv = shape->n_head_kv;
 	/* Each KV head chooses for itself. */
 	if (t->chosen != ALL)
 		return 1;
-	int32_t span = min_i32(n_head_kv, ATTN_QUERIES / (t->n_rows * t->n_heads));
+	int32_t span = min_i32(n_head_kv, shape->queries / (t->n_rows * t->n_heads));
 	while (span > 1 && n_ranges * ((n_head_kv + span - 1) / span) < 2 * n_threads)
 		span = (span + 1) / 2;
 	return span;
@@ -289,10 +299,11 @@ static enum status make_cut(struct fast *f, struct attn_cut *p, const struct kv_
 	int32_t window = params->window, chunk = chunk_of(params);
 	const struct batch *batch = f->base.batch;
 	int32_t group = n_head / layout->n_head_kv, n_head_kv = layout->n_head_kv;
+	const struct cut_shape shape = {f->pages->item_queries, group, n_head_kv, window, chunk};
 	int64_t n = 0, cost = 0, n_splits = 0, n_chosen = 0, n_threads = threads_count(f->base.threads);
 	for (int32_t s = 0; s < batch->n_seqs; s++) {
 		if (part ? s == part->seq : !batch->seq[s].far)
-			n += cut_sequence(&batch->seq[s], group, n_head_kv, window, chunk, 0, NULL);
+			n += cut_sequence(&batch->seq[s], &shape, 0, NULL);
 	}
 	enum status status = reserve(f, p, n, n * n_head_kv, layout->head_dim);
 	p->n_choosers = 0;
@@ -306,8 +317,7 @@ static enum status make_cut(struct fast *f, struct attn_cut *p, const struct kv_
 	for (int32_t s = 0; s < batch->n_seqs; s++) {
 		if (part ? s != part->seq : batch->seq[s].far != NULL)
 			continue;
-		p->n_tiles +=
-			cut_sequence(&batch->seq[s], group, n_head_kv, window, chunk, n_chosen, tiles + p->n_tiles);
+		p->n_tiles += cut_sequence(&batch->seq[s], &shape, n_chosen, tiles + p->n_tiles);
 		n_chosen += fast_chosen_by(&batch->seq[s], n_head_kv, window);
 	}
 	for (int64_t i = 0; i < p->n_tiles; i++) {
@@ -322,7 +332,7 @@ static enum status make_cut(struct fast *f, struct attn_cut *p, const struct kv_
 	for (int64_t i = 0; i < p->n_tiles; i++) {
 		if (tiles[i].n_ranges <= 1 || tile_cost(&tiles[i], window) <= share)
 			continue;
-		tiles[i].span = choose_span(&tiles[i], n_head_kv, tiles[i].n_ranges, n_threads);
+		tiles[i].span = choose_span(&tiles[i], &shape, tiles[i].n_ranges, n_threads);
 		tiles[i].split = n_splits;
 		n_splits += n_spans(&tiles[i], n_head_kv);
 		add_items(p, (int32_t)i, n_head_kv, tiles[i].first_range, tiles[i].n_ranges);
@@ -330,7 +340,7 @@ static enum status make_cut(struct fast *f, struct attn_cut *p, const struct kv_
 	for (int64_t i = p->n_tiles - 1; i >= 0; i--) {
 		if (tiles[i].split != WHOLE || tiles[i].n_ranges == 0)
 			continue;
-		tiles[i].span = choose_span(&tiles[i], n_head_kv, p->n_tiles, n_threads);
+		tiles[i].span = choose_span(&tiles[i], &shape, p->n_tiles, n_threads);
 		add_items(p, (int32_t)i, n_head_kv, WHOLE, 1);
 	}
 	p->n_head = n_head;

@@ -13,6 +13,8 @@
 #define KV_KEYS KV_BY_DIM_PAIRS
 #define KV_VALUES KV_BY_TOKEN_PAIRS
 
+enum { ITEM_QUERIES = ATTN_QUERIES / 2 };
+
 INLINE vf bound_load(const void *p) { return vf_load_bf16(p); }
 INLINE vf bound_load_n(const void *p, int n) { return vf_load_bf16_n(p, n); }
 

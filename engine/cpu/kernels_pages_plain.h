@@ -11,6 +11,9 @@
 #define KV_KEYS KV_BY_DIM
 #define KV_VALUES KV_BY_TOKEN
 
+/* What becomes floats for an item serves so many: half as many would be converted for twice as often. */
+enum { ITEM_QUERIES = ATTN_QUERIES };
+
 #ifdef PAGES_BF16
 #define KV_TYPE QUANT_BF16
 INLINE vf page_load(const void *p) { return vf_load_bf16(p); }

@@ -5,6 +5,7 @@ const struct cpu_pages PAGES_TABLE = {
         .type = KV_TYPE,
         .keys = KV_KEYS,
         .values = KV_VALUES,
+        .item_queries = ITEM_QUERIES,
         .kv_store = kv_store,
         .attn_query = attn_query,
         .attn_run = attn_run,
